@@ -5,7 +5,20 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
-from bench.topics import cache, long_context, peers, policies, programs, ring, router, scheduler, slow_reader, steps
+from bench.topics import (
+    cache,
+    guided,
+    long_context,
+    peers,
+    policies,
+    programs,
+    ring,
+    router,
+    scheduler,
+    slow_reader,
+    speculation,
+    steps,
+)
 
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
@@ -14,6 +27,8 @@ TOPICS: Mapping[str, Topic] = {
     "scheduler": scheduler.TOPIC,
     "steps": steps.TOPIC,
     "programs": programs.TOPIC,
+    "speculation": speculation.TOPIC,
+    "guided": guided.TOPIC,
     "cache": cache.TOPIC,
     "peers": peers.TOPIC,
     "peers_large": peers.LARGE_TOPIC,

@@ -161,6 +161,11 @@ class DecodeLoop:
                     stream.queued = True
                     queued.append(stream)
             start = stop
+        # Apart, because few batches have any.
+        for i, count in batch.accepted.items():
+            stream = find((batch.request[i], batch.attempt[i], batch.sequence[i]))
+            if stream is not None:
+                stream.accepted += count
 
     def advance(self, now: float) -> None:
         queued = self._queued.copy()

@@ -113,19 +113,22 @@ class RouterLink:
             self._arrived = None
 
     def _batch(self) -> TextBatch:
-        rows = []
+        rows: list[Row] = []
+        accepted: dict[int, int] = {}
         tokens = 0
         for stream in self._streams:
             if tokens >= MAX_BATCH_TOKENS:
                 break
             stream.in_link = False
             row = stream.row()
+            if stream.accepted:
+                accepted[len(rows)], stream.accepted = stream.accepted, 0
             tokens += len(row[2])
             rows.append(row)
         # All of them go with the first batch: a stream's Started must not come after its rows.
         started, self._started = self._started, []
         self._streams = self._streams[len(rows) :]
-        return _batch_of(self._detokenizer, started, rows)
+        return _batch_of(self._detokenizer, started, rows, accepted)
 
 
 class RouterLinks:
@@ -223,7 +226,7 @@ class RouterLinks:
             link.lane.close(linger)
 
 
-def _batch_of(detokenizer: str, started: list[Started], rows: list[Row]) -> TextBatch:
+def _batch_of(detokenizer: str, started: list[Started], rows: list[Row], accepted: dict[int, int]) -> TextBatch:
     if not rows:
         return TextBatch(detokenizer, started, [], [], [], [], [], [], {}, {}, [])
     keys, offset, tokens, logprobs, text, ends = zip(*rows, strict=True)
@@ -240,4 +243,5 @@ def _batch_of(detokenizer: str, started: list[Started], rows: list[Row]) -> Text
         {i: found for i, found in enumerate(logprobs) if found},
         {i: end for i, end in enumerate(ends) if end is not None},
         list(text),
+        accepted,
     )

@@ -21,6 +21,10 @@ BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LE
 """Reasons that come with a token, in the same row."""
 
 
+def _by_token(end: End) -> bool:
+    return end.reason in BY_TOKEN and not end.by_guide
+
+
 class TextStream:
     """`ingest` queues rows, so that a backlog is joined; `advance` decodes them; `row` takes the result.
 
@@ -34,7 +38,7 @@ class TextStream:
     __slots__ = (
         "_decoded", "_decoder", "_first", "_interval", "_last", "_logprobs", "_offset", "_opened", "_params",
         "_queue_time", "_replayed", "_resumed", "_stops", "_text", "_tokens",
-        "complete", "end", "engine", "in_link", "key", "queued", "router",
+        "accepted", "complete", "end", "engine", "in_link", "key", "queued", "router",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +53,8 @@ class TextStream:
         self.key: Key = (opened.request, opened.attempt, sequence)
         self.router = opened.router
         self.engine = engine
+        self.accepted = 0
+        """Draft tokens that were accepted, since the last row."""
         self.complete = False
         """The engine's terminal has come."""
         self.end: End | None = None
@@ -149,7 +155,7 @@ class TextStream:
         if self.end is not None or (not self._tokens and self._last is None):
             return False
         last, self._resumed = self._resumed[-1:], []
-        if not self._tokens and self._last is not None and self._last.reason in BY_TOKEN:
+        if not self._tokens and self._last is not None and _by_token(self._last):
             # That token was the end, so its row has already shown all of the text, including what was held back.
             self._read(last, now)
         else:
@@ -183,7 +189,7 @@ class TextStream:
                 self.end = self._stopped(self._stops.found, now)
         if self.end is None and last is not None:
             self.end = last
-            if last.reason in BY_TOKEN:
+            if _by_token(last):
                 text += self._flush(now)
             elif last.reason is not FinishReason.ERROR:
                 # Kept apart: if this end is lost, the stream resumes after the same tokens, and other text may follow.

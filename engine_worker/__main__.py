@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from importlib.metadata import version
 
 from structlog.stdlib import BoundLogger
 
@@ -95,6 +96,8 @@ def load(
     # The collector would search all that is imported again and again, for a sixth of the time.
     gc.disable()
     from engine_worker.backend import check_openvino, load_runner, wants_openvino
+    from engine_worker.guided.guides import Guides, why_unavailable
+    from engine_worker.guided.processes import Model
     from engine_worker.runner.config import RunnerConfig
     from engine_worker.sampling.processors import find_processors
 
@@ -120,6 +123,10 @@ def load(
         )
         runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
     runner.processors = processors
+    runner.guides = Guides(Model.of(checkpoint), settings)
+    runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"
+    # Its processes end with the engine.
+    stack.callback(runner.guides.close)
     return runner
 
 

@@ -12,6 +12,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from engine_worker.speculative.drafter import Drafter
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
 from sluice.ring.wire import Open, Submit, Times
@@ -19,7 +20,8 @@ from sluice.ring.wire import Open, Submit, Times
 
 class State(Enum):
     AWAITING = "awaiting"
-    """Another sequence of its request computes their prompt; this one competes for no memory yet."""
+    """Another sequence of its request computes their prompt, or the request waits for something else; this one competes
+    for no memory yet."""
     WAITING = "waiting"
     """Holds no blocks: never did, or a failed step has invalidated them."""
     RUNNING = "running"
@@ -52,6 +54,7 @@ class Sequence:
     """Prompt and output, including promised tokens."""
     program: object | None = None
     """See `Runner.programs`."""
+    drafter: Drafter | None = None
     output: list[int] = field(default_factory=list)
     """Known output tokens."""
     num_resumed: int = 0
@@ -186,9 +189,11 @@ class Request:
         now: float,
         aging_seconds: float = 0.0,
         programs: abc.Sequence[object | None] | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`.
-        `programs`: from `Runner.programs`; None: the request needs none."""
+        `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: tokens that may be drafted per
+        sequence and step."""
         self.spec = spec
         self.root = root
         self.num_prompt = len(spec.prompt)
@@ -201,6 +206,7 @@ class Request:
         self.retention = spec.retention if spec.retention != RetentionParams() else None
         """None: the request does not say how long to keep its blocks."""
         self.arrived_at = now
+        self.max_drafts = max_drafts
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         self.beam_width = 1
         """Equal for all sequences of a step; 1 until there is beam search."""
@@ -235,7 +241,7 @@ class Request:
     def _sequence(self, index: int, order: tuple[float, int, int], program: object | None) -> Sequence:
         output = list(self.spec.resume.get(index, ()))
         state = State.WAITING if output else State.AWAITING
-        return Sequence(self, index, state, order, self.num_prompt + len(output), program, output, len(output))
+        return Sequence(self, index, state, order, self.num_prompt + len(output), program, None, output, len(output))
 
 
 def remaining(spec: Submit) -> list[int]:

@@ -33,6 +33,8 @@ class Draw(msgspec.Struct, frozen=True):
     """The sequence's own, from `Runner.programs`."""
     banned: tuple[int, ...] = ()
     """Token ids that may not be drawn: end and stop ids before min_tokens."""
+    drafted: Sequence[int] = ()
+    """Guesses between `output` and this token."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -46,10 +48,12 @@ class Slice(msgspec.Struct, frozen=True):
     """Blocks of positions 0 to start + len(tokens) - 1, possibly more."""
     draws: tuple[Draw, ...] = ()
     """All from the logits of the last token: none in the middle of a context, one for each sequence that shares a
-    prompt at the prompt's end, else one."""
+    prompt at the prompt's end, else one. With drafts one from each of the last tokens."""
     follows: int | None = None
     """Set when the last of `tokens` is still being drawn: index of its draw in the step launched before this one. The
     id in `tokens` is then a placeholder, and the draws' `output` lacks that token."""
+    drafts: int = 0
+    """So many of `tokens`, the last ones, are guesses: each of them, and the token before them, has a draw."""
 
 
 class MoveKind(Enum):
@@ -83,6 +87,13 @@ class Drawn(msgspec.Struct, frozen=True):
     """Present if the draw's sampling.logprobs is set."""
     fault: Fault | None = None
     """Ends the sequence; `token` is then meaningless."""
+    complete: bool = False
+    """Nothing can follow the tokens before this draw: the sequence ends with them; `token` is then meaningless."""
+
+    @property
+    def drew(self) -> bool:
+        """Whether there is a token."""
+        return self.fault is None and not self.complete
 
 
 class DeviceLostError(RuntimeError):
@@ -94,6 +105,18 @@ class Launched(Protocol):
 
     def collect(self) -> list[Drawn]:
         """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
+
+
+class Preparation(Protocol):
+    """What a request needs before it can run is being made."""
+
+    done: bool
+    """Whether that has ended, well or not."""
+    fault: Fault | None
+    """Why it cannot run; known once it is done."""
+
+    def poll(self) -> bool:
+        """Update `done`, of this and of all other preparations, and return it; never waits."""
 
 
 class PendingCall(Protocol):
@@ -123,6 +146,9 @@ class Runner(Protocol):
     """For the log: device, dtype, attention."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
+
+    def prepare(self, spec: Submit) -> Preparation | None:
+        """Begin what the request needs before its first step; None: it can run at once."""
 
     def programs(self, spec: Submit) -> Sequence[object | None]:
         """For each of the request's n sequences what makes its logits depend on its tokens; None: nothing does. The

@@ -1,6 +1,7 @@
 """Streams of every kind without pause, each compared with what it was undisturbed."""
 
 import asyncio
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,18 @@ PROMPTS = (
     "for line in open(path):\n",
     "def main() -> None:\n    parser = argparse.ArgumentParser(",
 )
+SCHEMA = json.dumps(
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 8}, "value": {"type": "integer"}},
+            "required": ["name", "value"],
+            "additionalProperties": False,
+        },
+        "minItems": 5,
+    }
+)
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 1.0, "top_p": 0.95},
@@ -32,8 +45,20 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "logprobs": {"temperature": 0.6, "logprobs": 2},
     "n-grams": {"temperature": 0.8, "no_repeat_ngram_size": 2, "bad_words": ["return", "self.", "import os"]},
     "processor": {"temperature": 0.9, "logits_processors": ["no_repeats"], "logprobs": 1},
+    "drafts": {"temperature": 0.3, "speculation": {"max_draft_tokens": 6}},
+    "drafts, penalties": {"temperature": 0.0, "speculation": {"max_draft_tokens": 4}, "frequency_penalty": 0.1, "n": 2},
+    "guided": {"temperature": 0.8, "guided": {"json_schema": SCHEMA}, "logprobs": 1},
+    "guided, drafts": {
+        "temperature": 0.2,
+        "guided": {"regex": r"(\[[a-z]{3}, [0-9]{2}\] ){12,30}end"},
+        "speculation": {"max_draft_tokens": 5},
+        "frequency_penalty": 0.05,
+    },
 }
-MIXED = "greedy, seeded, n = 2, stop strings, penalties, logprobs, n-grams with bad words and a logits processor mixed"
+MIXED = (
+    "greedy, seeded, n = 2, stop strings, penalties, logprobs, n-grams with bad words, a logits processor, "
+    "speculation and guided decoding mixed"
+)
 NEARLY = 1e-3
 """Logprobs may differ by this: batches of other sequences sum in another order."""
 RESUME_SECONDS = 120.0
@@ -42,6 +67,7 @@ PEER_SECONDS = 2.0
 ENGINE: Mapping[str, Any] = {
     "kv_cache_tokens": 32_768,
     "max_batch_size": 64,
+    "max_draft_batch": 64,
     "logits_processors": {"no_repeats": "bench.deaths.processor:no_repeats"},
 }
 SHOWN_FAULTS = 8
@@ -195,10 +221,12 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
 async def undisturbed(
     client: AsyncClient, asked: Sequence[StreamRequest], done: Callable[[], None]
 ) -> list[StreamSeen]:
-    """All at once, to their ends; `done` is called after each. Raises RuntimeError if one fails by itself."""
+    """All at once, to their ends, without drafts; `done` is called after each. Raises RuntimeError if one fails by
+    itself."""
 
     async def one(each: StreamRequest) -> StreamSeen:
-        found = await read_stream(client, each)
+        plain = {name: value for name, value in each.options.items() if name != "speculation"}
+        found = await read_stream(client, msgspec.structs.replace(each, options=plain))
         done()
         if found.faults:
             raise RuntimeError(f"an undisturbed stream failed: {found.faults[0]}")

@@ -12,7 +12,7 @@ from sluice.ring.wire import TokenRow
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One request: greedy, ignoring EOS, so that its output length is known beforehand.
+    """One request: greedy unless it says otherwise, ignoring EOS, so that its output length is known beforehand.
 
     Only the engine alone understands what follows `max_tokens`, and a load's `settings`.
     """
@@ -26,6 +26,9 @@ class Ask(msgspec.Struct, frozen=True):
     retention: RetentionParams = RetentionParams()
     ends_after: int | None = None
     """Output tokens after which it is cancelled, as by a stop string. None: it runs to max_tokens."""
+    temperature: float = 0.0
+    expected: list[int] = []
+    """Tokens that the caller expects as the output: drafts."""
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -22,7 +22,8 @@ from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.wire import Open, TokenRow
+from sluice.ring.params import SamplingParams, Speculation
+from sluice.ring.wire import Open, Submit, TokenRow
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
@@ -79,8 +80,7 @@ class EngineAlone:
             for i, at in arrivals.due(time.perf_counter() - began):
                 self._ahead += load.asks[i].passed
                 ask = load.asks[i]
-                own = submit(base + i, ask.prompt, ask.max_tokens, salt=load.salt, retention=ask.retention)
-                self._inbox.submits.append(own)
+                self._inbox.submits.append(_submit(base + i, i, ask, load.salt))
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -109,6 +109,7 @@ class EngineAlone:
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
+            max_draft_tokens=settings.max_draft_tokens,
         )
         hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
@@ -122,6 +123,13 @@ class EngineAlone:
 
     def _count(self, report: Report) -> None:
         self._steps += report.step is not None
+
+
+def _submit(number: int, seed: int, ask: Ask, salt: str) -> Submit:
+    sampling = SamplingParams(temperature=ask.temperature, seed=seed)
+    speculation = Speculation(draft_token_ids=tuple(ask.expected))
+    others = {"salt": salt, "retention": ask.retention, "speculation": speculation}
+    return submit(number, ask.prompt, ask.max_tokens, sampling, **others)
 
 
 def _is_enough(ask: Ask, row: TokenRow) -> bool:

@@ -81,6 +81,9 @@ class ScriptedRunner:
         self.choices = {"device": "none"}
         self._drawn = Drawn(1)
 
+    def prepare(self, spec: Submit) -> None:
+        """Nothing has to be waited for."""
+
     def programs(self, spec: Submit) -> list[None]:
         return [None] * spec.n
 

@@ -152,9 +152,14 @@ def check_device(device: torch.device, kernel: str, setting: str, error: Excepti
         ) from sticky
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The message's first line, at most 200 characters: compilers' messages go on for pages."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    name = type(error).__name__
+    try:
+        message = str(error).strip()
+    except Exception as broken:  # noqa: BLE001 - an exception's own code may do anything
+        message = f"{name}, whose message raised {type(broken).__name__}"
+    return (message or name).splitlines()[0][:200]
 
 
 def synchronize(device: torch.device) -> None:

@@ -5,8 +5,9 @@ emits the previous step and plans the next. Without overlap each step is collect
 """
 
 import time
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable, Container
+from itertools import islice
 
 from structlog.stdlib import BoundLogger
 
@@ -20,6 +21,7 @@ from engine_worker.request import Sequence, State
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
+from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import Drawn, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Submit
@@ -56,8 +58,9 @@ class Engine:
             batching.context_chunking_policy,
         )
         self._scheduler = build_scheduler(batching, context, log)
+        self._drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
         self.live = LiveRequests(self.cache)
-        self.intake = Intake(self.live, terms, runner.programs, batching.priority_aging_seconds)
+        self.intake = Intake(self.live, terms, runner.prepare, runner.programs, batching.priority_aging_seconds)
         # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
         # while the next is planned.
         self._max_in_flight = 1 if runner.overlap else 0
@@ -79,8 +82,8 @@ class Engine:
     def step(self) -> bool:
         """One iteration; False if there was nothing to compute. Must not be called again after DeviceLostError."""
         now, busy = self._ingest(), bool(self._in_flight)
-        # Sequences that await a prompt become schedulable only with that step's results.
-        if busy and self._in_flight[-1].forks:
+        # Sequences that await a prompt become schedulable only with that step's results; drafts follow known tokens.
+        if busy and (self._in_flight[-1].decides_next or self._drafting.wants(self._in_flight[-1].schedule)):
             self._collect()
         launched = self._launch(now)
         while len(self._in_flight) > (self._max_in_flight if launched else 0):
@@ -111,6 +114,7 @@ class Engine:
         # After the requests, so that a request and its stop may arrive together.
         self.intake.stop(self._hooks.poll_stop_ids(), now)
         self.live.expire(now)
+        self.intake.settle(now)
         return now
 
     def _launch(self, now: float) -> bool:
@@ -121,11 +125,11 @@ class Engine:
         if not (schedule.context or schedule.generation):
             return False
         # Moves are taken after scheduling, which decides them.
-        step = InFlightStep.launch(self._runner, schedule, self.cache.tiers.take_moves(), now)
+        step = InFlightStep.launch(self._runner, schedule, self._drafting, self.cache.tiers.take_moves(), now)
         self._in_flight.append(step)
-        for sequence, _, _ in step.entries:
-            if sequence.request.scheduled_at is None:
-                self._begin(sequence, now)
+        for entry in step.entries:
+            if entry.sequence.request.scheduled_at is None:
+                self._begin(entry.sequence, now)
         return True
 
     def _begin(self, sequence: Sequence, now: float) -> None:
@@ -155,7 +159,7 @@ class Engine:
             num_drawn, lost = 0, self._fail(step, now)
         else:
             num_drawn, lost = self._commit(step.entries, drawn, now, restarting), []
-        self._report(self.stats.record_step(step.schedule, num_drawn, start, now))
+        self._report(self.stats.record_step(step.schedule, num_drawn, self._drafting.take_counts(), start, now))
         if lost:
             # The steps behind it still use these sequences' blocks, so they restart only when those have ended.
             while self._in_flight:
@@ -167,7 +171,7 @@ class Engine:
         try:
             return step.collect()
         except Exception:  # noqa: BLE001 - whatever went wrong, only the sequences of this step fail
-            names = sorted({sequence.request.spec.name for sequence, _, _ in step.entries})
+            names = sorted({entry.sequence.request.spec.name for entry in step.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()
@@ -178,8 +182,14 @@ class Engine:
         # Local names, because the loop runs for every sequence in every step.
         results, live, commit, ended = iter(drawn), self.live, self.cache.commit, State.ENDED
         num_drawn = 0
-        for sequence, num_tokens, drawers in entries:
+        for sequence, num_tokens, drawers, drafts in entries:
             sequence.num_inflight -= num_tokens
+            if drafts and sequence.state is not ended and sequence not in restarting:
+                num_drawn += self._commit_drafts(sequence, drafts, list(islice(results, num_tokens)), now)
+                continue
+            # Of one that has ended or restarts, no guess counts.
+            for _ in drafts:
+                next(results)
             if sequence.state is ended:
                 live.release_ended(sequence)
             elif sequence not in restarting:
@@ -190,16 +200,47 @@ class Engine:
                     continue
                 if sequence in restarting:
                     drawer.drop_promise()
-                elif result.fault is None:
+                elif result.drew:
                     num_drawn += 1
                     live.append(drawer, result.token, result.logprob, now)
                 else:
-                    live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
+                    self._end(drawer, result, now)
         return num_drawn
+
+    def _commit_drafts(self, sequence: Sequence, drafts: abc.Sequence[int], drawn: list[Drawn], now: float) -> int:
+        """Each guess that equals the draw before it is a token, and has a draw of its own. Returns the number of new
+        tokens. What was computed behind them is findable by nobody, and will be written over."""
+        accepted = 0
+        while accepted < len(drafts) and drawn[accepted].drew and drawn[accepted].token == drafts[accepted]:
+            accepted += 1
+        last = drawn[accepted]
+        drawn = drawn[: accepted + last.drew]
+        reason = FinishReason.RUNNING
+        for count, result in enumerate(drawn, 1):
+            sequence.append(result.token)
+            reason = sequence.finish_reason()
+            if reason is not FinishReason.RUNNING:
+                del drawn[count:]
+        accepted = min(accepted, len(drawn))
+        self._drafting.record(sequence, len(drafts), accepted)
+        # The newest token and the accepted guesses; of the last draw nothing is computed yet.
+        self.cache.commit(sequence, len(drawn))
+        if drawn:
+            self.live.extend(sequence, drawn, accepted, reason, now)
+        if not last.drew:
+            self._end(sequence, last, now)
+        return len(drawn)
+
+    def _end(self, sequence: Sequence, result: Drawn, now: float) -> None:
+        """It drew no token."""
+        if result.fault is not None:
+            self.live.end(sequence, FinishReason.ERROR, now, fault=result.fault)
+        else:
+            self.live.end(sequence, FinishReason.EOS, now, by_guide=True)
 
     def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
         """End the sequences of a failed step; returns others that hold blocks which its moves should have filled."""
-        for sequence, num_tokens, drawers in step.entries:
+        for sequence, num_tokens, drawers, _ in step.entries:
             sequence.num_inflight -= num_tokens
             if sequence.state is State.ENDED:
                 self.live.release_ended(sequence)

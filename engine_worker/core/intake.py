@@ -11,7 +11,7 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.request import Request, remaining
-from engine_worker.step import Runner
+from engine_worker.step import Preparation, Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
@@ -20,11 +20,16 @@ from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
 
 Programs = Callable[[Submit], Sequence[object | None]]
+Prepare = Callable[[Submit], Preparation | None]
 
 HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
 process."""
 QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
+
+
+EXPECTED_DRAFTS = 8
+"""Tokens per sequence and step of a request that has drafts of its own and does not say how many to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,18 @@ class Terms:
     max_requests: int
     processors: frozenset[str] = frozenset()
     """Names of the logits processors."""
+    max_draft_tokens: int = 0
+    """Per sequence and step, of requests that do not say."""
+
+    def drafts(self, spec: Submit) -> int:
+        """Tokens that may be drafted per sequence and step; 0: none."""
+        # Processors are called with the tokens so far, which a guess is not.
+        if spec.sampling.logits_processors:
+            return 0
+        asked = spec.speculation.max_draft_tokens
+        if asked is not None:
+            return asked
+        return self.max_draft_tokens or (EXPECTED_DRAFTS if spec.speculation.draft_token_ids else 0)
 
 
 def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
@@ -76,11 +93,11 @@ class Quarantine:
         self.holder = self._request.spec.request if self._request is not None else None
         return self.holder
 
-    def begin(self, request: Request, now: float) -> None:
-        """Hand all other requests back to their routers and begin this one."""
+    def begin(self, request: Request, now: float, *, held: bool = False) -> None:
+        """Hand all other requests back to their routers and begin this one. `held`: see `LiveRequests.begin`."""
         for other in list(self._live.requests.values()):
             self._live.end_request(other, FinishReason.ERROR, now, fault=QUARANTINED)
-        self._live.begin(request, now)
+        self._live.begin(request, now, held=held)
         self._request, self._starts_at = request, now + HOLD_SECONDS
         self.refresh()
 
@@ -90,15 +107,19 @@ class Quarantine:
 
 
 class Intake:
-    def __init__(self, live: LiveRequests, terms: Terms, programs: Programs, aging_seconds: float = 0.0) -> None:
-        """`programs`: see `Runner.programs`. `aging_seconds`: time in which a waiting request gains one priority class;
-        0: never."""
+    def __init__(
+        self, live: LiveRequests, terms: Terms, prepare: Prepare, programs: Programs, aging_seconds: float = 0.0
+    ) -> None:
+        """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
+        class; 0: never."""
         self.unknown_stops = 0
         """Stops since the start that named nothing live."""
         self.quarantine = Quarantine(live)
         self._live = live
         self._terms = terms
+        self._prepare = prepare
         self._programs = programs
+        self._preparing: dict[Request, Preparation] = {}
         self._aging_seconds = aging_seconds
         self._arrivals = 0
 
@@ -108,17 +129,42 @@ class Intake:
 
     def ingest(self, requests: Iterable[Submit], now: float) -> None:
         for spec in requests:
-            fault = self._refusal(spec)
+            fault, preparation = self._refusal(spec), None
+            if fault is None and (preparation := self._prepare(spec)) is not None and preparation.poll():
+                fault, preparation = preparation.fault, None
             if fault is None:
-                self._arrivals += 1
-                root = root_hash(self._terms.fingerprint, spec.salt)
-                programs = self._programs(spec)
-                request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs)
-                # `alone`: engines died under this request before.
-                (self.quarantine if spec.alone else self._live).begin(request, now)
+                self._begin(spec, preparation, now)
             else:
                 self._live.refuse(spec, fault)
         self.quarantine.refresh()
+
+    def _begin(self, spec: Submit, preparation: Preparation | None, now: float) -> None:
+        self._arrivals += 1
+        root = root_hash(self._terms.fingerprint, spec.salt)
+        programs, drafts = self._programs(spec), self._terms.drafts(spec)
+        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts)
+        if preparation is not None:
+            self._preparing[request] = preparation
+        # `alone`: engines died under this request before.
+        (self.quarantine if spec.alone else self._live).begin(request, now, held=preparation is not None)
+
+    @property
+    def preparing(self) -> bool:
+        """Whether requests wait for something other than their turn."""
+        return bool(self._preparing)
+
+    def settle(self, now: float) -> None:
+        """Let requests run whose preparation has ended."""
+        for preparation in list(self._preparing.values())[:1]:
+            preparation.poll()
+        for request, preparation in list(self._preparing.items()):
+            if request.num_live and not preparation.done:
+                continue
+            del self._preparing[request]
+            if preparation.fault is not None:
+                self._live.end_request(request, FinishReason.ERROR, now, fault=preparation.fault)
+            else:
+                self._live.admit(request)
 
     def stop(self, stops: Iterable[Stop], now: float) -> None:
         for number, attempt, index in stops:

@@ -1,7 +1,7 @@
 """The requests that the engine holds: the only place where they begin and where each of their sequences ends, once."""
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -10,6 +10,7 @@ from math import inf
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import IN_ORDER, Request, Sequence, State, opening
+from engine_worker.step import Drawn
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
@@ -32,17 +33,29 @@ class LiveRequests:
         self._responses = Responses()
         self._changed: dict[Request, None] = {}
 
-    def begin(self, request: Request, now: float) -> None:
-        """Add a request whose number is not live. Resumed sequences that are complete end at once."""
+    def begin(self, request: Request, now: float, *, held: bool = False) -> None:
+        """Add a request whose number is not live. Resumed sequences that are complete end at once. `held`: the others
+        compete for nothing until `admit`."""
         self.requests[request.spec.request] = request
         self.num_begun += 1
         self._changed[request] = None
         self._deadlines.add(request)
         for sequence in request.sequences:
             if sequence.state is State.WAITING:
-                self._activate(sequence)
+                if held:
+                    sequence.state = State.AWAITING
+                else:
+                    self._activate(sequence)
             if sequence.output and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
                 self.end(sequence, reason, now)
+
+    def admit(self, request: Request) -> None:
+        """What a held request has waited for is there."""
+        for sequence in request.awaiting():
+            if sequence.output:
+                self._activate(sequence)
+        for computes_prompt in request.awaiting()[:1]:
+            self._activate(computes_prompt)
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
         self._responses.refused.append((spec, fault))
@@ -80,6 +93,24 @@ class LiveRequests:
         if sequence.state is State.AWAITING:
             self._activate(sequence)
 
+    def extend(
+        self, sequence: Sequence, drawn: abc.Sequence[Drawn], accepted: int, reason: FinishReason, now: float
+    ) -> None:
+        """As `append`, for several tokens, which the sequence has already, `accepted` of them drafted. `reason`: why
+        the last one ends it, or RUNNING."""
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        request = sequence.request
+        request.last_token_at = now
+        tokens = [its.token for its in drawn]
+        logprobs = [its.logprob for its in drawn if its.logprob is not None]
+        if reason is FinishReason.RUNNING:
+            spec, offset = request.spec, len(sequence.output) - len(tokens)
+            row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, None, accepted)
+            self._responses.rows.append(row)
+        else:
+            self.end(sequence, reason, now, tokens, logprobs, accepted=accepted)
+
     def end(
         self,
         sequence: Sequence,
@@ -88,6 +119,8 @@ class LiveRequests:
         tokens: list[int] | None = None,
         logprobs: list[TokenLogprob] | None = None,
         fault: Fault | None = None,
+        accepted: int = 0,
+        by_guide: bool = False,
     ) -> None:
         """End a sequence, with its newest `tokens` in the terminal row. No effect on an ended one."""
         if sequence.state is State.ENDED:
@@ -96,9 +129,9 @@ class LiveRequests:
         # A request can end before its first step; its rows need the open all the same.
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
-        end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault)
+        end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault, by_guide=by_guide)
         spec, offset = request.spec, len(sequence.output) - len(tokens or ())
-        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens or [], logprobs or [], end)
+        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens or [], logprobs or [], end, accepted)
         self._responses.rows.append(row)
         self._withdraw(sequence)
         self.ended[reason.name] += 1
@@ -143,6 +176,8 @@ class LiveRequests:
             # Orders are unique, so this is its index.
             del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
         # Blocks that in-flight steps use are released later, by `release_ended`.
+        # It may hold memory elsewhere.
+        sequence.program = None
         if sequence.num_inflight:
             self._cache.retire(sequence)
         else:

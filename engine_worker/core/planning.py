@@ -1,20 +1,30 @@
 """Turns a schedule into the step that the runner computes, and launches it."""
 
+from collections import abc
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
+from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import Draw, Drawn, Launched, Move, Runner, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
 
 
-StepEntry = tuple[Sequence, int, tuple[Sequence, ...]]
-"""One sequence's share of a step: the sequence, the number of tokens whose keys and values are computed, and the
-sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a prompt
-also the sequences that await it."""
+class StepEntry(NamedTuple):
+    """One sequence's share of a step."""
+
+    sequence: Sequence
+    num_tokens: int
+    """Tokens whose keys and values are computed, guesses included."""
+    drawers: tuple[Sequence, ...]
+    """The sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a
+    prompt also those that await it."""
+    drafts: abc.Sequence[int] = ()
+    """Guesses of the next tokens; then the sequence is the only drawer, and draws once more for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +36,30 @@ class InFlightStep:
     num_draws: int
     moves: tuple[Move, ...]
     launched: Launched | Exception
+    drafted: bool
+    """Whether any sequence has drafts."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
 
     @classmethod
-    def launch(cls, runner: Runner, schedule: Schedule, moves: tuple[Move, ...], start: float) -> "InFlightStep":
+    def launch(
+        cls, runner: Runner, schedule: Schedule, drafting: Drafting, moves: tuple[Move, ...], start: float
+    ) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
-        entries, slices, num_draws = plan(schedule)
+        entries, slices, num_draws = plan(schedule, drafting)
+        drafted = len(slices) < num_draws and any(entry.drafts for entry in entries)
         try:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        return cls(schedule, entries, num_draws, moves, launched, start)
+        return cls(schedule, entries, num_draws, moves, launched, drafted, start)
 
     @property
-    def forks(self) -> bool:
-        """Whether sequences that await a prompt get their first token from this step."""
-        return any(len(drawers) > 1 for _, _, drawers in self.entries[len(self.schedule.generation) :])
+    def decides_next(self) -> bool:
+        """Whether the next step cannot be planned without its results: sequences that await a prompt get their first
+        token from it, or it has drafts."""
+        context = self.entries[len(self.schedule.generation) :]
+        return self.drafted or any(len(entry.drawers) > 1 for entry in context)
 
     def collect(self) -> list[Drawn]:
         """Wait for the results, one per draw. Raises whatever the runner raises, RuntimeError on a wrong count."""
@@ -54,7 +71,7 @@ class InFlightStep:
         return drawn
 
 
-def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
+def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[Slice], int]:
     """(entries, slices, number of draws), generation first, draws in the order of the entries' drawers.
 
     Marks what will be computed as in flight and what will be drawn as promised.
@@ -63,16 +80,22 @@ def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
     entries: list[StepEntry] = []
     slices: list[Slice] = []
     draw = 0
+    proposed = drafting.propose(schedule)
     for sequence in schedule.generation:
-        entries.append((sequence, 1, (sequence,)))
-        slices.append(_slice(sequence, 1, (sequence,)))
-        sequence.num_inflight += 1
+        drafts = proposed.get(sequence, ()) if proposed else ()
+        if drafts:
+            entries.append(StepEntry(sequence, 1 + len(drafts), (sequence,), drafts))
+            slices.append(_drafted_slice(sequence, drafts))
+        else:
+            entries.append(StepEntry(sequence, 1, (sequence,)))
+            slices.append(_slice(sequence, 1, (sequence,)))
+        sequence.num_inflight += 1 + len(drafts)
         sequence.expect(draw)
-        draw += 1
+        draw += 1 + len(drafts)
     for chunk in schedule.context:
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
-        entries.append((sequence, num_tokens, drawers))
+        entries.append(StepEntry(sequence, num_tokens, drawers))
         slices.append(_slice(sequence, num_tokens, drawers))
         # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens
@@ -100,8 +123,15 @@ def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...]) -
     return Slice(sequence.tokens_between(start, start + num_tokens), start, sequence.blocks, draws)
 
 
-def _draw(sequence: Sequence) -> Draw:
+def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
+    """The newest token, which is known, and the guesses behind it."""
+    start = sequence.num_computed
+    draws = tuple(_draw(sequence, drafts[:count]) for count in range(len(drafts) + 1))
+    return Slice((sequence.output[-1], *drafts), start, sequence.blocks, draws, drafts=len(drafts))
+
+
+def _draw(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
     request = sequence.request
-    spec, position = request.spec, sequence.num_tokens - request.num_prompt
+    spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
-    return Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned)
+    return Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted)

@@ -9,6 +9,7 @@ from engine_worker.hooks import Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, State
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
+from engine_worker.speculative.drafting import DraftCounts
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.telemetry.histogram import Histogram
 
@@ -58,6 +59,8 @@ class Stats:
         self.context_tokens = 0
         """Includes those computed again after preemption."""
         self.generated_tokens = 0
+        self.draft_tokens = 0
+        self.accepted_draft_tokens = 0
         self._cache = cache
         self._live = live
         self._scheduler = scheduler
@@ -77,12 +80,14 @@ class Stats:
             **self._memory(),
         )
 
-    def record_step(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> Report:
+    def record_step(self, schedule: Schedule, num_drawn: int, drafts: DraftCounts, start: float, end: float) -> Report:
         context, generation = len(schedule.context), len(schedule.generation)
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
         self._rate.add(start, end, num_drawn)
         self.context_tokens += context_tokens
         self.generated_tokens += num_drawn
+        self.draft_tokens += drafts.drafted
+        self.accepted_draft_tokens += drafts.accepted
         self.step_seconds.observe(end - start)
         self.step_sequences.observe(context + generation)
         batch_tokens, empty_slots = self._scheduler.static_batch
@@ -100,6 +105,9 @@ class Stats:
             tokens_per_second=self._rate.at(end),
             time=self._unix_zero + end,
             step_seconds=end - start,
+            drafting_requests=drafts.sequences,
+            draft_tokens=drafts.drafted,
+            accepted_draft_tokens=drafts.accepted,
             **self._memory(),
         )
         return Report(self.latest, self._requests(start, end))
@@ -113,6 +121,9 @@ class Stats:
             total_context_tokens=0,
             total_generation_tokens=0,
             empty_generation_slots=0,
+            drafting_requests=0,
+            draft_tokens=0,
+            accepted_draft_tokens=0,
             tokens_per_second=self._rate.at(now),
             **self._memory(),
         )
@@ -150,6 +161,7 @@ class Stats:
     def _stats_of(self, request: Request) -> RequestStats:
         spec, zero = request.spec, self._unix_zero
         sequences = request.sequences
+        drafters = [sequence.drafter for sequence in sequences if sequence.drafter is not None]
         firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
         return RequestStats(
             request=spec.request,
@@ -166,6 +178,8 @@ class Stats:
             blocks_allocated=request.blocks_allocated,
             blocks_reused=request.blocks_reused,
             blocks_missed=request.blocks_missed,
+            draft_tokens=sum(drafter.drafted for drafter in drafters),
+            accepted_draft_tokens=sum(drafter.accepted for drafter in drafters),
         )
 
 

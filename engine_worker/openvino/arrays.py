@@ -66,7 +66,7 @@ def prepared_step(
         blocks_start.append(len(blocks))
         longest = max(longest, length)
         if part.draws:
-            rows.append(len(token_ids) - 1)
+            rows += range(len(token_ids) - 1 - part.drafts, len(token_ids))
         if part.follows is not None:
             tokens.append(len(token_ids) - 1)
             draws.append(part.follows)

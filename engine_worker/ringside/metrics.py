@@ -59,6 +59,8 @@ def steps(engine: Engine) -> Iterator[Metric]:
     yield histogram(P + "step_sequences", "Sequences in a step.", stats.step_sequences)
     yield counter(P + "context_tokens", "Context tokens computed, recomputation included.", stats.context_tokens)
     yield counter(P + "generated_tokens", "Tokens generated.", stats.generated_tokens)
+    yield counter(P + "draft_tokens", "Draft tokens checked.", stats.draft_tokens)
+    yield counter(P + "accepted_draft_tokens", "Draft tokens accepted.", stats.accepted_draft_tokens)
     yield gauge(P + "tokens_per_second", "Tokens generated, over the last second.", latest.tokens_per_second)
     yield counter(P + "prompt_tokens", "Prompt tokens of scheduled requests.", cache.prompt_tokens)
     yield counter(P + "cached_tokens", "Prompt tokens served from the prefix cache.", cache.cached_tokens)

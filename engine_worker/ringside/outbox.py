@@ -105,8 +105,8 @@ class Outbox:
             if held is not row:
                 held.tokens.extend(row.tokens)
                 held.logprobs.extend(row.logprobs)
-                if row.end is not None:
-                    rows[key] = held._replace(end=row.end)
+                if row.end is not None or row.accepted:
+                    rows[key] = held._replace(end=row.end, accepted=held.accepted + row.accepted)
 
     def flush(self) -> None:
         for peer in self._peers.values():

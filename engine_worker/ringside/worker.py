@@ -77,6 +77,7 @@ class Worker:
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
             processors=frozenset(settings.processor_names),
+            max_draft_tokens=settings.max_draft_tokens,
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -147,7 +148,7 @@ class Worker:
                 self._outbox.flush()
                 self._outbox.tick()
                 self._end_orphans()
-                self._beacon.touch(stepped or not self._engine.live.requests)
+                self._beacon.touch(stepped or not self._engine.live.requests or self._engine.intake.preparing)
                 # Without heartbeats the routers consider this engine lost: exit and be restarted instead.
                 if not self._heartbeats.is_alive():
                     raise RuntimeError("the thread that sends heartbeats has died")
@@ -160,6 +161,7 @@ class Worker:
     def _wait(self) -> None:
         """Wait for messages. If there is nothing else to do, check the cache."""
         soon = self._outbox.waiting or self._quarantined is not None or self._calls.pending
+        soon = soon or self._engine.intake.preparing
         if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:

@@ -92,7 +92,12 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
     slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)
     slots = slots * tokens_per_block + positions % tokens_per_block
 
-    drawing = [i for i, part in enumerate(slices) if part.draws]
+    last_tokens = [
+        token
+        for end, part in zip(ends.tolist(), slices, strict=True)
+        if part.draws
+        for token in range(end - 1 - part.drafts, end)
+    ]
     follow_tokens, follow_draws = _follows(slices, ends)
     return StepArrays(
         token_ids,
@@ -102,7 +107,7 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         query_start=np.concatenate(([0], ends)).astype(np.int32),
         context_lengths=lengths.astype(np.int32),
         # None spares the gather in the common step, where every token draws.
-        last_tokens=None if len(drawing) == total else (ends - 1)[drawing],
+        last_tokens=None if len(last_tokens) == total else np.array(last_tokens, np.int64),
         follow_tokens=follow_tokens,
         follow_draws=follow_draws,
         generation_rows=int(np.logical_and.accumulate(counts == 1).sum()),

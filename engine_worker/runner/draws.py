@@ -8,7 +8,7 @@ from engine_worker.step import Draw, Slice
 
 
 class StepDraws(NamedTuple):
-    """D draws from R rows of logits, one row per slice that draws."""
+    """D draws from R rows of logits: one row per slice that draws, and one more for each of its drafts."""
 
     draws: list[Draw]
     rows: list[int]
@@ -31,8 +31,8 @@ class StepDraws(NamedTuple):
                 if part.follows is not None:
                     follows[len(draws)] = part.follows
                 draws.append(draw)
-                rows.append(num_rows)
-            num_rows += 1
+                rows.append(num_rows + len(draw.drafted))
+            num_rows += 1 + part.drafts
         return cls(draws, rows, num_rows, follows)
 
     def plan(self, vocab_size: int) -> SamplingPlan:

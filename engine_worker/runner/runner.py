@@ -1,7 +1,7 @@
 """Computes steps: plain data in, model, sampling, plain data out."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import first_line
+from engine_worker.guided.guides import Guides, refused_guide
+from engine_worker.guided.masks import GuidedSequence
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.forward import Forward, PreparedStep
 from engine_worker.runner.methods import Methods
-from engine_worker.sampling.logprobs import Logprobs
+from engine_worker.runner.results import StepResults
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
-from engine_worker.sampling.sampler import ProgramResults, Sampled, SamplingPlan, sample
-from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Step
+from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
+from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Preparation, Step
 from sluice.ring.calls import MethodCall
-from sluice.ring.errors import Fault
 from sluice.ring.wire import Submit
 
 T = TypeVar("T")
@@ -58,57 +59,6 @@ class WaitTimer:
 
     def __exit__(self, *_: object) -> None:
         self.since = None
-
-
-class StepResults:
-    """A step's samples on their way to the host: asynchronous copies to pinned memory, started here."""
-
-    def __init__(self, sampled: Sampled, draws: list[Draw], faults: Mapping[int, Fault], *, hidden: bool) -> None:
-        """`faults`: of draws whose tokens do not count. `hidden`: the next step is queued before this one is waited
-        for, so a late wake-up costs nothing."""
-        self.tokens = sampled.tokens
-        """[D] int64, on the device."""
-        self._draws = draws
-        self._faults = faults
-        self._copied: torch.cuda.Event | None = None
-        if self.tokens.device.type != "cpu":
-            logprobs = None if sampled.logprobs is None else Logprobs(*map(_on_host, sampled.logprobs))
-            short = None if sampled.short is None else _on_host(sampled.short)
-            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), logprobs, short)
-            # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
-            # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
-            self._copied = torch.cuda.Event(blocking=hidden and short is None)
-            self._copied.record()
-        self._sampled = sampled
-
-    def drawn(self) -> list[Drawn]:
-        """One per draw; waits for the device."""
-        self._wait()
-        results = self._sampled.results(self._draws)
-        for draw, fault in self._faults.items():
-            results[draw] = Drawn(0, fault=fault)
-        return results
-
-    def tokens_on_host(self) -> list[int]:
-        """[D]; waits for the device."""
-        self._wait()
-        tokens: list[int] = self._sampled.tokens.tolist()
-        return tokens
-
-    def short(self) -> bool:
-        """See `Sampled.short`; waits for the device only if a draw has a filter."""
-        if self._sampled.short is None:
-            return False
-        self._wait()
-        return bool(self._sampled.short)
-
-    def _wait(self) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 class LaunchedStep:
@@ -157,6 +107,8 @@ class ModelRunner:
         self.overlap = overlap
         self.processors = Processors()
         """Those that requests may name; set before the first step."""
+        self.guides: Guides | None = None
+        """None: guides are refused. Set before the first request."""
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)
@@ -165,6 +117,8 @@ class ModelRunner:
         self._vocab_size = forward.vocab_size
         # On a CPU results are there at once, so sampling may look at them and widen its candidates by itself.
         self._widen = device.type == "cpu"
+        self._masks_first = device.type == "cpu"
+        """Whether the tokens of the step before are there before the model is queued."""
         self._latest: LaunchedStep | None = None
         self._waiting = WaitTimer()
 
@@ -193,8 +147,17 @@ class ModelRunner:
                 self._followers.on_step_failed(lost)
             raise lost from error
 
+    def prepare(self, spec: Submit) -> Preparation | None:
+        if spec.guide is None:
+            return None
+        return self.guides.prepare(spec.guide) if self.guides is not None else refused_guide(spec.guide)
+
     def programs(self, spec: Submit) -> list[Program | None]:
-        return build_programs(spec.sampling, spec.prompt, Processing.of(spec))
+        guided: list[GuidedSequence] = []
+        if spec.guide is not None and self.guides is not None:
+            ends = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids
+            guided = self.guides.sequences(spec.guide, ends, spec.n)
+        return build_programs(spec.sampling, spec.prompt, Processing.of(spec), self._vocab_size, guided)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -250,7 +213,12 @@ class ModelRunner:
             followed = before.results() if before is not None else None
             if followed is not None and prepared is not None:
                 prepared.follow(followed.tokens)
+            # Computed beside the model. A wait for tokens would keep the device idle.
+            early = followed is None or self._masks_first
+            masks = self._ask_masks(sampling, followed) if early else None
             logits = self._forward.logits(moves, prepared)
+            if not early:
+                masks = self._ask_masks(sampling, followed)
         except Exception as error:
             # The others may have computed the step, or wait for rank 0 in one of its collectives.
             if self._followers is not None:
@@ -259,20 +227,31 @@ class ModelRunner:
         if sampling is None or logits is None:
             return None
         draws, plan = sampling
-        programs = self._run_programs(plan, logits, followed)
+        programs = self._run_programs(plan, logits, followed, masks)
         drawn = sample(logits, plan, programs, widen=self._widen, gumbel_max=self._gumbel_max)
-        results = StepResults(drawn, draws, programs.faults, hidden=self.overlap)
+        results = StepResults(drawn, draws, programs, hidden=self.overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
         drawn = sample(logits, plan, programs, gumbel_max=self._gumbel_max)
-        return StepResults(drawn, draws, programs.faults, hidden=self.overlap)
+        return StepResults(drawn, draws, programs, hidden=self.overlap)
 
-    def _run_programs(self, plan: SamplingPlan, logits: Tensor, followed: StepResults | None) -> ProgramResults:
+    def _ask_masks(
+        self, sampling: tuple[list[Draw], SamplingPlan] | None, followed: StepResults | None
+    ) -> AskedMasks | None:
+        """None: no draw is guided."""
+        if self.guides is None or sampling is None or (programs := sampling[1].programs) is None:
+            return None
+        before = None if followed is None or not programs.is_guided else followed.tokens_on_host()
+        return AskedMasks.of(self.guides.masks, programs, before)
+
+    def _run_programs(
+        self, plan: SamplingPlan, logits: Tensor, followed: StepResults | None, masks: AskedMasks | None
+    ) -> ProgramResults:
         """While the device computes the model: programs need the previous step's tokens on the host, the model does
         not."""
         if plan.programs is None:
             return ProgramResults()
         before = None if followed is None else followed.tokens_on_host()
-        results = plan.run_programs(logits, before, self.processors)
+        results = plan.run_programs(logits, before, self.processors, masks)
         return results._replace(edits=to_device(results.edits, self._forward.device))

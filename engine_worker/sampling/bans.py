@@ -14,6 +14,8 @@ Ngram = tuple[int, ...]
 class WordNode:
     """Of a tree of words without their last tokens, from the end to the start."""
 
+    __slots__ = ("before", "last")
+
     def __init__(self) -> None:
         self.before: dict[int, WordNode] = {}
         """By the token before those on the path to this node."""
@@ -71,10 +73,10 @@ class NoRepeatTokens:
 
 def index_ngrams(tokens: Sequence[int], size: int) -> dict[Ngram, list[int]]:
     """The distinct tokens after each sequence of size - 1 tokens."""
-    found: dict[Ngram, dict[int, None]] = defaultdict(dict)
-    for ngram in zip(*(tokens[i:] for i in range(size)), strict=False):
-        found[ngram[:-1]][ngram[-1]] = None
-    return {start: list(nexts) for start, nexts in found.items()}
+    found: dict[Ngram, list[int]] = defaultdict(list)
+    for ngram in dict.fromkeys(zip(*(tokens[i:] for i in range(size)), strict=False)):
+        found[ngram[:-1]].append(ngram[-1])
+    return found
 
 
 class NoRepeatNgrams:

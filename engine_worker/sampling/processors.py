@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine_worker.attention.backend import first_line
 from engine_worker.sampling.program import Processing
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.names import find
@@ -87,7 +88,7 @@ def _call_named(function: Processor, name: str, row: ProcessedRow, stream: int |
     its = row.processing
     try:
         function(its.request_id, row.logits.view(1, 1, -1), [its.tokens], stream, its.client_id)
-    except Exception as error:  # noqa: BLE001 - whatever it raises ends this sequence alone
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises ends this sequence alone
         return _failed(name, [row], error, warn)
     return {}
 
@@ -103,13 +104,13 @@ def _call_batched(
             stream,
             [row.processing.client_id for row in rows],
         )
-    except Exception as error:  # noqa: BLE001 - whatever it raises ends these sequences alone
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises ends these sequences alone
         return _failed(BATCHED, rows, error, warn)
     return {}
 
 
-def _failed(name: str, rows: Sequence[ProcessedRow], error: Exception, warn: Warn) -> dict[int, Fault]:
-    warn("logits_processor_failed", f"{name} raised {type(error).__name__}: {error}")
+def _failed(name: str, rows: Sequence[ProcessedRow], error: BaseException, warn: Warn) -> dict[int, Fault]:
+    warn("logits_processor_failed", f"{name} raised {type(error).__name__}: {first_line(error)}")
     fault = Fault(ErrorCode.PROCESSOR_FAILED.name, f"the logits processor {name!r} raised {type(error).__name__}")
     return dict.fromkeys((row.draw for row in rows), fault)
 

@@ -5,8 +5,10 @@ the same state as one that was fed step by step, which lets a stream continue on
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
+from engine_worker.guided.masks import GuidedSequence
 from engine_worker.sampling.bans import BadWords, NoRepeatNgrams, NoRepeatTokens, index_ngrams
 from engine_worker.sampling.penalties import Penalties
 from engine_worker.sampling.rules import Edits, Rule
@@ -26,20 +28,31 @@ class Processing(NamedTuple):
 
     @staticmethod
     def of(spec: Submit) -> "list[Processing | None]":
-        """By sequence."""
+        """By sequence; None for those that ended in an earlier attempt."""
         names = spec.sampling.logits_processors
         if not names:
             return [None] * spec.n
         ids = [spec.name] if spec.n == 1 else [f"{spec.name}/{i}" for i in range(spec.n)]
-        return [Processing(names, request_id, spec.client_id, list(spec.prompt)) for request_id in ids]
+        return [
+            None if index in spec.ended else Processing(names, request_id, spec.client_id, list(spec.prompt))
+            for index, request_id in enumerate(ids)
+        ]
 
 
 class Program:
     """The rules of one sequence, and the tokens that they were fed."""
 
-    def __init__(self, rules: Sequence[Rule], prompt_end: Sequence[int], processing: Processing | None = None) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        prompt_end: Sequence[int],
+        processing: Processing | None = None,
+        guide: GuidedSequence | None = None,
+    ) -> None:
         """`prompt_end`: as many of the prompt's last tokens as any rule reads."""
         self.processing = processing
+        self.guide = guide
+        """Asked for all draws of a step together; see `programs`."""
         self._rules = rules
         self._tokens = list(prompt_end)
         self._num_prompt = len(self._tokens)
@@ -75,12 +88,18 @@ class Program:
 
 
 def build_programs(
-    sampling: SamplingParams, prompt: Sequence[int], processing: Sequence[Processing | None] = (None,)
+    sampling: SamplingParams,
+    prompt: Sequence[int],
+    processing: Sequence[Processing | None] = (None,),
+    vocab_size: float = inf,
+    guides: Sequence[GuidedSequence] = (),
 ) -> list[Program | None]:
     """One for each of the sequences of `processing`; None if no parameter needs one. They share what they know of the
-    prompt."""
-    size, words = sampling.no_repeat_ngram_size, sampling.bad_words
-    if not (sampling.penalized or size or words or sampling.logits_processors):
+    prompt. `vocab_size`: words with other tokens, which cannot come, are ignored; a tokenizer may have such tokens.
+    `guides`: one for each of them, or none."""
+    size = sampling.no_repeat_ngram_size
+    words = [word for word in sampling.bad_words if max(word) < vocab_size]
+    if not (sampling.penalized or size or words or sampling.logits_processors or guides):
         return [None] * len(processing)
     seen = PromptTokens(prompt if sampling.repetition_penalty != 1.0 or size == 1 else ())
     ngrams = index_ngrams(prompt, size) if size > 1 else {}
@@ -97,4 +116,5 @@ def build_programs(
             found.append(Penalties(sampling, seen))
         return found
 
-    return [Program(rules(), prompt[-longest:], each) for each in processing]
+    guide_of: Sequence[GuidedSequence | None] = guides or [None] * len(processing)
+    return [Program(rules(), prompt[-longest:], each, guide) for each, guide in zip(processing, guide_of, strict=True)]

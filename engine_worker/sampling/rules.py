@@ -25,14 +25,16 @@ class Edits:
     banned: list[NDArray[np.int64]] = field(default_factory=list)
     """Token ids, possibly repeated."""
     penalized: Penalized | None = None
+    allowed: NDArray[np.uint32] | None = None
+    """A guide's mask, one bit per token id; None: all are."""
 
     def __bool__(self) -> bool:
-        return bool(self.banned) or self.penalized is not None
+        return bool(self.banned) or self.penalized is not None or self.allowed is not None
 
 
 class Rule(Protocol):
-    """One feature of one sequence. Its state follows from the tokens that it was fed: `tokens` are all output tokens so
-    far, behind as much of the prompt as any rule reads."""
+    """One feature of one sequence. Its state follows from the tokens that it was fed: `tokens` are the last tokens of
+    the prompt, as many as any rule reads, and all output tokens so far."""
 
     def feed(self, tokens: list[int]) -> None:
         """The last of `tokens` is new."""

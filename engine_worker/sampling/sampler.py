@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine_worker.guided.masks import Masked, Masks
 from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
 from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
@@ -25,6 +26,26 @@ from sluice.ring.errors import ErrorCode, Fault
 Kind = type[Greedy] | type[Unfiltered] | type[Filtered]
 
 
+class AskedMasks(NamedTuple):
+    """The masks of a step's guided draws, on their way."""
+
+    masks: Masks
+    draws: Sequence[int]
+
+    @staticmethod
+    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "AskedMasks | None":
+        """`before`: see `StepPrograms.advanced`. None: no draw is guided."""
+        asked = programs.guided(before)
+        if not asked:
+            return None
+        masks.ask(list(asked.values()))
+        return AskedMasks(masks, list(asked))
+
+    def collect(self) -> dict[int, Masked]:
+        """By draw."""
+        return dict(zip(self.draws, self.masks.collect(), strict=True))
+
+
 class ProgramResults(NamedTuple):
     """What the programs of a step have done."""
 
@@ -34,6 +55,8 @@ class ProgramResults(NamedTuple):
     """By group of the plan."""
     faults: Mapping[int, Fault] = {}
     """By draw."""
+    complete: Sequence[int] = ()
+    """Draws before which their sequences have ended."""
 
 
 NO_TOKEN = Drawn(
@@ -104,10 +127,14 @@ class SamplingPlan(NamedTuple):
     vocab_size: int
 
     def run_programs(
-        self, logits: Tensor, before: Sequence[int] | None, processors: Processors = NO_PROCESSORS
+        self,
+        logits: Tensor,
+        before: Sequence[int] | None,
+        processors: Processors = NO_PROCESSORS,
+        guided: AskedMasks | None = None,
     ) -> ProgramResults:
         """For `sample`. logits: [R, vocab]. before: tokens of the previous step, if draws follow it; None if it
-        failed."""
+        failed. guided: the masks that were asked for, with the same tokens."""
         if self.programs is None:
             return ProgramResults()
         scores, faults = None, {}
@@ -115,7 +142,14 @@ class SamplingPlan(NamedTuple):
             if self.processed_rows is not None:
                 scores = torch.cat((logits, logits.index_select(0, self.processed_rows)))
                 faults = run_processors(processors, self.programs.processed(scores[len(logits) :]))
-        return ProgramResults(scores, tuple(self._edits(group, edits, logits.device) for group in self.groups), faults)
+        masked = {} if guided is None else guided.collect()
+        for draw, mask in masked.items():
+            edits[draw].allowed = mask.allowed
+            if mask.fault is not None:
+                faults.setdefault(draw, mask.fault)
+        complete = [draw for draw, mask in masked.items() if mask.complete]
+        by_group = tuple(self._edits(group, edits, logits.device) for group in self.groups)
+        return ProgramResults(scores, by_group, faults, complete)
 
     def _edits(
         self, group: SamplingGroup, edits: Mapping[int, Edits], device: torch.device

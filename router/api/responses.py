@@ -1,5 +1,6 @@
 """A request's log as the client sees it: the messages of its answer, and the coroutine that writes them."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import cast
 
@@ -153,7 +154,7 @@ class ResponseBuilder:
     def _output(self, index: int, sequence: SequenceLog, end: End, prompt_text: str) -> pb.Output:
         output = pb.Output(
             index=index,
-            text=(prompt_text if self._spec.echoes(index) else "") + "".join(sequence.text) + end.held,
+            text=(prompt_text if self._spec.echoes(sequence.index) else "") + "".join(sequence.text) + end.held,
             token_ids=sequence.undelivered_ids if self._spec.token_ids else (),
             logprobs=self._logprobs(sequence) if self._with_logprobs else (),
             finish_reason=_reason(end),
@@ -180,6 +181,7 @@ class ResponseBuilder:
             prompt_tokens=len(request.prompt),
             completion_tokens=sum(sequence.received for sequence in request.log.sequences),
             cached_tokens=started.cached_tokens if started else 0,
+            accepted_draft_tokens=sum(sequence.accepted for sequence in request.log.sequences),
         )
 
     def _timings(self) -> pb.Timings | None:
@@ -201,7 +203,9 @@ class ResponseBuilder:
 def _by_likelihood(sequence: SequenceLog) -> tuple[bool, float, int]:
     """Sort key, the most likely first. One that was stopped before its end is short, and would look likely."""
     stopped = sequence.end is None or sequence.end.reason in (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
-    return stopped, -sequence.cumulative, sequence.index
+    # NaN, which orders nothing, counts as least likely.
+    likelihood = -math.inf if math.isnan(sequence.cumulative) else sequence.cumulative
+    return stopped, -likelihood, sequence.index
 
 
 def _reason(end: End) -> pb.FinishReason.ValueType:

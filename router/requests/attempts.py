@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError
+from router.errors import RequestError, shown
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
@@ -77,19 +77,17 @@ class AttemptSender:
 
     @property
     def processors(self) -> set[str] | None:
-        """Names of the logits processors that some engine has; None: there is no engine."""
-        heartbeats = [peer.heartbeat for peer in self._membership.engines.usable if peer.heartbeat]
+        """Names of the logits processors that some engine has or, if it is lost, had; None: no engine has said it."""
+        heartbeats = [peer.heartbeat for peer in self._membership.engines.all if peer.heartbeat]
         return {name for heartbeat in heartbeats for name in heartbeat.logits_processors} if heartbeats else None
 
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
             return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is alive")
-        names = request.sampling.logits_processors
-        if not set(names).issubset(self.processors or ()):
-            return RequestError(
-                ErrorCode.NO_ENGINE, f"no engine with the logits processors {', '.join(names)} is alive"
-            )
+        if not _having_processors(request, self._membership.engines.usable):
+            names = ", ".join(map(shown, request.sampling.logits_processors))
+            return RequestError(ErrorCode.NO_ENGINE, f"no engine with all of the logits processors {names} is alive")
         return RequestError(ErrorCode.NO_DETOKENIZER, "no engine can reach a detokenizer")
 
     def can_move(self, request: RequestState) -> bool:
@@ -145,14 +143,13 @@ class AttemptSender:
         total = len(request.prompt) + request.max_tokens
         found = self._reachable(request)
         able = [peer for peer in found.engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
-        if names := set(request.sampling.logits_processors):
-            able = [peer for peer in able if peer.heartbeat and names.issubset(peer.heartbeat.logits_processors)]
         return found._replace(engines=able)
 
     def _reachable(self, request: RequestState) -> "_Candidates":
-        """Peers whose engines serve its model, of any length."""
+        """Peers whose engines serve its model and have its logits processors, of any length."""
         found = _Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
-        return found._replace(engines=self._serving.engines_for(request, found.engines))
+        serving = self._serving.engines_for(request, found.engines)
+        return found._replace(engines=_having_processors(request, serving))
 
     def _place(self, request: RequestState, found: "_Candidates") -> Attempt:
         choice = self._placement.choose(
@@ -214,6 +211,8 @@ class AttemptSender:
             resume=request.log.resume,
             ended=request.log.ended,
             alone=alone,
+            speculation=spec.speculation,
+            guide=spec.guide,
             client_id=spec.client_id,
         )
 
@@ -288,6 +287,11 @@ def reaches(engine: EnginePeer, detokenizer: DetokenizerPeer) -> bool:
     if engine.heartbeat is None or detokenizer.heartbeat is None:
         return False
     return detokenizer.heartbeat.address not in engine.heartbeat.cut_off
+
+
+def _having_processors(request: RequestState, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
+    names = set(request.sampling.logits_processors)
+    return [peer for peer in engines if peer.heartbeat and names.issubset(peer.heartbeat.logits_processors)]
 
 
 def _without(peers: list[P], avoided: Collection[int]) -> list[P]:

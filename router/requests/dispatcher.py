@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError
+from router.errors import RequestError, Violation
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.attempts import AttemptSender, reaches
@@ -103,8 +103,11 @@ class Dispatcher:
                 self._ingest_row(request, row)
 
     def lose_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
-        """Give up the attempt on the ring, and have the request recovered if possible. All lost attempts come here."""
-        error = RequestError(code, message)
+        """Give up the attempt on the ring, and have the request recovered if possible."""
+        self._lose_attempt(request, RequestError(code, message))
+
+    def _lose_attempt(self, request: RequestState, error: RequestError) -> None:
+        """All lost attempts come here."""
         if self._recovery.recover(request, error):
             return
         if request.aborted:
@@ -228,13 +231,19 @@ class Dispatcher:
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
-            self.lose_attempt(request, fault.error_code, fault.message)
+            self._lose_attempt(request, error_of(fault))
             return
         if end.reason is FinishReason.STOP_STRING:
             # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
             self._attempts.cancel(request, sequence)
         if request.on_terminal(sequence):
             self._attempts.leave_ring(request, RequestPhase.ENDED)
+
+
+def error_of(fault: Fault) -> RequestError:
+    if not fault.field:
+        return RequestError(fault.error_code, fault.message)
+    return RequestError.invalid([Violation(fault.field, fault.message, private=True)], fault.error_code)
 
 
 def _is_at(request: RequestState, peer: EnginePeer | DetokenizerPeer) -> bool:

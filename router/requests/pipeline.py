@@ -113,7 +113,8 @@ class RequestPipeline:
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
         # engine can hold is refused at once and does not wait in the queue first.
         fit(spec, len(prompt), self._dispatcher.context_tokens)
-        sampling = ban_words(spec.sampling, await self._text.spellings(spec.bad_words))
+        spellings = await self._text.spellings(spec.bad_words)
+        sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))

@@ -86,7 +86,7 @@ class RequestState:
         self.tenant: Final = tenant
         """Empty: no tenant."""
         self.arrived: Final = time.monotonic()
-        self.log: Final = RequestLog(spec.n, spec.resume)
+        self.log: Final = RequestLog(spec.n, spec.resume, spec.logprobs is not None)
         self.suspicion: Final = Suspicion(deaths=spec.engine_deaths)
         """Written by `Suspects` alone."""
         self.phase = RequestPhase.TOKENIZING

@@ -24,7 +24,18 @@ class Appended(Enum):
 class SequenceLog:
     """One sequence: every token received, and the text and logprobs that the reader has not taken yet."""
 
-    __slots__ = ("cumulative", "delivered", "end", "ids", "index", "last_at", "logprobs", "received", "text")
+    __slots__ = (
+        "accepted",
+        "cumulative",
+        "delivered",
+        "end",
+        "ids",
+        "index",
+        "last_at",
+        "logprobs",
+        "received",
+        "text",
+    )
 
     def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
         """`resumed`: tokens that the client has already."""
@@ -39,6 +50,8 @@ class SequenceLog:
         self.logprobs: list[TokenLogprob] = []
         self.cumulative = 0.0
         """Sum of all logprobs."""
+        self.accepted = 0
+        """Of the tokens that came, how many were drafted."""
         self.end: End | None = None
         self.last_at: float | None = None
         """When its latest tokens came, on time.monotonic's clock."""
@@ -54,8 +67,8 @@ class SequenceLog:
 class RequestLog:
     """All n sequences. Rows come in by `append`; the reader awaits `changed` and takes `next_updated` until None."""
 
-    def __init__(self, n: int, resume: Mapping[int, Sequence[int]] | None = None) -> None:
-        """`resume`: tokens that the client has already, by sequence."""
+    def __init__(self, n: int, resume: Mapping[int, Sequence[int]] | None = None, keep_logprobs: bool = True) -> None:
+        """`resume`: tokens that the client has already, by sequence. `keep_logprobs`: not only their sum."""
         self.sequences = [SequenceLog(index, (resume or {}).get(index, ())) for index in range(n)]
         self.started: Started | None = None
         self.start_delivered = False
@@ -66,6 +79,7 @@ class RequestLog:
         """Of those, what the reader has not taken."""
         self._updated: OrderedDict[SequenceLog, None] = OrderedDict()
         """Sequences with something new, in the order in which it came."""
+        self._keep_logprobs = keep_logprobs
         self._unfinished = n
         self._reader: asyncio.Future[None] | None = None
         self._catching_up: asyncio.Future[None] | None = None
@@ -118,10 +132,12 @@ class RequestLog:
         self.received += count
         self.undelivered += count
         sequence.ids.extend(row.tokens)
+        sequence.accepted += row.accepted
         if row.text:
             sequence.text.append(row.text)
+        if self._keep_logprobs:
+            sequence.logprobs.extend(row.logprobs)
         for logprob in row.logprobs:
-            sequence.logprobs.append(logprob)
             sequence.cumulative += logprob.logprob
         if row.end is not None:
             self._end(sequence, row.end)

@@ -54,10 +54,11 @@ class TokenizerPool:
         return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
 
     async def spellings(self, words: Sequence[str]) -> list[list[list[int]]]:
-        """Of each word: its token ids at the start of a text or within a word, and after a space."""
+        """Of each word: its token ids at the start of a text, after a space, and within a text without a space before
+        it. The first may be the second (SentencePiece puts a space before a text) or the last (byte-level BPE)."""
         if not words:
             return []
-        return await self._run(2 * sum(len(word.encode()) + 1 for word in words), lambda: self._spell(words))
+        return await self._run(3 * sum(len(word.encode()) + 1 for word in words), lambda: self._spell(words))
 
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
         """`into(encoding)`, called in the thread too, since a text may have millions of tokens."""
@@ -75,8 +76,18 @@ class TokenizerPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _spell(self, words: Sequence[str]) -> list[list[list[int]]]:
-        encode = self._tokenizer.encode
-        return [[encode(text, add_special_tokens=False).ids for text in (word, f" {word}")] for word in words]
+        def ids(text: str) -> list[int]:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+        line = ids("\n")
+        found = []
+        for word in words:
+            spellings = [ids(word), ids(f" {word}")]
+            within = ids(f"\n{word}")
+            if within[: len(line)] == line and len(within) > len(line):
+                spellings.append(within[len(line) :])
+            found.append(spellings)
+        return found
 
     def _encode_prompt(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text

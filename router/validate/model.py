@@ -104,8 +104,11 @@ class Limits:
     bad_word_bytes: int = 256
     """Of one bad word."""
     logits_processors: int = 16
-    ngram_size: int = 64
+    processor_name_bytes: int = 256
+    ngram_size: int = 16
     """Of no_repeat_ngram_size: an engine keeps every n-gram."""
+    draft_tokens: int = 64
+    """Per output and step."""
     listed_ids: int = 16_384
     """In bad, allowed or stop_token_ids."""
     messages: int = 4096

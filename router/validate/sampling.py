@@ -8,6 +8,7 @@ import msgspec
 
 from router.errors import Range, Violations, shown
 from router.validate.model import SAMPLING_RANGES, Limits, Model
+from sluice.ring.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.ring.params import SamplingParams
 from sluice.v1 import sampling_pb2 as pb
 
@@ -52,8 +53,8 @@ def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations)
 
 
 def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
-    """Raises RequestError if no engine has one of these logits processors. `known`: what they have; None: there is no
-    engine to ask."""
+    """Raises RequestError if no engine has one of these logits processors. `known`: what they have; None: no engine has
+    said it."""
     if known is None:
         return
     bad = Violations()
@@ -64,20 +65,27 @@ def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
     bad.raise_if_any()
 
 
-def ban_words(sampling: SamplingParams, spellings: Sequence[Sequence[Sequence[int]]]) -> SamplingParams:
-    """`spellings`: the token ids that each bad word may be written with. Raises RequestError."""
+def ban_words(
+    sampling: SamplingParams, spellings: Sequence[Sequence[Sequence[int]]], vocab_size: int
+) -> SamplingParams:
+    """`spellings`: the token ids that each bad word may be written with. Those with a token that the model does not
+    have are left out: they cannot come. Raises RequestError."""
     if not spellings:
         return sampling
     bad, field = Violations(), "spec.sampling.bad_words"
-    words = [tuple(ids) for each in spellings for ids in each]
     for i, each in enumerate(spellings):
         if not all(each):
             bad.add(f"{field}[{i}]", "has no tokens")
+        bad.at_most(f"{field}[{i}]", max(map(len, each)), MAX_WORD_TOKENS, "tokens")
+    words = [tuple(ids) for each in spellings for ids in each if ids and max(ids) < vocab_size]
     single = {*sampling.bad_token_ids, *(word[0] for word in words if len(word) == 1)}
+    several = dict.fromkeys(word for word in words if len(word) > 1)
+    bad.at_most(field, sum(map(len, several)), MAX_WORDS_TOKENS, "tokens in words of several")
     if sampling.allowed_token_ids and single.issuperset(sampling.allowed_token_ids):
         bad.add(field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids")
+    if len(single) >= vocab_size:
+        bad.add(field, f"bans all {vocab_size} tokens of the vocabulary")
     bad.raise_if_any()
-    several = dict.fromkeys(word for word in words if len(word) > 1)
     return msgspec.structs.replace(sampling, bad_token_ids=tuple(sorted(single)), bad_words=tuple(several))
 
 
@@ -89,12 +97,11 @@ def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, b
     most = model.max_context_tokens if max_tokens is None else max_tokens
     if message.min_tokens > most:
         bad.add(f"{field}.min_tokens", f"is {message.min_tokens}, more than max_tokens or the context: {most}")
+    strings = _strings(f"{field}.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad)
     return Stopping(
         max_tokens=max_tokens,
         min_tokens=message.min_tokens,
-        strings=_strings(
-            "spec.stopping.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad
-        ),
+        strings=tuple(dict.fromkeys(strings)),
         token_ids=bad.id_set(f"{field}.stop_token_ids", message.stop_token_ids, limits.listed_ids, model.vocab_size),
         eos_token_ids=() if message.ignore_eos else model.eos_token_ids,
         include_stop=message.include_stop_in_output,
@@ -144,17 +151,20 @@ def _ngram_size(message: pb.SamplingParams, limits: Limits, bad: Violations) -> 
 
 def _processors(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
     field, given = "spec.sampling.logits_processors", message.logits_processors
-    return tuple(given) if bad.at_most(field, len(given), limits.logits_processors, "names") else ()
+    if not bad.at_most(field, len(given), limits.logits_processors, "names"):
+        return ()
+    for i, name in enumerate(given):
+        bad.at_most(f"{field}[{i}]", len(name.encode()), limits.processor_name_bytes, "bytes")
+    return tuple(given)
 
 
 def _strings(
     field: str, given: Sequence[str], most: int, unit: str, most_bytes: int, bad: Violations
 ) -> tuple[str, ...]:
-    """Without duplicates, in the caller's order."""
     if not bad.at_most(field, len(given), most, unit):
         return ()
     for i, each in enumerate(given):
         if not each:
             bad.add(f"{field}[{i}]", "is empty")
         bad.at_most(f"{field}[{i}]", len(each.encode()), most_bytes, "bytes")
-    return tuple(dict.fromkeys(given))
+    return tuple(given)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from router.errors import Range, RequestError, Violation, Violations, shown
 from router.validate.fields import reject_unbuilt
+from router.validate.guide import parse_guide
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
 from sluice.ring.errors import ErrorCode
-from sluice.ring.params import SamplingParams, TextParams
+from sluice.ring.params import Guide, SamplingParams, Speculation, TextParams
 from sluice.v1 import generation_pb2 as pb
 
 UNARY_INTERVAL = 128
@@ -57,6 +58,8 @@ class Spec:
     """Fingerprint of the model that generated them; empty: unknown."""
     client_id: int | None
     """For logits processors."""
+    speculation: Speculation
+    guide: Guide | None
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
 
@@ -76,13 +79,10 @@ class Spec:
 
 
 def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
-    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field.
-
-    An oversized guide is INVALID_ARGUMENT, although guides are not built yet.
-    """
+    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field."""
     # First what makes other violations pointless, then all of these in one answer.
     check_model(spec.model, model, "spec.model")
-    reject_unbuilt(spec, limits)
+    reject_unbuilt(spec)
     bad = Violations()
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
@@ -113,6 +113,8 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         streaming=streaming,
         resume=resume,
         engine_deaths=spec.engine_deaths,
+        guide=parse_guide(spec.guided, limits, bad),
+        speculation=_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=_resume_model(spec.resume, bad),
     )
@@ -214,6 +216,11 @@ def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations
         best_of = n
     if streaming and best_of > n:
         bad.add("spec.best_of", f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs")
+    if spec.resume and best_of > n:
+        bad.add(
+            "spec.best_of",
+            f"is {best_of}, must be {n} (n): with resume not all logprobs are known",
+        )
     return n, best_of
 
 
@@ -229,6 +236,17 @@ def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> flo
     if not spec.HasField("time_limit"):
         return None
     return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)
+
+
+def _speculation(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
+    field, most = "spec.speculation", None
+    if message.HasField("max_draft_tokens"):
+        most = message.max_draft_tokens
+        bad.within(f"{field}.max_draft_tokens", most, Range(0, limits.draft_tokens))
+    ids_field, ids = f"{field}.draft_token_ids", message.draft_token_ids
+    if bad.at_most(ids_field, len(ids), model.max_context_tokens, "ids"):
+        bad.token_ids(ids_field, ids, model.vocab_size)
+    return Speculation(most, tuple(ids))
 
 
 def _resume(

@@ -4,7 +4,8 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -22,14 +23,51 @@ def generate(
     top_p: TopP = None,
     seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="File of a JSON Schema that the output follows")] = None,
+    json_object: Annotated[bool, typer.Option("--json", help="The output is a JSON object")] = False,
+    regex: Annotated[str | None, typer.Option(help="Expression that the output matches")] = None,
+    grammar: Annotated[Path | None, typer.Option(help="File of a grammar (GBNF or Lark) for the output")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="The output is this or another choice; repeatable")] = None,
+    max_draft_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that are guessed and checked per step; 0: none. Speed, not output")
+    ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first")] = False,
 ) -> None:
     """Complete a text. Only the completion is written to stdout."""
     prompt = sys.stdin.read() if text == "-" else text
     options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     options |= Options(stop=stop, echo=echo or None)
+    guided = _guide(json_schema, regex, grammar, choice, json_object=json_object)
+    if guided:
+        options["guided"] = guided
+    if max_draft_tokens is not None:
+        options["speculation"] = {"max_draft_tokens": max_draft_tokens}
     with server.client() as client:
         print_stream(partial(client.stream, prompt, **options))
+
+
+def _guide(
+    json_schema: Path | None, regex: str | None, grammar: Path | None, choice: list[str] | None, *, json_object: bool
+) -> dict[str, Any]:
+    """The fields of sluice.v1.GuidedDecoding that are set. Raises typer.BadParameter for several."""
+    found: dict[str, Any] = {
+        "json_schema": _read(json_schema, "--json-schema"),
+        "json_object": {} if json_object else None,
+        "regex": regex,
+        "ebnf": _read(grammar, "--grammar"),
+        "choice": {"choices": choice} if choice else None,
+    }
+    guides = {name: value for name, value in found.items() if value is not None}
+    if len(guides) > 1:
+        raise typer.BadParameter("only one of --json-schema, --json, --regex, --grammar and --choice can be given")
+    return guides
+
+
+def _read(path: Path | None, option: str) -> str | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{option}: {path} cannot be read: {error}") from error
 
 
 def print_stream(start: Callable[[], Stream]) -> str:

@@ -1,9 +1,9 @@
 """A request to an executor, with the retention priorities of its KV cache blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, TypedDict, get_args
+from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
 from sluice.executor.errors import either
@@ -86,11 +86,13 @@ class CommonOptions(TypedDict, total=False):
     allotted_time_ms: Milliseconds | None
     cache_salt: str | None
     model: str | None
+    max_draft_tokens: int | None
 
 
 class RequestOptions(CommonOptions, total=False):
     lora_request: LoRARequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
+    draft_token_ids: Sequence[int] | None
 
 
 class BatchOptions(CommonOptions, total=False):
@@ -121,6 +123,10 @@ class GenerationRequest:
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
     model: str | None = None
+    max_draft_tokens: int | None = None
+    """Tokens that are guessed and checked per output and step; 0: none; None: as the engine is configured."""
+    draft_token_ids: Sequence[int] | None = None
+    """What you expect the output to be, from its first token on. Changes speed, never the output."""
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
     """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
@@ -162,7 +168,12 @@ class GenerationRequest:
             time_limit=self.allotted_seconds,
             model=self.model,
             client_id=self.client_id,
+            speculation=self._speculation(),
         )
+
+    def _speculation(self) -> Mapping[str, Any] | None:
+        given = {"max_draft_tokens": self.max_draft_tokens, "draft_token_ids": self.draft_token_ids}
+        return {name: value for name, value in given.items() if value is not None} or None
 
 
 def _is_token_ids(inputs: Prompt) -> bool:

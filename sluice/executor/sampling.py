@@ -29,9 +29,9 @@ class GuidedDecodingParams:
     """A JSON Schema."""
     regex: str | None = None
     grammar: str | None = None
-    """EBNF."""
+    """EBNF: GBNF or Lark."""
     json_object: bool = False
-    """Any JSON value."""
+    """Any JSON object."""
     structural_tag: str | None = None
 
     def __post_init__(self) -> None:

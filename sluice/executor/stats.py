@@ -56,6 +56,17 @@ class StaticBatchingStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SpecDecStats:
+    """Speculation in a step."""
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_requests_with_draft_tokens: int
+    acceptance_length: float
+    """Tokens that an output with drafts got, on average; 0.0 without any."""
+
+
+@dataclass(frozen=True, slots=True)
 class IterationStats:
     """One step of one engine."""
 
@@ -72,6 +83,7 @@ class IterationStats:
     kv_cache_stats: KvCacheStats
     inflight_batching_stats: InflightBatchingStats
     static_batching_stats: StaticBatchingStats
+    spec_dec_stats: SpecDecStats
 
     def to_json_str(self) -> str:
         return json.dumps(asdict(self))
@@ -119,6 +131,8 @@ class RequestStats:
     alloc_new_blocks_per_request: int
     reused_blocks_per_request: int
     missed_blocks_per_request: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
 
     def to_json_str(self) -> str:
         return json.dumps(asdict(self))
@@ -158,7 +172,18 @@ def read_step(stats: pb.EngineStats) -> IterationStats:
             num_gen_tokens=stats.total_generation_tokens,
             empty_gen_slots=stats.empty_generation_slots,
         ),
+        spec_dec_stats=SpecDecStats(
+            num_draft_tokens=stats.draft_tokens,
+            num_accepted_tokens=stats.accepted_draft_tokens,
+            num_requests_with_draft_tokens=stats.drafting_requests,
+            acceptance_length=_acceptance_length(stats),
+        ),
     )
+
+
+def _acceptance_length(stats: pb.EngineStats) -> float:
+    drafting = stats.drafting_requests
+    return (drafting + stats.accepted_draft_tokens) / drafting if drafting else 0.0
 
 
 def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats:
@@ -180,6 +205,8 @@ def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats
         alloc_new_blocks_per_request=stats.blocks_allocated,
         reused_blocks_per_request=stats.blocks_reused,
         missed_blocks_per_request=stats.blocks_missed,
+        num_draft_tokens=stats.draft_tokens,
+        num_accepted_draft_tokens=stats.accepted_draft_tokens,
     )
 
 

@@ -53,6 +53,7 @@ class ErrorCode(Enum):
     UNAUTHENTICATED = ("UNAUTHENTICATED", None)
     FORBIDDEN = ("PERMISSION_DENIED", None)
     AUTH_UNAVAILABLE = ("UNAVAILABLE", 1.0)
+    GUIDE_TOO_COMPLEX = ("INVALID_ARGUMENT", None)
     NOTHING_TO_SAMPLE = ("INVALID_ARGUMENT", None)
     PROCESSOR_FAILED = ("INTERNAL", None)
     STEP_FAILED = ("INTERNAL", None)
@@ -67,6 +68,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
     code: str
     """Name of an `ErrorCode`."""
     message: str
+    field: str = ""
+    """Path of the request's field that is at fault, such as "spec.guided.regex"; the message may quote its value."""
 
     @property
     def error_code(self) -> ErrorCode:

@@ -13,6 +13,10 @@ VERSION = 4
 
 MAX_SEQUENCES = 128
 """Per request."""
+MAX_WORD_TOKENS = 1024
+"""Of a bad word."""
+MAX_WORDS_TOKENS = 4096
+"""Of all bad words of a request together: an engine's step loop takes some microseconds for each."""
 MAX_STOP_CHARS = 1 << 20
 """In all stop strings of a request together: the search for them takes some hundred bytes per character."""
 
@@ -23,8 +27,9 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Total = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A count that never decreases."""
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-Word = Annotated[tuple[TokenId, ...], Meta(min_length=2, max_length=1024)]
+Word = Annotated[tuple[TokenId, ...], Meta(min_length=2, max_length=MAX_WORD_TOKENS)]
 """Token ids of a word of several."""
+NgramSize = Annotated[int, Meta(ge=0, le=16)]
 Index = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
 """Of a sequence in its request."""
 Sequences = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
@@ -42,6 +47,8 @@ Retention = Annotated[int, Meta(ge=0, le=100)]
 Logprobs = Annotated[int, Meta(ge=0, le=20)]
 Priority = Annotated[int, Meta(ge=0, le=9)]
 Salt = Annotated[str, Meta(max_length=1 << 16)]
+GuideText = Annotated[str, Meta(max_length=1 << 20)]
+"""Choices are sent as JSON, in which a byte may take six."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -1,14 +1,21 @@
 """A request's parameters, on the wire and in the services. The router has validated them."""
 
+from enum import Enum
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from sluice.ring.message import (
     MAX_STOP_CHARS,
+    MAX_WORDS_TOKENS,
     Amount,
     Count,
     Finite,
+    GuideText,
     Logprobs,
     Name,
+    NgramSize,
     Number,
     Part,
     Positive,
@@ -23,8 +30,8 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Applied in this order: logits processors, logit bias, bans (token ids, words, n-grams), penalties, temperature,
-    top-k, top-p, min-p (as in transformers)."""
+    """Applied in this order: logits processors, logit bias, bans (token ids, words, n-grams), penalties, the guide,
+    temperature, top-k, top-p, min-p (as in transformers)."""
 
     temperature: Amount = 1.0
     top_k: Count = 0
@@ -45,12 +52,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Empty: all."""
     bad_words: tuple[Word, ...] = ()
     """Words of several tokens, none of which is completed; those of a single one are in `bad_token_ids`."""
-    logits_processors: tuple[Name, ...] = ()
+    logits_processors: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     """Names of the engine's functions that change the logits first, in this order."""
-    no_repeat_ngram_size: Count = 0
+    no_repeat_ngram_size: NgramSize = 0
     """No sequence of so many tokens comes twice in prompt and output; 0 is off."""
     logprobs: Logprobs | None = None
     """Number of top alternatives to report with each chosen token. 0: the chosen one only; None: no logprobs."""
+
+    def __post_init__(self) -> None:
+        if sum(map(len, self.bad_words)) > MAX_WORDS_TOKENS:
+            raise ValueError(f"bad words of more than {MAX_WORDS_TOKENS} tokens")
 
     @property
     def greedy(self) -> bool:
@@ -87,6 +98,32 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if sum(map(len, self.stop)) > MAX_STOP_CHARS:
             raise ValueError(f"stop strings of more than {MAX_STOP_CHARS} characters")
+
+
+class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Guesses of the next tokens, which are checked several at a time. They change no token."""
+
+    max_draft_tokens: Count | None = None
+    """Per sequence and step; 0: none; None: as the engine is configured."""
+    draft_token_ids: tuple[TokenId, ...] = ()
+    """What the caller expects as the output, from its start."""
+
+
+class GuideKind(Enum):
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+class Guide(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the whole output has to match."""
+
+    kind: GuideKind
+    text: GuideText = ""
+    """The schema, expression, grammar or document; of CHOICE a JSON array of strings; of JSON_OBJECT empty."""
 
 
 DEFAULT_RETENTION = 35

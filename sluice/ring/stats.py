@@ -38,6 +38,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     step_seconds: Finite = 0.0
     max_host_blocks: Count = 0
     used_host_blocks: Count = 0
+    drafting_requests: Count = 0
+    draft_tokens: Count = 0
+    accepted_draft_tokens: Count = 0
 
 
 class Stage(IntEnum):
@@ -71,6 +74,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """Blocks found in the prefix cache instead."""
     blocks_missed: Count
     """Full prompt blocks that were not found there."""
+    draft_tokens: Count = 0
+    accepted_draft_tokens: Count = 0
 
     def queued(self, now: float) -> float:
         """Seconds from arrival until first scheduled, or until `now`."""

@@ -25,7 +25,7 @@ from sluice.ring.message import (
     Sequences,
     TokenId,
 )
-from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
+from sluice.ring.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 
 # Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
 # Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token.
@@ -62,6 +62,8 @@ class Submit(Message, frozen=True):
     """Sequences that ended in an earlier attempt: they are not run again."""
     alone: bool = False
     """Quarantine: nothing else runs beside it until it has brought more than PROBATION_TOKENS, or has ended."""
+    speculation: Speculation = Speculation()
+    guide: Guide | None = None
     client_id: Number | None = None
     """The caller's, for logits processors."""
 
@@ -147,6 +149,8 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     held: str = ""
     """Text after the last certain one, such as half a stop string. It is shown only with this end, which no token
     caused, because a resumed attempt may continue with other text."""
+    by_guide: bool = False
+    """With EOS: no token caused it, but a guide that nothing more can follow."""
 
 
 class TokenRow(NamedTuple):
@@ -161,6 +165,8 @@ class TokenRow(NamedTuple):
     logprobs: list[TokenLogprob]
     """One per token, or empty."""
     end: End | None
+    accepted: int = 0
+    """Of the tokens, how many were drafted."""
 
 
 class TextRow(NamedTuple):
@@ -174,6 +180,8 @@ class TextRow(NamedTuple):
     logprobs: list[TokenLogprob]
     text: str
     end: End | None
+    accepted: int = 0
+    """As in `TokenRow`."""
 
 
 class TokenBatch(Message, frozen=True):
@@ -192,6 +200,8 @@ class TokenBatch(Message, frozen=True):
     """By row index; only rows of requests that asked for them."""
     ends: dict[Count, End]
     """By row index."""
+    accepted: dict[Count, Count] = {}
+    """By row index; only rows with drafted tokens."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -210,6 +220,7 @@ class TokenBatch(Message, frozen=True):
             tokens=[token for row in rows for token in row.tokens],
             logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
             ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
+            accepted={i: row.accepted for i, row in enumerate(rows) if row.accepted},
         )
 
 
@@ -227,6 +238,7 @@ class TextBatch(Message, frozen=True):
     logprobs: dict[Count, list[TokenLogprob]]
     ends: dict[Count, End]
     text: list[str]
+    accepted: dict[Count, Count] = {}
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -245,6 +257,7 @@ class TextBatch(Message, frozen=True):
                 self.logprobs.get(i, []),
                 self.text[i],
                 self.ends.get(i),
+                self.accepted.get(i, 0),
             )
             at += count
 
@@ -262,7 +275,7 @@ def _check_columns(batch: TokenBatch | TextBatch) -> None:
     # A negative count could hide behind a right sum.
     if min(batch.count, default=0) < 0 or sum(batch.count) != len(batch.tokens):
         raise ValueError(f"{len(batch.tokens)} tokens for counts that sum to {sum(batch.count)}")
-    for rows in (batch.logprobs, batch.ends):
+    for rows in (batch.logprobs, batch.ends, batch.accepted):
         if any(not 0 <= row < size for row in rows):
             raise ValueError(f"a row outside 0..{size - 1}")
     for row, logprobs in batch.logprobs.items():

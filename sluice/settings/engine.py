@@ -120,6 +120,18 @@ class ProcessorNames:
 
 
 @dataclass(frozen=True)
+class GuideLimits:
+    """Guided decoding"""
+
+    guided_compile_seconds: PositiveSeconds = 5.0
+    """CPU seconds to compile a guide (a schema, an expression, a grammar); one that takes more is refused."""
+    guided_mask_seconds: PositiveSeconds = 0.05
+    """CPU seconds to find the tokens that a guide allows next; a sequence that takes more ends with an error."""
+    guided_memory: ByteCount = 1 << 30
+    """Memory of the process that follows guides, beyond its tokenizer."""
+
+
+@dataclass(frozen=True)
 class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Batching"""
 
@@ -127,6 +139,10 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Compute a long prompt in several steps, beside other sequences, instead of in one step of its own."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
     """How long prompts share the tokens of a step: one after the other, or evenly."""
+    max_draft_tokens: Annotated[int, Range(ge=0, le=64)] = 0
+    """Tokens that are drafted per sequence and step for requests that do not say; 0: none. See docs/speculation.md."""
+    max_draft_batch: Annotated[int, Range(ge=0, le=4096)] = 8
+    """Steps of more sequences have no drafts, which would slow down all of them; 0: no drafts at all."""
     block_reuse: bool = True
     """Reuse the KV cache blocks of common prompt prefixes."""
 

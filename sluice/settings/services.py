@@ -19,6 +19,7 @@ from sluice.settings.engine import (
     CAPACITY_POLICIES,
     Batching,
     Compute,
+    GuideLimits,
     KvCacheSize,
     Parallelism,
     ProcessorNames,
@@ -170,7 +171,7 @@ class RouterSettings(
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
-class EngineSettings(Parallelism, Batching, ProcessorNames, KvCacheSize, Compute, ServiceSettings):
+class EngineSettings(Parallelism, Batching, GuideLimits, ProcessorNames, KvCacheSize, Compute, ServiceSettings):
     """Engine"""
 
     role: ClassVar[Role] = "engine"

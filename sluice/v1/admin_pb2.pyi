@@ -596,6 +596,9 @@ class EngineStats(_message.Message):
     STEP_TIME_FIELD_NUMBER: _builtins.int
     MAX_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    DRAFTING_REQUESTS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
@@ -642,6 +645,12 @@ class EngineStats(_message.Message):
     """Blocks of the host tier."""
     used_host_blocks: _builtins.int
     """Of those, in use."""
+    drafting_requests: _builtins.int
+    """Outputs in this step with draft tokens."""
+    draft_tokens: _builtins.int
+    """Draft tokens that this step checked."""
+    accepted_draft_tokens: _builtins.int
+    """Of those, accepted."""
     model_fingerprint: _builtins.str
     """Hash of weights and configuration. The engines of a ring should agree on it."""
     model_version: _builtins.str
@@ -681,12 +690,15 @@ class EngineStats(_message.Message):
         step_time: _duration_pb2.Duration | None = ...,
         max_host_blocks: _builtins.int = ...,
         used_host_blocks: _builtins.int = ...,
+        drafting_requests: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_draft_tokens: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
         model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "active_requests", b"active_requests", "context_requests", b"context_requests", "draft_tokens", b"draft_tokens", "drafting_requests", b"drafting_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -760,6 +772,8 @@ class RequestStats(_message.Message):
     BLOCKS_ALLOCATED_FIELD_NUMBER: _builtins.int
     BLOCKS_REUSED_FIELD_NUMBER: _builtins.int
     BLOCKS_MISSED_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Id of the engine."""
     request_id: _builtins.str
@@ -780,6 +794,10 @@ class RequestStats(_message.Message):
     """KV blocks reused from the cache."""
     blocks_missed: _builtins.int
     """Full blocks of its prompt that were not in the cache."""
+    draft_tokens: _builtins.int
+    """Draft tokens that were checked."""
+    accepted_draft_tokens: _builtins.int
+    """Of those, accepted."""
     @_builtins.property
     def arrival(self) -> _timestamp_pb2.Timestamp:
         """When the engine received it."""
@@ -818,10 +836,12 @@ class RequestStats(_message.Message):
         blocks_allocated: _builtins.int = ...,
         blocks_reused: _builtins.int = ...,
         blocks_missed: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "last_token", b"last_token", "queued", b"queued"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "blocks_allocated", b"blocks_allocated", "blocks_missed", b"blocks_missed", "blocks_reused", b"blocks_reused", "cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "generated_tokens", b"generated_tokens", "last_token", b"last_token", "pauses", b"pauses", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "request_id", b"request_id", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "arrival", b"arrival", "blocks_allocated", b"blocks_allocated", "blocks_missed", b"blocks_missed", "blocks_reused", b"blocks_reused", "cached_tokens", b"cached_tokens", "draft_tokens", b"draft_tokens", "engine_id", b"engine_id", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "generated_tokens", b"generated_tokens", "last_token", b"last_token", "pauses", b"pauses", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "request_id", b"request_id", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -314,17 +314,21 @@ Global___ResumeFrom: _TypeAlias = ResumeFrom  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
-    """Speculative decoding for one request."""
+    """Speculative decoding for one request: guesses of the next tokens, several of which are checked in one step. Speed
+    is all that they change: tokens, text and log-probabilities are those of the same request without it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     max_draft_tokens: _builtins.int
-    """Longest draft per step. 0 turns speculation off."""
+    """Longest draft per output and step, at most 64. 0: none. Unset: as the engine is configured."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens the caller expects next; tried first."""
+        """What the output is expected to be, from its first token: drafts while the output equals it, afterwards searched for
+        what may follow. Such as a file before an edit.
+        """
 
     def __init__(
         self,
@@ -1046,7 +1050,7 @@ class Usage(_message.Message):
     cached_tokens: _builtins.int
     """Prompt tokens from the prefix cache."""
     accepted_draft_tokens: _builtins.int
-    """Draft tokens that were accepted."""
+    """Draft tokens that were accepted, so many steps were saved. After a recovery, of the engine that ended the output."""
     def __init__(
         self,
         *,

@@ -272,7 +272,11 @@ Global___StoppingCriteria: _TypeAlias = StoppingCriteria  # noqa: Y015
 
 @_typing.final
 class GuidedDecoding(_message.Message):
-    """Constrain the output. At most one."""
+    """Constrains the whole output: at each position only tokens that can lead to a match can be chosen, and the model's end
+    tokens only where the match is complete. Where nothing can follow, the output ends with FINISH_REASON_EOS. Up to
+    65,536 bytes. A guide that cannot be compiled ends the call with INVALID_ARGUMENT, one that takes too long or too much
+    memory with reason GUIDE_TOO_COMPLEX.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -283,16 +287,19 @@ class GuidedDecoding(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """JSON Schema text (draft 2020-12)."""
+    """JSON Schema text (draft 2020-12). A keyword that is not supported is an error."""
     regex: _builtins.str
-    """Full-match regular expression, RE2 syntax."""
+    """Regular expression that the whole output matches: Rust's syntax, without look-around and back-references."""
     ebnf: _builtins.str
-    """EBNF grammar text."""
+    """Grammar: GBNF (`root ::= ...`) or Lark (`start: ...`)."""
     structural_tag: _builtins.str
-    """Structural tag document."""
+    """Free text with structures in it, as JSON: {"structures": [{"begin": "<f>", "schema": {...}, "end": "</f>"}],
+    "triggers": ["<f"]}. Where the text contains a trigger, one of the structures that begin with it must follow, with
+    JSON of its schema and its end.
+    """
     @_builtins.property
     def json_object(self) -> Global___JsonObject:
-        """Any JSON value."""
+        """Any JSON object."""
 
     @_builtins.property
     def choice(self) -> Global___ChoiceList:

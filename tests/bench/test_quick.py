@@ -8,7 +8,9 @@ import pytest
 
 from bench.catalog import TOPICS
 from bench.page import load
+from bench.topics.guided import GUIDES, PLAIN
 from bench.topics.programs import ALL, KINDS
+from bench.topics.speculation import EDIT
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "peers", "long_context")
@@ -17,7 +19,7 @@ LIKE_PEERS = ("peers_large",)
 CROWDED = ("overload", "slow_reader")
 DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
-SCHEDULED = ("policies", "scheduler", "programs")
+SCHEDULED = ("policies", "scheduler", "programs", "speculation")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,7 +37,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(TOPICS) == {"router", "cache", "steps", *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
+    assert set(TOPICS) == {"router", "cache", "steps", "guided", *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
 
 
 @pytest.mark.long
@@ -79,6 +81,14 @@ def test_quick_of_the_scheduler(tmp_path):
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
     assert {point.kind for point in found["programs"].points} == {*KINDS, ALL}
+    assert all(point.plain > 0 for point in found["speculation"].points)
+    assert found["speculation"].of(EDIT)[0].steps_saved > 0
+
+
+def test_quick_of_guides(tmp_path):
+    found = bench(["guided"], tmp_path)["guided"]
+    assert {point.guide for point in found.points} == {PLAIN, *GUIDES}
+    assert all(wait.milliseconds > 0 for wait in found.waits)
 
 
 @pytest.mark.long

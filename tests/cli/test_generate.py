@@ -10,7 +10,7 @@ import pytest
 
 from sluice.cli.generate import print_stream
 from sluice.client import Chunk, Usage
-from sluice.v1 import generation_pb2
+from sluice.v1 import generation_pb2, sampling_pb2
 from tests.fakes.server import Failure, bad_request
 
 
@@ -29,7 +29,7 @@ def test_text_without_a_last_newline_gets_one(sluice) -> None:
 def test_options(sluice, script) -> None:
     result = sluice(
         *("generate", "hi", "--max-tokens", "5", "--temperature", "0", "--seed", "3"),
-        *("--stop", "a", "--stop", "b", "--top-k", "4", "--top-p", "0.5", "--echo"),
+        *("--stop", "a", "--stop", "b", "--top-k", "4", "--top-p", "0.5", "--echo", "--max-draft-tokens", "0"),
     )
     assert result.exit_code == 0
     spec = script.seen[-1].spec
@@ -39,6 +39,7 @@ def test_options(sluice, script) -> None:
     assert spec.sampling.HasField("temperature")
     assert (spec.sampling.temperature, spec.sampling.seed, spec.sampling.top_k, spec.sampling.top_p) == (0, 3, 4, 0.5)
     assert spec.output.echo
+    assert spec.speculation == generation_pb2.Speculation(max_draft_tokens=0)
 
 
 def test_unset_options_stay_unset(sluice, script) -> None:
@@ -47,6 +48,37 @@ def test_unset_options_stay_unset(sluice, script) -> None:
     assert (spec.sampling.ListFields(), spec.stopping.ListFields()) == ([], [])
     # What a stream that breaks is resumed from.
     assert spec.output == generation_pb2.OutputOptions(token_ids=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "guide"),
+    [
+        (["--json-schema", "FILE"], {"json_schema": "{}"}),
+        (["--json"], {"json_object": {}}),
+        (["--regex", "a+"], {"regex": "a+"}),
+        (["--grammar", "FILE"], {"ebnf": "{}"}),
+        (["--choice", "yes", "--choice", "no"], {"choice": {"choices": ["yes", "no"]}}),
+    ],
+    ids=str,
+)
+def test_a_guide(sluice, script, tmp_path, arguments, guide) -> None:
+    file = tmp_path / "guide"
+    file.write_text("{}")
+    assert sluice("generate", "hi", *[str(file) if each == "FILE" else each for each in arguments]).exit_code == 0
+    assert script.seen[-1].spec.guided == sampling_pb2.GuidedDecoding(**guide)
+
+
+def test_several_guides_are_refused(sluice, script) -> None:
+    result = sluice("generate", "hi", "--json", "--regex", "a")
+    assert result.exit_code == 2
+    assert "only one of" in result.stderr
+    assert not script.seen
+
+
+def test_a_guide_that_cannot_be_read(sluice, tmp_path) -> None:
+    result = sluice("generate", "hi", "--json-schema", str(tmp_path / "missing"))
+    assert result.exit_code == 2
+    assert "--json-schema" in result.stderr
 
 
 def test_prompt_from_stdin(sluice, script) -> None:

@@ -245,29 +245,37 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
 
 
 @pytest.mark.parametrize("tokens", [[], [2], [2, 2]])
-@pytest.mark.parametrize("reason", [FinishReason.ABORTED, FinishReason.TIME_LIMIT])
-def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(reason, tokens):
+@pytest.mark.parametrize(
+    "end",
+    [
+        End(FinishReason.ABORTED, TIMES),
+        End(FinishReason.TIME_LIMIT, TIMES),
+        End(FinishReason.EOS, TIMES, by_guide=True),
+    ],
+)
+def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(end, tokens):
     """Whoever has these tokens and not the end goes on after the text without it."""
     stream = new(Words(["a", "st", "b"], "?"), TextParams(stop=("stop",)))
     stream.ingest(0, [*tokens, 0, 1], [], None)
-    stream.ingest(len(tokens) + 2, [], [], End(reason, TIMES))
+    stream.ingest(len(tokens) + 2, [], [], end)
     assert stream.advance(1.0)
     assert stream.row()[1:5] == (0, [*tokens, 0, 1], [], "b" * len(tokens) + "a")
     assert stream.end.held == "st?"
 
 
 def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
-    for reason, text in [
-        (FinishReason.ABORTED, "st"),
-        (FinishReason.TIME_LIMIT, "st"),
-        (FinishReason.ERROR, ""),
+    for end, text in [
+        (End(FinishReason.ABORTED, TIMES), "st"),
+        (End(FinishReason.TIME_LIMIT, TIMES), "st"),
+        (End(FinishReason.ERROR, TIMES), ""),
+        (End(FinishReason.EOS, TIMES, by_guide=True), "st"),
         # The caller has the last token's row, and with it this.
-        (FinishReason.LENGTH, ""),
-        (FinishReason.EOS, ""),
+        (End(FinishReason.LENGTH, TIMES), ""),
+        (End(FinishReason.EOS, TIMES), ""),
     ]:
         stream = new(Words(["a", "st"]), TextParams(stop=("stop",)), [0, 1])
         replay(stream)
-        stream.ingest(2, [], [], End(reason, TIMES))
+        stream.ingest(2, [], [], end)
         assert stream.advance(1.0)
         assert (stream.row()[4], stream.end.held) == ("", text)
 

@@ -145,6 +145,15 @@ def test_a_backlog_is_joined_per_sequence_before_it_is_decoded():
     assert [one.rank for one in next(sent[1].rows()).logprobs] == [*range(1, 9)]
 
 
+def test_accepted_drafts_are_counted_once_and_passed_on():
+    bench = Bench()
+    opens = [opened(1, interval=3), opened(2)]
+    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0, 1, 2])._replace(accepted=2), opens=opens))
+    bench.handle(batch(row(1, 1, [1, 2])._replace(accepted=1), row(2, 3, [3])))
+    found = [(r.request, r.offset, r.accepted) for sent in bench.lanes["router"].batches for r in sent.rows()]
+    assert found == [(2, 0, 2), (1, 0, 1), (2, 3, 0)]
+
+
 def test_output_goes_to_the_router_of_each_stream_in_one_batch_each():
     bench = Bench()
     opens = [opened(request, router=f"router-{request % 3}") for request in range(9)]

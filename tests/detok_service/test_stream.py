@@ -160,7 +160,7 @@ def test_held_text_is_shown_at_the_end():
     assert row_of(stream).text == "a"
     stream.ingest(2, [], [], LENGTH)
     assert stream.advance(1.0)
-    assert row_of(stream)[3:] == (2, [], [], "st", LENGTH)
+    assert row_of(stream)[3:8] == (2, [], [], "st", LENGTH)
 
 
 def test_after_an_error_nothing_is_flushed():
@@ -198,7 +198,7 @@ def test_seen_tokens_are_dropped():
         stream.ingest(offset, tokens, logprobs(tokens, offset), None)
     stream.ingest(3, [3, 4, 5], logprobs([3, 4, 5], 3), LENGTH)
     assert stream.advance(1.0)
-    assert row_of(stream)[3:] == (0, [*range(6)], logprobs(range(6)), "abcdef", LENGTH)
+    assert row_of(stream)[3:8] == (0, [*range(6)], logprobs(range(6)), "abcdef", LENGTH)
 
 
 def test_a_hole_ends_the_stream_after_what_came_before_it():
@@ -247,7 +247,7 @@ def test_what_is_not_taken_is_joined():
     for offset in range(3):
         stream.ingest(offset, [offset], logprobs([offset], offset), LENGTH if offset == 2 else None)
         assert stream.advance(1.0)
-    assert row_of(stream)[3:] == (0, [0, 1, 2], logprobs([0, 1, 2]), "abc", LENGTH)
+    assert row_of(stream)[3:8] == (0, [0, 1, 2], logprobs([0, 1, 2]), "abc", LENGTH)
 
 
 def test_times_of_a_stop_string():

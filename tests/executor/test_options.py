@@ -161,6 +161,8 @@ REQUEST = {
     "cache_salt": "tenant",
     "model": "m",
     "client_id": 5,
+    "max_draft_tokens": 0,
+    "draft_token_ids": [3, 4],
 }
 
 
@@ -183,6 +185,7 @@ def test_options_of_a_request() -> None:
     assert (found.request_id, found.lora_id, found.model, found.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)
     assert found.time_limit.ToTimedelta() == timedelta(seconds=1.5)
     assert (found.kv_cache.salt, found.client_id) == ("tenant", 5)
+    assert found.speculation == pb.Speculation(max_draft_tokens=0, draft_token_ids=[3, 4])
     assert found.output.token_ids
 
 

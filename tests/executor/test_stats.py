@@ -40,6 +40,9 @@ def test_steps(address, script) -> None:
         tokens_per_second=18.5,
         max_host_blocks=16,
         used_host_blocks=17,
+        drafting_requests=2,
+        draft_tokens=8,
+        accepted_draft_tokens=5,
         time=Timestamp(seconds=100, nanos=500_000_000),
         step_time=Duration(nanos=2_000_000),
     )
@@ -80,6 +83,12 @@ def test_steps(address, script) -> None:
             "num_gen_tokens": 10,
             "empty_gen_slots": 11,
         },
+        "spec_dec_stats": {
+            "num_draft_tokens": 8,
+            "num_accepted_tokens": 5,
+            "num_requests_with_draft_tokens": 2,
+            "acceptance_length": 3.5,
+        },
     }
 
 
@@ -102,6 +111,8 @@ def test_requests(address, script) -> None:
         blocks_allocated=8,
         blocks_reused=9,
         blocks_missed=10,
+        draft_tokens=11,
+        accepted_draft_tokens=12,
     )
     ours = pb.RequestStats(request_id=wire_id, stage=99)
     older = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
@@ -127,6 +138,8 @@ def test_requests(address, script) -> None:
         "alloc_new_blocks_per_request": 8,
         "reused_blocks_per_request": 9,
         "missed_blocks_per_request": 10,
+        "num_draft_tokens": 11,
+        "num_accepted_draft_tokens": 12,
     }
     assert (second.id, second.stage) == (1, RequestStage.UNKNOWN)
 

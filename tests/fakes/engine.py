@@ -12,7 +12,7 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.step import Runner
 from sluice.ring.errors import FinishReason
-from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
+from sluice.ring.params import RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
 from tests.fakes.clock import Clock
@@ -43,6 +43,7 @@ def spec_of(
     resume: dict[int, list[int]] | None = None,
     ended: tuple[int, ...] = (),
     alone: bool = False,
+    speculation: Speculation = Speculation(),  # noqa: B008 - frozen
     **stopping,
 ) -> Submit:
     return Submit(
@@ -64,6 +65,7 @@ def spec_of(
         resume=resume or {},
         ended=list(ended),
         alone=alone,
+        speculation=speculation,
     )
 
 

@@ -36,6 +36,8 @@ class Stream:
         self.tokens: list[int] = [*resumed]
         self.resumed = len(self.tokens)
         self.logprobs: list = []
+        self.accepted = 0
+        """Draft tokens."""
         self.end: End | None = None
 
 
@@ -81,4 +83,5 @@ class Receiver:
             assert row.offset == len(stream.tokens), f"{row} at {len(stream.tokens)}"
             stream.tokens += row.tokens
             stream.logprobs += row.logprobs
+            stream.accepted += row.accepted
             stream.end = row.end

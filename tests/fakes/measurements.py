@@ -15,6 +15,7 @@ from bench.systems.router_alone import Seen
 from bench.systems.step_profile import PARTS
 from bench.topics import (
     cache,
+    guided,
     long_context,
     long_prompt,
     peers,
@@ -24,6 +25,7 @@ from bench.topics import (
     router,
     scheduler,
     slow_reader,
+    speculation,
     steps,
 )
 
@@ -95,6 +97,24 @@ def programs_result() -> programs.ProgramsResult:
         for prompt in (128, 4096)
     ]
     return programs.ProgramsResult((1, 8), (128, 4096), points=points)
+
+
+def speculation_result() -> speculation.SpeculationResult:
+    points = [
+        speculation.SpeculationPoint(kind, batch, 400.0 * batch, 0.9 + 2.0 / (i + batch), 0.5 / (i + batch))
+        for i, kind in enumerate(speculation.KINDS)
+        for batch in (1, 4, 16)
+    ]
+    return speculation.SpeculationResult((1, 4, 16), points=points)
+
+
+def guided_result() -> guided.GuidedResult:
+    points = [
+        guided.GuidedPoint(name, streams, 2.0 * streams + i, 1.0 + 0.02 * i)
+        for streams in (1, 32)
+        for i, name in enumerate((guided.PLAIN, *guided.GUIDES))
+    ]
+    return guided.GuidedResult(points=points, waits=[guided.Wait(name, 12.0) for name in guided.GUIDES])
 
 
 def cache_result() -> cache.CacheResult:
@@ -225,6 +245,8 @@ RESULTS = {
     "scheduler": scheduler_result,
     "steps": steps_result,
     "programs": programs_result,
+    "speculation": speculation_result,
+    "guided": guided_result,
     "cache": cache_result,
     "peers": peers_result,
     "peers_large": peers_result,

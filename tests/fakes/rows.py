@@ -18,6 +18,7 @@ def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]
         logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
         ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
         text=[row.text for row in rows],
+        accepted={i: row.accepted for i, row in enumerate(rows) if row.accepted},
     )
 
 
@@ -25,5 +26,6 @@ def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:
     at = 0
     for i, count in enumerate(batch.count):
         row = batch.request[i], batch.attempt[i], batch.sequence[i], batch.offset[i]
-        yield TokenRow(*row, batch.tokens[at : at + count], batch.logprobs.get(i, []), batch.ends.get(i))
+        rest = batch.logprobs.get(i, []), batch.ends.get(i), batch.accepted.get(i, 0)
+        yield TokenRow(*row, batch.tokens[at : at + count], *rest)
         at += count

@@ -1,10 +1,10 @@
 """A runner without a model: its next token is a function of all tokens before, read back from the cache blocks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from engine_worker.step import DeviceLostError, Draw, Drawn, Move, MoveKind, Slice, Step
+from engine_worker.step import DeviceLostError, Draw, Drawn, Move, MoveKind, Preparation, Slice, Step
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
@@ -76,6 +76,8 @@ class ScriptedRunner:
         self.weights = 0
         """Other ones draw other tokens."""
         self.steps: list[Step] = []
+        self.preparations: dict[int, Preparation] = {}
+        """What requests wait for, by number."""
         self.computed = 0
         self.violations: list[str] = []
         self.fail: str | None = None
@@ -94,6 +96,9 @@ class ScriptedRunner:
         self._refused: ScriptedLaunch | None = None
         self._forgiven: set[int] = set()
         """Ids of slices that go on where a failed step left nothing."""
+
+    def prepare(self, spec: Submit) -> Preparation | None:
+        return self.preparations.get(spec.request)
 
     def programs(self, spec: Submit) -> list[object]:
         """The prompt, so that draws can be checked."""
@@ -157,12 +162,7 @@ class ScriptedRunner:
         self._move(step.moves)
         for part in step.slices:
             self._write(part)
-        contexts = [self._read(part) for part in step.slices]
-        drawn = [
-            self._draw(*context, draw)
-            for part, context in zip(step.slices, contexts, strict=True)
-            for draw in part.draws
-        ]
+        drawn = [self._draw(*self._read(part, behind), draw) for part in step.slices for behind, draw in drawing(part)]
         if fail == "after":
             self._raise()
         return drawn
@@ -195,11 +195,12 @@ class ScriptedRunner:
             slots[offset] = (token, state)
             self.computed += 1
 
-    def _read(self, part: Slice) -> tuple[list[int], int]:
-        """The tokens that the slice's context holds, as far as its first token sees, and the digest of all."""
+    def _read(self, part: Slice, behind: int) -> tuple[list[int], int]:
+        """The tokens that the slice's context holds without its last `behind`, as far as its first token sees, and the
+        digest of all."""
         first = 0 if self.window is None else max(0, part.start - self.window + 1)
         state, tokens = 0, []
-        for position in range(first, part.start + len(part.tokens)):
+        for position in range(first, part.start + len(part.tokens) - behind):
             slots, offset = self._slots(part, position)
             found = slots[offset]
             if id(part) in self._forgiven:
@@ -215,9 +216,10 @@ class ScriptedRunner:
     def _draw(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
         if not tokens:
             return Drawn(0)
-        expected = [*draw.program, *draw.output]
+        output = [*draw.output, *draw.drafted]
+        expected = [*draw.program, *output]
         seen = expected[len(expected) - len(tokens) :]
-        if tokens != seen or state != digest(expected) or len(draw.output) != draw.position:
+        if tokens != seen or state != digest(expected) or len(output) != draw.position:
             self.violations.append(f"{draw} from {tokens}")
         if self.window is None and len(tokens) != len(expected):
             self.violations.append(f"{draw} after {len(tokens)} tokens")
@@ -303,6 +305,14 @@ class ScriptedLaunch:
         token = 0 if before is None or before.error is not None else before._drawn[part.follows].token
         draws = tuple(replace(draw, output=(*draw.output, token)) for draw in part.draws)
         return replace(part, tokens=(*part.tokens[:-1], token), draws=draws, follows=None)
+
+
+def drawing(part: Slice) -> Iterator[tuple[int, Draw]]:
+    """The slice's draws, each with how many of its tokens come after it."""
+    if part.drafts and len(part.draws) != part.drafts + 1:
+        raise AssertionError(f"{len(part.draws)} draws for {part.drafts} drafts")
+    for i, draw in enumerate(part.draws):
+        yield (part.drafts - i if part.drafts else 0), draw
 
 
 def logprob_of(token: int, sampling: SamplingParams) -> TokenLogprob | None:

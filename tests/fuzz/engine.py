@@ -16,7 +16,16 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
-from sluice.ring.params import RangeRetention, RetentionParams, SamplingParams, StopParams, TextParams
+from sluice.ring.params import (
+    Guide,
+    GuideKind,
+    RangeRetention,
+    RetentionParams,
+    SamplingParams,
+    Speculation,
+    StopParams,
+    TextParams,
+)
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from sluice.settings.services import EngineSettings
 from tests.fakes.rows import rows_of
@@ -62,7 +71,7 @@ def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
 def templates(epoch: int, sink: str) -> list[Message]:
     """Of every kind that an engine takes."""
     everything = SamplingParams(
-        0.7, 40, 0.9, 0.05, 1.1, 0.5, 0.5, 7, ((3, 1.5), (4, -2.0)), (5,), (), 2
+        0.7, 40, 0.9, 0.05, 1.1, 0.5, 0.5, 7, ((3, 1.5), (4, -2.0)), (5,), (), ((6, 7), (6, 8, 9)), (), 3, 2
     )  # fmt: skip
     return [
         submit(epoch, sink, sink),
@@ -81,6 +90,8 @@ def templates(epoch: int, sink: str) -> list[Message]:
             resume={1: [4, 5]},
             ended=[2],
             retention=RetentionParams((RangeRetention(0, 4, 50, 1.5),), 20, 3.0),
+            guide=Guide(GuideKind.REGEX, "a+"),
+            speculation=Speculation(4, (5, 6)),
         ),
         submit(epoch, sink, sink, request=13, prompt=list(range(20)), stopping=StopParams(3)),
         Cancel(11, 0, epoch),

@@ -9,6 +9,7 @@ import structlog
 from engine_worker.backend import load_runner
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
+from engine_worker.guided.guides import Guides
 from engine_worker.hooks import Hooks, Report
 from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
@@ -16,7 +17,7 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching, ChunkingPolicy
@@ -45,6 +46,7 @@ class EngineHarness:
         kv_host_memory: int = 0,
         tokens_per_block: int = 16,
         attention: str = "cpu",
+        max_draft_batch: int = 8,
         overlap: bool = False,
         max_attention_window: tuple[int, ...] = (),
         policy: str = "max_utilization",
@@ -54,6 +56,7 @@ class EngineHarness:
         backend: str = "torch",
         quantize: str = "none",
         kv_precision: str = "auto",
+        guides: Guides | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -78,6 +81,7 @@ class EngineHarness:
         else:
             self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
             runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore)
+        runner.guides = guides
         batching = Batching(
             max_batch_size,
             max_tokens_per_step,
@@ -85,6 +89,7 @@ class EngineHarness:
             block_reuse=block_reuse,
             context_chunking_policy=chunking,
             capacity_scheduler_policy=policy,
+            max_draft_batch=max_draft_batch,
         )
         longest = longest_sequence(runner, batching, checkpoint.max_context_tokens)
         self.receiver = Receiver()
@@ -129,6 +134,8 @@ class EngineHarness:
         salt: str = "",
         resume: dict[int, list[int]] | None = None,
         ended: Iterable[int] = (),
+        speculation: Speculation = Speculation(),  # noqa: B008 - frozen
+        guide: Guide | None = None,
     ) -> int:
         number = next(self._numbers)
         self._inbox.append(
@@ -149,6 +156,8 @@ class EngineHarness:
                 router="mem://router",
                 resume=resume or {},
                 ended=list(ended),
+                speculation=speculation,
+                guide=guide,
             )
         )
         return number

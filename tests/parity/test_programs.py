@@ -13,6 +13,7 @@ COUNT = 8
 RULES = {
     "n-grams": {"no_repeat_ngram_size": 2},
     "no token twice": {"no_repeat_ngram_size": 1},
+    "bad words": {},
     "penalty": {"repetition_penalty": 1.2},
     "all": {"no_repeat_ngram_size": 3, "repetition_penalty": 1.05},
 }
@@ -40,7 +41,7 @@ def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, rul
         setattr(model.generation_config, name, value)
     # Pairs and triples that come without a rule.
     words = [output[i : i + 2 + i % 2] for output in undisturbed for i in range(3, MAX_TOKENS - 3, 7)]
-    if rule == "all":
+    if rule in ("all", "bad words"):
         model.generation_config.bad_words_ids = words
         rules["bad_words"] = tuple(map(tuple, words))
     try:

@@ -1,12 +1,19 @@
 """A model over two ranks gives the tokens and the logprobs of one."""
 
+from contextlib import closing
+
 import pytest
 
+from engine_worker.guided.guides import Guides
+from engine_worker.guided.processes import Model
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
+from sluice.settings.engine import GuideLimits
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.parity.harness import EngineHarness
 
+GUIDE = Guide(GuideKind.REGEX, "([a-z]{2,5} = [0-9]+\n){9}")
 KINDS = [
     {"temperature": 0.0},
     {"temperature": 0.7},
@@ -16,16 +23,18 @@ KINDS = [
 ]
 
 
-def generate(folder, vocabulary: int, **options) -> list:
+def generate(folder, vocabulary: int, speculation: Speculation = Speculation(), **options) -> list:  # noqa: B008
     """Requests of every kind, one of them with three sequences; their tokens and logprobs."""
     harness = EngineHarness(folder, kv_cache_tokens=2048, max_batch_size=16, max_tokens_per_step=48, **options)
     try:
         numbers = [
-            harness.submit(
+            harness.send(
                 [(7 * i + 3 * j) % vocabulary for j in range(5 + 13 * i)],
                 SamplingParams(seed=i, logprobs=2, **KINDS[i % len(KINDS)]),
-                max_tokens=6 + i,
+                StopParams(max_tokens=6 + i),
                 n=3 if i == 5 else 1,
+                speculation=speculation,
+                guide=GUIDE if "guides" in options else None,
             )
             for i in range(8)
         ]
@@ -40,7 +49,10 @@ def generate(folder, vocabulary: int, **options) -> list:
 
 def check(folder, vocabulary: int, size: int = 2, **options) -> None:
     expected = generate(folder, vocabulary, **options)
-    found = generate(folder, vocabulary, tensor_parallel=size, **options)
+    compare(generate(folder, vocabulary, tensor_parallel=size, **options), expected)
+
+
+def compare(found: list, expected: list) -> None:
     for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
         assert tokens == right_tokens
         assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
@@ -50,6 +62,20 @@ def check(folder, vocabulary: int, size: int = 2, **options) -> None:
 def test_the_tiny_model(overlap):
     """Qwen3: two KV heads, one for each rank; tied embeddings."""
     check(tiny_model.path(), 4096, overlap=overlap)
+
+
+def test_drafts():
+    """What one rank draws without drafts. Half of what is expected is wrong."""
+    expected = generate(tiny_model.path(), 4096)
+    drafts = tuple(token + i % 2 for i, token in enumerate(expected[6][0]))
+    found = generate(tiny_model.path(), 4096, Speculation(4, drafts), tensor_parallel=2, max_draft_batch=16)
+    compare(found, expected)
+
+
+def test_guides():
+    checkpoint = open_checkpoint(str(tiny_model.path()))
+    with closing(Guides(Model.of(checkpoint), GuideLimits())) as guides:
+        check(tiny_model.path(), checkpoint.vocab_size, guides=guides)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello
-from sluice.ring.message import MAX_STOP_CHARS
+from sluice.ring.message import MAX_STOP_CHARS, MAX_WORDS_TOKENS
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import (
     Cancel,
@@ -86,6 +86,8 @@ def changed(message, **fields):
         *((changed(SUBMIT, sampling=SamplingParams(logprobs=n)), ToEngine) for n in (-1, 21, 2**60)),
         (changed(SUBMIT, sampling=SamplingParams(logit_bias=((-1, 1.0),))), ToEngine),
         (changed(SUBMIT, sampling=SamplingParams(repetition_penalty=0.0)), ToEngine),
+        (changed(SUBMIT, sampling=SamplingParams(no_repeat_ngram_size=17)), ToEngine),
+        (changed(SUBMIT, sampling=SamplingParams(logits_processors=("p",) * 17)), ToEngine),
         (changed(SUBMIT, stopping=StopParams(max_tokens=2**60)), ToEngine),
         (Cancel(1, 0, 1, 2**60), ToEngine),
         (Hello("r", "x" * 1025), ToEngine),
@@ -112,3 +114,11 @@ def test_stop_strings_are_bounded_together():
     params = msgspec.to_builtins(TextParams()) | {"stop": [half, half, "x"]}
     with pytest.raises(msgspec.ValidationError):
         decode(params, TextParams)
+
+
+def test_bad_words_are_bounded_together():
+    words = tuple((i, 1) for i in range(MAX_WORDS_TOKENS // 2))
+    assert SamplingParams(bad_words=words).bad_words
+    params = msgspec.to_builtins(SamplingParams()) | {"bad_words": [*words, (1, 2)]}
+    with pytest.raises(msgspec.ValidationError, match="bad words"):
+        decode(params, SamplingParams)

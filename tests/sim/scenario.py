@@ -6,8 +6,9 @@ from functools import partial
 from random import Random
 from random import seed as seed_all
 
+from sluice.ring.params import StopParams
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.runner import VOCAB
+from tests.fakes.runner import VOCAB, continuation
 from tests.sim.clients import Asked, SimClient, Story
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, Weather
@@ -122,6 +123,8 @@ def _request(random: Random) -> Asked:
         spec.output.stream_interval = random.randint(2, 9)
     if random.random() < 0.25:
         spec.output.logprobs = random.randint(0, 2)
+    if random.random() < 0.4:
+        _speculate(spec, random)
     spec.output.token_ids = True
     at, slow = random.uniform(0.0, 3.0) + 1.5, random.choice((0.0, 0.0, 0.0, 0.1))
     match random.random():
@@ -133,6 +136,14 @@ def _request(random: Random) -> Asked:
         case chance if chance < 0.24:
             spec.time_limit.FromMilliseconds(random.randint(1, 3000))
     return Asked(at, spec, slow)
+
+
+def _speculate(spec: pb.GenerationSpec, random: Random) -> None:
+    """Expects what the first sequence gets, but for a few tokens."""
+    expected = continuation(spec.token_ids.ids, StopParams(spec.stopping.max_tokens), spec.sampling.seed)
+    wrong = [token if random.random() < 0.9 else random.randrange(VOCAB) for token in expected]
+    spec.speculation.draft_token_ids.extend(wrong)
+    spec.speculation.max_draft_tokens = random.choice((1, 4, 9))
 
 
 def _poison(random: Random) -> tuple[Asked, Poison] | None:

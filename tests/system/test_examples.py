@@ -1,5 +1,6 @@
 """The Python examples do what they say."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -32,6 +33,13 @@ def test_generate(ring) -> None:
     lines = run("generate.py", ring.address).stdout.splitlines()
     assert [line[:3] for line in lines[:3]] == ["0: ", "1: ", "2: "]
     assert lines[-1].startswith("spec.sampling.temperature is 9")
+
+
+def test_guided(ring) -> None:
+    person, answer, drafted = run("guided.py", ring.address).stdout.splitlines()
+    assert set(ast.literal_eval(person)) == {"name", "age"}
+    assert answer in ("yes", "no")
+    assert int(drafted.split()[0]) > 0
 
 
 def test_async_many(ring) -> None:

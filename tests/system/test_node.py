@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections import deque
@@ -15,7 +16,8 @@ from sluice import Client
 from sluice.cli.commands import app
 from tests.fakes.storyteller import GONE, Plan, bare, tell_all, with_reason
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
+ROOT = Path(__file__).parents[2]
+EXAMPLE, DOCS = ROOT / "examples" / "node", ROOT / "docs"
 
 pytestmark = [
     pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm"),
@@ -53,6 +55,25 @@ def test_a_completion_streams(ring, example) -> None:
         expected = client.generate(prompt, temperature=0, max_tokens=32).text
     found = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
     assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+
+
+def spec_of(page: str) -> dict:
+    """The second argument of the command on a page of the documentation."""
+    (found,) = re.findall(
+        r"^node generate.mjs '[^']*' '(.*?)'", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return json.loads(found)
+
+
+def test_the_guided_call_of_the_documentation(ring, example) -> None:
+    found = run(example, ring.address, "Is a whale a fish? ", spec_of("guided.md"))
+    assert (found.returncode, found.stdout) in ((0, "yes\n"), (0, "no\n"))
+
+
+def test_the_speculating_call_of_the_documentation(ring, example) -> None:
+    more = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
+    plain = run(example, ring.address, "def add_one(x):", more)
+    assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | more).stdout == plain.stdout
 
 
 def test_a_stream_goes_on_at_the_next_router(example) -> None:

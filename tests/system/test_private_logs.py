@@ -56,7 +56,8 @@ def call(client):
     for bad in (
         {"temperature": 9.0},
         {"stop": [CANARY * 1000]},
-        {"guided": {"regex": CANARY}},
+        {"guided": {"regex": f"{CANARY}("}},
+        {"guided": {"json_schema": f"{{{CANARY}"}},
         {"model": CANARY},
         {"kv_cache": {"salt": CANARY * 100}},
         {"max_tokens": 10**6},

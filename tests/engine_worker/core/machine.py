@@ -15,11 +15,11 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import remaining
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
-from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.ring.params import RangeRetention, RetentionParams, Speculation
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import continuation
+from tests.fakes.runner import VOCAB, continuation
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
@@ -98,9 +98,23 @@ class EngineMachine(RuleBasedStateMachine):
         chunking=st.sampled_from(["first_come_first_served", "equal_progress"]),
         aging=st.sampled_from([0.0, 1.0]),
         overlap=st.booleans(),
+        draft_batch=st.sampled_from([8, 2, 0]),
     )
     def start(
-        self, tokens, tokens_per_block, host, window, batch, budget, chunked, reuse, policy, chunking, aging, overlap
+        self,
+        tokens,
+        tokens_per_block,
+        host,
+        window,
+        batch,
+        budget,
+        chunked,
+        reuse,
+        policy,
+        chunking,
+        aging,
+        overlap,
+        draft_batch=8,
     ):
         num_blocks = tokens // tokens_per_block
         self._begin(
@@ -119,6 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
                 context_chunking_policy=chunking,
                 schedulers=SchedulerNames(policy),
                 priority_aging_seconds=aging,
+                max_draft_batch=draft_batch,
             ),
             policy,
         )
@@ -155,8 +170,10 @@ class EngineMachine(RuleBasedStateMachine):
         lane=st.sampled_from(LANES),
         times=st.sampled_from([2, 1, 3, 6]),
         left=st.one_of(st.none(), st.none(), st.randoms(use_true_random=False)),
+        drafts=st.sampled_from([0, 4, 1, 9]),
+        wrong=st.integers(0, 7),
     )
-    def submit(self, base, shared, own, ends, lane, times, left=None, **asked):
+    def submit(self, base, shared, own, ends, lane, times, left=None, drafts=0, wrong=0, **asked):
         for _ in range(times):
             number = len(self.bench.specs) + 1
             spec = spec_of(
@@ -168,6 +185,8 @@ class EngineMachine(RuleBasedStateMachine):
                 stop_token_ids=ends[1::2],
                 **asked,
             )
+            if drafts:
+                spec = replace(spec, speculation=self._speculation(spec, drafts, wrong))
             self.bench.send(spec if left is None else self._resuming(spec, left))
             if asked["time_limit"] is not None:
                 self.disturbed.add(number)
@@ -265,6 +284,13 @@ class EngineMachine(RuleBasedStateMachine):
     def continuation(self, spec: Submit, sequence: int) -> list[int]:
         """What an undisturbed sequence gets."""
         return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
+
+    def _speculation(self, spec: Submit, drafts: int, wrong: int) -> Speculation:
+        """Expects what the first sequence gets, but for every token number `wrong`, if that is not 0."""
+        expected = [*self.continuation(spec, 0)]
+        if wrong:
+            expected[wrong - 1 :: wrong] = [(token + 1) % VOCAB for token in expected[wrong - 1 :: wrong]]
+        return Speculation(drafts, tuple(expected))
 
     def _resuming(self, spec: Submit, random: Random) -> Submit:
         """Some sequences with any part of their output, some that have ended, at least one that has not."""

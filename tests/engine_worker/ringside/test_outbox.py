@@ -71,6 +71,19 @@ def test_rows_are_joined_while_a_lane_is_full(outbox, receiver):
     assert batch.opens == [OPENED]
 
 
+def test_accepted_drafts_are_added_up(outbox, receiver):
+    outbox.connect(A)
+    lane = receiver.lanes[A]
+    lane.full = True
+    for offset, tokens, accepted in [(0, (5,), 0), (1, (6, 7, 8), 2), (4, (9, 1), 1)]:
+        outbox.put(A, [row(offset, *tokens)._replace(accepted=accepted)])
+    outbox.put(A, [row(6, 2, end=End(FinishReason.EOS, Times(0, 0, 0)))])
+    lane.full = False
+    outbox.flush()
+    (batch,) = lane.messages
+    assert batch.accepted == {0: 3}
+
+
 def test_a_lane_that_turns_out_full_keeps_everything(outbox, receiver):
     outbox.connect(A)
     outbox.open(A, OPENED)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine_worker.runner import runner
-from engine_worker.runner.runner import StepResults
-from engine_worker.sampling.sampler import Sampled
+from engine_worker.runner import results
+from engine_worker.runner.results import StepResults
+from engine_worker.sampling.sampler import NO_PROGRAMS, Sampled
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def events(monkeypatch):
             pass
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(runner, "_on_host", lambda tensor: tensor)
+    monkeypatch.setattr(results, "_on_host", lambda tensor: tensor)
     return made
 
 
@@ -30,11 +30,11 @@ def events(monkeypatch):
 )
 def test_it_blocks_where_the_next_step_is_queued_and_nothing_waits_for_a_flag(events, overlap, flagged, blocks):
     on_device = torch.empty(2, device="meta")
-    StepResults(Sampled(on_device, on_device, None, on_device if flagged else None), [], {}, hidden=overlap)
+    StepResults(Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_PROGRAMS, hidden=overlap)
     assert events == [{"blocking": blocks}]
 
 
 def test_a_cpu_has_no_events(events):
     there = torch.zeros(0)
-    StepResults(Sampled(there, there, None, None), [], {}, hidden=True)
+    StepResults(Sampled(there, there, None, None), [], NO_PROGRAMS, hidden=True)
     assert events == []

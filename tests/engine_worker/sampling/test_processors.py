@@ -132,6 +132,32 @@ def test_one_that_raises_ends_its_sequence_alone(logits):
     ]
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), MuteError()])
+def test_whatever_it_raises_the_step_goes_on(logits, error):
+    def broken(*_):
+        raise error
+
+    warnings = []
+    processors = Processors({"broken": broken}, broken, lambda _, reason: warnings.append(reason))
+    found = run(logits, [*greedy(["broken"]), *greedy(), *greedy([BATCHED])], [0, 1, 2], processors)
+    assert [each.fault and each.fault.error_code for each in found] == [
+        ErrorCode.PROCESSOR_FAILED,
+        None,
+        ErrorCode.PROCESSOR_FAILED,
+    ]
+    assert all(type(error).__name__ in warning for warning in warnings)
+
+
+def test_sequences_that_ended_before_hold_no_tokens():
+    spec = replace(spec_of([1, 2], n=3), sampling=SamplingParams(logits_processors=("p",)), ended=(0, 2))
+    assert [each and each.tokens for each in Processing.of(spec)] == [None, [1, 2], None]
+
+
 def test_one_that_leaves_nothing_or_nan_ends_its_sequence_alone(logits):
     def nothing(request_id, scores, *_):
         scores.fill_(-math.inf)
@@ -139,11 +165,15 @@ def test_one_that_leaves_nothing_or_nan_ends_its_sequence_alone(logits):
     def nan(request_id, scores, *_):
         scores[0, 0, 3] = math.nan
 
-    draws = [*greedy(["nothing"]), *greedy(), *greedy(["nan"])]
-    found = run(logits, draws, [0, 1, 2], Processors({"nothing": nothing, "nan": nan}))
+    def inf(request_id, scores, *_):
+        scores[0, 0, 3] = math.inf
+
+    draws = [*greedy(["nothing"]), *greedy(), *greedy(["nan"]), *greedy(["inf"])]
+    found = run(logits, draws, [0, 1, 2, 3], Processors({"nothing": nothing, "nan": nan, "inf": inf}))
     assert [each.fault and each.fault.error_code for each in found] == [
         ErrorCode.NOTHING_TO_SAMPLE,
         None,
+        ErrorCode.NOTHING_TO_SAMPLE,
         ErrorCode.NOTHING_TO_SAMPLE,
     ]
 
@@ -164,6 +194,33 @@ def test_one_that_keeps_or_changes_what_it_was_given_harms_nobody(logits):
         assert found[0].token == found[1].token
         kept[-1].fill_(math.nan)
     assert torch.equal(same, before)
+
+
+def test_a_second_look_sees_what_they_did(logits):
+    """On a GPU a step whose filters had too few candidates is sampled again, without calling them again."""
+    size = 1000
+    flat = torch.zeros(1, size)
+
+    def tilt(request_id, scores, *_):
+        calls.append(request_id)
+        scores[0, 0] = torch.arange(size) / size
+
+    calls: list[str] = []
+    params = SamplingParams(top_p=0.9, seed=3, logits_processors=("tilt",))
+    spec = replace(spec_of([1, 2]), sampling=params)
+    (program,) = build_programs(params, spec.prompt, Processing.of(spec))
+    plan = SamplingPlan.of([Draw(params, 0, 0, [], program)], [0], *flat.shape, {})
+    programs = plan.run_programs(flat, None, Processors({"tilt": tilt}))
+    first = sample(flat, plan, programs, widen=False)
+    assert first.short is not None
+    assert first.short
+    second = sample(flat, plan, programs)
+    assert len(calls) == 1
+    expected = sample(
+        torch.arange(size)[None] / size,
+        SamplingPlan.of([Draw(replace(params, logits_processors=()), 0, 0, [])], [0], 1, size, {}),
+    )
+    assert second.tokens.tolist() == expected.tokens.tolist()
 
 
 def test_they_are_found_by_the_names_in_the_settings():

@@ -11,6 +11,7 @@ from engine_worker.sampling.program import Program, build_programs
 from engine_worker.sampling.programs import StepPrograms
 from engine_worker.sampling.rules import Edits
 from engine_worker.sampling.seen import PromptTokens, SeenTokens
+from engine_worker.step import Draw
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, edit
 from tests.examples import examples
@@ -136,3 +137,12 @@ def test_a_bad_word_costs_as_much_as_its_length():
         (node,) = node.before.values()
         depth += 1
     assert depth == 256
+
+
+def test_words_with_tokens_that_the_model_does_not_have_are_ignored():
+    """A tokenizer may have more tokens than the model."""
+    params = SamplingParams(bad_words=((1, VOCAB), (VOCAB + 3, 1, 2), (1, 3)))
+    (program,) = build_programs(params, [1], vocab_size=VOCAB)
+    scores = torch.zeros(2, VOCAB)
+    edit(scores, [Draw(params, 0, 0, [], program), draw()])
+    assert (scores == -torch.inf).nonzero().tolist() == [[0, 3]]

@@ -90,9 +90,9 @@ def test_only_one_beam_width_at_a_time_and_everybody_gets_there():
     requests = [bench.submit(range(number, number + 6), max_tokens=6) for number in range(6)]
     begin, widths = bench.engine.live.begin, {}
 
-    def beginning(request, now):
+    def beginning(request, now, **held):
         request.beam_width = widths[request.spec.request] = 1 + request.spec.request % 3
-        begin(request, now)
+        begin(request, now, **held)
 
     bench.engine.live.begin = beginning
     schedule, seen = bench.engine._scheduler.schedule, []

@@ -8,7 +8,7 @@ from sluice.ring.wire import TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
 from tests.fakes.ring_peers import end, text_of, token_at
-from tests.router.conftest import refused, text_spec
+from tests.router.conftest import text_spec
 
 
 def kinds(events):
@@ -141,50 +141,6 @@ async def test_logprobs_of_chosen_and_best_tokens(client, ring):
     assert len(delta.logprobs) == 2
     assert not delta.token_ids
     assert events[-2].finished.cumulative_logprob == -math.inf
-
-
-def scored(sums: list[float], reasons: dict[int, FinishReason] | None = None):
-    """A script: sequence i has i + 1 tokens, whose logprobs have this sum."""
-
-    async def script(call):
-        for i, total in enumerate(sums):
-            count = i + 1
-            logprobs = [TokenLogprob(total / count, 1, []) for _ in range(count)]
-            last = end((reasons or {}).get(i, FinishReason.LENGTH))
-            await call.send(call.row(0, [300 + i] * count, f"text {i}", i, last, logprobs), start=i == 0)
-
-    return script
-
-
-async def test_the_most_likely_of_several_are_returned_the_best_first(client, ring):
-    ring.script = scored([-3.0, -1.0, -5.0, -1.0])
-    answer = await client.generate(
-        text_spec(n=3, best_of=4, output=pb.OutputOptions(token_ids=True), sampling=sampling_pb2.SamplingParams(seed=5))
-    )
-    submit = ring.calls[0].submit
-    assert (submit.n, submit.sampling.logprobs) == (4, 0)
-    assert [(output.index, output.text) for output in answer.outputs] == [(0, "text 1"), (1, "text 3"), (2, "text 0")]
-    assert [output.cumulative_logprob for output in answer.outputs] == [-1.0, -1.0, -3.0]
-    assert [output.seed for output in answer.outputs] == [derive_seed(5, i) for i in (1, 3, 0)]
-    assert [list(output.token_ids) for output in answer.outputs] == [[301] * 2, [303] * 4, [300]]
-    assert not any(output.logprobs for output in answer.outputs)
-    # What was generated counts, not what is returned.
-    assert answer.usage.completion_tokens == 1 + 2 + 3 + 4
-
-
-async def test_a_sequence_that_was_stopped_comes_after_those_that_ended(client, ring):
-    ring.script = scored([-0.1, -3.0, -2.0], {0: FinishReason.TIME_LIMIT})
-    answer = await client.generate(text_spec(best_of=3, output=pb.OutputOptions(logprobs=0)))
-    assert [output.text for output in answer.outputs] == ["text 2"]
-    assert len(answer.outputs[0].logprobs) == 3
-
-
-async def test_a_stream_cannot_choose(client, ring):
-    details = await refused(client.events(text_spec(best_of=2)))
-    assert (details.fields, details.info.reason) == (["spec.best_of"], "INVALID_ARGUMENT")
-    assert "only Generate" in details.error.details()
-    assert not ring.calls
-    assert kinds(await client.events(text_spec(n=2, best_of=2)))[-1] == "done"
 
 
 async def test_bad_words_are_tokenized_at_the_start_and_after_a_space(client, ring):

@@ -2,8 +2,11 @@
 
 import asyncio
 
+from grpc import StatusCode
+
 from sluice.v1 import admin_pb2
 from sluice.v1.sampling_pb2 import SamplingParams
+from tests.fakes.ring_peers import hang
 from tests.router.conftest import refused, text_spec
 
 
@@ -32,3 +35,54 @@ async def test_an_unknown_one_is_named_with_the_known_ones(ring, start):
     assert details.fields == ["spec.sampling.logits_processors[1]"]
     assert details.bad.field_violations[0].description == "is 'c', must be one of: a, b"
     assert not ring.calls
+
+
+async def test_that_of_a_lost_engine_is_known_and_waited_for(ring, start):
+    having, _ = map(ring.add_engine, ("having", "without"))
+    having.logits_processors = ["a"]
+    ring.add_detokenizer()
+    client = await start(peer_timeout=1.0, peer_wait=0.3)
+    having.beating = False
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 1)
+    details = await refused(client.events(asking("a")))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+    assert "with all of the logits processors 'a'" in details.error.details()
+    having.beating = True
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
+    assert (await client.events(asking("a")))[-1].HasField("done")
+    assert len(having.calls) == 1
+
+
+async def test_names_that_no_engine_has_together(ring, start):
+    ring.add_engine("first").logits_processors = ["a"]
+    ring.add_engine("second").logits_processors = ["b"]
+    ring.add_detokenizer()
+    client = await start(peer_wait=0.1)
+    details = await refused(client.events(asking("a", "b")))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+    assert "with all of the logits processors 'a', 'b'" in details.error.details()
+
+
+async def test_max_tokens_is_what_an_engine_that_has_them_holds(ring, start):
+    having, larger = map(ring.add_engine, ("having", "larger"))
+    having.logits_processors, having.max_sequence_tokens = ["a"], 256
+    ring.add_detokenizer()
+    client = await start()
+    await client.events(asking("a"))
+    submit = having.calls[0].submit
+    assert submit.stopping.max_tokens == 256 - len(submit.prompt)
+    assert not larger.calls
+
+
+async def test_no_engine_without_them_takes_over(ring, start, quick_recovery):
+    having, without = map(ring.add_engine, ("having", "without"))
+    having.logits_processors = ["a"]
+    ring.add_detokenizer()
+    client = await start(peer_timeout=1.0, recovery_timeout=0.3)
+    ring.script = hang
+    call = client.stream(asking("a"))
+    assert (await call.read()).HasField("started")
+    having.beating = False
+    details = await refused(call.read())
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ENGINE_LOST")
+    assert not without.calls

@@ -37,6 +37,14 @@ def test_each_token_once_whatever_is_repeated(sizes, random):
     assert "".join(log.sequences[0].text) == "x" * at
 
 
+def test_accepted_drafts_count_once():
+    log = started()
+    for each in (row(0, [1, 2, 3])._replace(accepted=2), row(3, [4])):
+        log.append(each)
+        log.append(each)
+    assert log.sequences[0].accepted == 2
+
+
 def test_holes_and_what_cannot_be_cut():
     log = started()
     log.append(row(0, [1, 2], "ab"))

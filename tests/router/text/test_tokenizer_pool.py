@@ -3,6 +3,7 @@ import shutil
 import threading
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from router.text.tokenizer_pool import INLINE_BYTES, TokenizerPool
@@ -49,6 +50,23 @@ def test_tokens_of_other_vocabularies_have_bytes_too(tmp_path, tokenizer):
     text = TokenizerPool(open_checkpoint(str(folder)), 1, 1)
     ids = [tokenizer.token_to_id(token) for token in ("▁the", "日本")]
     assert b"".join(map(text.vocabulary.bytes_of, ids)) == " the日本".encode()
+    text.close()
+
+
+@pytest.mark.parametrize("scheme", ["always", "first"])
+async def test_words_are_spelled_at_the_start_of_a_text_and_within_it(tmp_path, scheme):
+    """With a tokenizer that puts a space before a text, only what follows something else shows a word without it."""
+    pieces = ["<unk>", "▁", "\n", "import", "▁import", "(", "▁("]
+    tokenizer = Tokenizer(models.Unigram([(piece, -float(len(piece) < 4)) for piece in pieces], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    folder = shutil.copytree(path(), tmp_path / "model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = TokenizerPool(open_checkpoint(str(folder)), 1, 1)
+    (spellings,) = await text.spellings(["import"])
+    after_bracket = tokenizer.encode("(import").ids[-1]
+    assert after_bracket == pieces.index("import")
+    assert [pieces.index("▁import")] in spellings
+    assert [after_bracket] in spellings
     text.close()
 
 

@@ -21,7 +21,7 @@ from sluice.v1.generation_pb2 import (
     TokenIds,
     TokenRangeRetention,
 )
-from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, SamplingParams, StoppingCriteria
+from sluice.v1.sampling_pb2 import BeamSearch, ChoiceList, GuidedDecoding, SamplingParams, StoppingCriteria
 from tests.fakes.ring_peers import generate
 from tests.router.conftest import Details, refused, text_spec
 
@@ -72,6 +72,14 @@ def decode(**fields):
     return text_spec(kv_cache=KvCacheOptions(**fields)), INVALID, f"spec.kv_cache.{next(iter(fields))}"
 
 
+def guided(**fields):
+    return text_spec(guided=GuidedDecoding(**fields))
+
+
+def speculation(**fields):
+    return text_spec(speculation=pb.Speculation(**fields))
+
+
 SPECS = [
     # The prompt.
     ("nothing", pb.GenerationSpec(), INVALID, "spec.prompt"),
@@ -86,6 +94,31 @@ SPECS = [
     ("ids that fill the context", ids(*[5] * CONTEXT), INVALID, "spec.token_ids"),
     ("ids with special tokens", ids(1, add_special_tokens=True), INVALID, "spec.add_special_tokens"),
     ("truncate to nothing", text_spec(truncate_prompt_tokens=0), INVALID, "spec.truncate_prompt_tokens"),
+    # A guide.
+    ("empty regex", guided(regex=""), INVALID, "spec.guided.regex"),
+    ("empty grammar", guided(ebnf=""), INVALID, "spec.guided.ebnf"),
+    ("no choices", guided(choice=ChoiceList()), INVALID, "spec.guided.choice.choices"),
+    ("an empty choice", guided(choice=ChoiceList(choices=["a", ""])), INVALID, "spec.guided.choice.choices[1]"),
+    ("a schema that is no JSON", guided(json_schema="{"), INVALID, "spec.guided.json_schema"),
+    ("a schema that is a list", guided(json_schema="[]"), INVALID, "spec.guided.json_schema"),
+    ("a schema that is true", guided(json_schema="true"), INVALID, "spec.guided.json_schema"),
+    ("a schema too deep", guided(json_schema="[" * 60_000), INVALID, "spec.guided.json_schema"),
+    ("a structural tag that is true", guided(structural_tag="true"), INVALID, "spec.guided.structural_tag"),
+    ("a long guide", guided(regex="a" * 65_537), INVALID, "spec.guided.regex"),
+    # Speculation.
+    ("long drafts", speculation(max_draft_tokens=65), INVALID, "spec.speculation.max_draft_tokens"),
+    (
+        "draft beyond the vocabulary",
+        speculation(draft_token_ids=[VOCABULARY]),
+        INVALID,
+        "spec.speculation.draft_token_ids[0]",
+    ),
+    (
+        "drafts beyond the context",
+        speculation(draft_token_ids=[5] * (CONTEXT + 1)),
+        INVALID,
+        "spec.speculation.draft_token_ids",
+    ),
     # A chat.
     ("no messages", pb.GenerationSpec(chat=ChatPrompt()), INVALID, "spec.chat.messages"),
     ("unknown role", chat(("user", "a"), ("wizard", "b")), INVALID, "spec.chat.messages[1].role"),
@@ -211,7 +244,6 @@ SPECS = [
     ("unknown model", text_spec(model="gpt-17"), StatusCode.NOT_FOUND, None),
     ("huge model name", text_spec(model="m" * 1_000_000), StatusCode.NOT_FOUND, None),
     # Not built yet.
-    ("guided", text_spec(guided=GuidedDecoding(json_object=JsonObject())), UNBUILT, "spec.guided"),
     ("beam search", sampling(beam_search=BeamSearch(width=4)), UNBUILT, "spec.sampling.beam_search"),
     (
         "an unknown processor",
@@ -220,6 +252,9 @@ SPECS = [
         "spec.sampling.logits_processors[0]",
     ),
     ("many processors", sampling(logits_processors=["p"] * 17), INVALID, "spec.sampling.logits_processors"),
+    ("a long name", sampling(logits_processors=["p" * 257]), INVALID, "spec.sampling.logits_processors[0]"),
+    ("a choice among resumed outputs", text_spec(best_of=2, resume=[pb.ResumeFrom()]), INVALID, "spec.best_of"),
+    ("an empty bad word behind others", sampling(bad_words=["no", "no", ""]), INVALID, "spec.sampling.bad_words[2]"),
     ("LoRA", text_spec(lora_id="l"), UNBUILT, "spec.lora_id"),
     ("resume of an output beyond n", text_spec(resume=[pb.ResumeFrom(index=1)]), INVALID, "spec.resume[0].index"),
     ("prompt adapter", text_spec(prompt_adapter_id="p"), UNBUILT, "spec.prompt_adapter_id"),
@@ -235,10 +270,8 @@ SPECS = [
         INVALID,
         "spec.sampling.bad_words",
     ),
-    ("n-grams of 65", sampling(no_repeat_ngram_size=65), INVALID, "spec.sampling.no_repeat_ngram_size"),
+    ("n-grams of 17", sampling(no_repeat_ngram_size=17), INVALID, "spec.sampling.no_repeat_ngram_size"),
     ("beam search of no width", sampling(beam_search=BeamSearch()), UNBUILT, "spec.sampling.beam_search"),
-    ("speculation", text_spec(speculation=pb.Speculation(max_draft_tokens=4)), UNBUILT, "spec.speculation"),
-    ("drafts", text_spec(speculation=pb.Speculation(draft_token_ids=[1])), UNBUILT, "spec.speculation"),
     ("prompt_logprobs", output(prompt_logprobs=0), UNBUILT, "spec.output.prompt_logprobs"),
     ("context_logits", output(context_logits=True), UNBUILT, "spec.output.context_logits"),
     ("generation_logits", output(generation_logits=True), UNBUILT, "spec.output.generation_logits"),

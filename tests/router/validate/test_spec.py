@@ -13,7 +13,7 @@ from router.validate.fields import REJECTED
 from router.validate.model import describe, limits_of
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.errors import ErrorCode
-from sluice.ring.params import SamplingParams
+from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
@@ -25,7 +25,7 @@ from sluice.v1.generation_pb2 import (
     TokenIds,
     TokenRangeRetention,
 )
-from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, StoppingCriteria
+from sluice.v1.sampling_pb2 import BeamSearch, ChoiceList, GuidedDecoding, StoppingCriteria
 from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 
 
@@ -39,7 +39,7 @@ def spec_of(message, model, streaming=True):
     return parse(message, model, limits, streaming)
 
 
-NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "stopping", "token_ids"}
+NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "speculation", "stopping", "token_ids"}
 """Messages whose fields are listed one by one."""
 
 
@@ -81,8 +81,6 @@ def at(path):
 
 ON = {
     "sampling.beam_search": {"sampling": Sampling(beam_search=BeamSearch(width=2))},
-    "guided": {"guided": GuidedDecoding(json_object=JsonObject())},
-    "speculation": {"speculation": pb.Speculation(max_draft_tokens=1)},
 }
 
 
@@ -102,8 +100,6 @@ OFF = [
     {"output": OutputOptions(context_logits=False, generation_logits=False, tensors=[])},
     {"lora_id": "", "prompt_adapter_id": ""},
     {"speculation": pb.Speculation()},
-    {"speculation": pb.Speculation(max_draft_tokens=0)},
-    {"speculation": pb.Speculation(max_draft_tokens=0, draft_token_ids=[1])},
 ]
 
 
@@ -147,6 +143,9 @@ SAMPLES = {
     "sampling.no_repeat_ngram_size": {"sampling": Sampling(no_repeat_ngram_size=3)},
     "sampling.logits_processors": {"sampling": Sampling(logits_processors=["p", "q"])},
     "client_id": {"client_id": 0},
+    "guided": {"guided": GuidedDecoding(choice=ChoiceList(choices=["yes", "no"]))},
+    "speculation.max_draft_tokens": {"speculation": pb.Speculation(max_draft_tokens=0)},
+    "speculation.draft_token_ids": {"speculation": pb.Speculation(draft_token_ids=[1, 2])},
     "stopping.max_tokens": {"stopping": StoppingCriteria(max_tokens=5)},
     "stopping.min_tokens": {"stopping": StoppingCriteria(min_tokens=5)},
     "stopping.stop": {"stopping": StoppingCriteria(stop=["a", "b", "a"])},
@@ -223,7 +222,9 @@ def test_the_values_themselves(model):
         logits_processors=("p", "q"),
         logprobs=0,
     )
-    assert (spec.bad_words, spec.client_id) == (("a", "b"), 0)
+    assert spec.guide == Guide(GuideKind.CHOICE, '["yes", "no"]')
+    assert spec.speculation == Speculation(0, (1, 2))
+    assert (spec.bad_words, spec.client_id) == (("a", "b", "a"), 0)
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
     assert not spec.text.skip_special_tokens

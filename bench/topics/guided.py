@@ -1,0 +1,245 @@
+"""What guided decoding costs: a step of guided streams beside one of plain streams, and the wait for a new guide."""
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from matplotlib.figure import Figure
+from msgspec.structs import asdict
+
+from bench.harness.models import TINY, python_prompts
+from bench.harness.style import BLUE, GREY, Series, bars, canvas, frame
+from bench.harness.tables import Section, number, table
+from bench.harness.topic import Plan, Step, Topic
+from bench.peers.checkpoints import checkpoint
+from engine_worker.backend import load_runner
+from engine_worker.guided.guides import Guides
+from engine_worker.guided.processes import Model
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.runner import ModelRunner
+from engine_worker.sampling.program import Program, build_programs
+from engine_worker.step import Draw, Slice
+from engine_worker.step import Step as EngineStep
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.params import Guide, GuideKind, SamplingParams
+from sluice.settings.engine import GuideLimits
+
+PLAIN = "no guide"
+WIDE = {"type": "object", "properties": {f"field_{i}": {"type": "string", "maxLength": 40} for i in range(50)}}
+LIST = {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}
+GUIDES: Mapping[str, Guide] = {
+    "JSON object": Guide(GuideKind.JSON_OBJECT),
+    "list of objects": Guide(GuideKind.JSON_SCHEMA, json.dumps(LIST)),
+    "schema of 50 fields": Guide(GuideKind.JSON_SCHEMA, json.dumps(WIDE)),
+    "regex of free text": Guide(GuideKind.REGEX, r"(?s).*"),
+}
+LIMIT = 1.1
+"""Times that a step of 32 guided streams may take of one of plain streams."""
+
+
+class GuidedPlan(Plan, frozen=True):
+    model: str = "25M"
+    streams: tuple[int, ...] = (1, 32)
+    prompt: int = 128
+    steps: int = 60
+    repeats: int = 5
+    compiles: int = 5
+
+
+class GuidedPoint(msgspec.Struct, frozen=True):
+    guide: str
+    streams: int
+    milliseconds: float
+    """Of a step: the median of the rounds' medians."""
+    times_plain: float
+    """The median of the rounds' quotients."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    guide: str
+    milliseconds: float
+    """From the request for a new guide until streams can follow it; the median."""
+
+
+class GuidedResult(GuidedPlan, frozen=True, kw_only=True):
+    points: list[GuidedPoint]
+    waits: list[Wait]
+
+    def of(self, streams: int) -> list[GuidedPoint]:
+        return [point for point in self.points if point.streams == streams]
+
+
+class Streams:
+    """Generating sequences with the same guide, or none."""
+
+    def __init__(self, runner: ModelRunner, guides: Guides, guide: Guide | None, count: int, plan: GuidedPlan) -> None:
+        self._runner = runner
+        self._guides = guides
+        self._guide = guide
+        self._sampling = SamplingParams(temperature=0.0)
+        tokens = plan.prompt + plan.steps + 1
+        size = -(-tokens // runner.tokens_per_block)
+        self._tables = [list(range(i * size, (i + 1) * size)) for i in range(count)]
+        self._prompts = python_prompts(TINY, count, plan.prompt)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._outputs: list[list[int]] = [[] for _ in self._prompts]
+        self._programs = [self._program() for _ in self._prompts]
+        self._last = [prompt[-1] for prompt in self._prompts]
+        self._at = [len(prompt) - 1 for prompt in self._prompts]
+
+    def _program(self) -> Program | None:
+        guided = [] if self._guide is None else self._guides.sequences(self._guide, (), 1)
+        return build_programs(self._sampling, (), guides=guided)[0]
+
+    def timed_round(self, steps: int) -> float:
+        """Median seconds of a step."""
+        self._restart()
+        for prompt, blocks in zip(self._prompts, self._tables, strict=True):
+            self._runner.run(EngineStep((Slice(prompt[:-1], 0, blocks),)))
+        # The first one makes the matchers.
+        return median([self._step() for _ in range(steps + 1)][1:])
+
+    def _step(self) -> float:
+        slices = tuple(map(self._slice, range(len(self._prompts))))
+        began = time.perf_counter()
+        drawn = self._runner.run(EngineStep(slices))
+        seconds = time.perf_counter() - began
+        for i, result in enumerate(drawn):
+            if result.fault is not None:
+                raise RuntimeError(result.fault.message)
+            self._at[i] += 1
+            if result.complete:
+                # Another text begins behind this one.
+                self._outputs[i], self._programs[i] = [], self._program()
+            else:
+                self._outputs[i].append(result.token)
+                self._last[i] = result.token
+        return seconds
+
+    def _slice(self, i: int) -> Slice:
+        draw = Draw(self._sampling, 0, len(self._outputs[i]), self._outputs[i], self._programs[i])
+        return Slice([self._last[i]], self._at[i], self._tables[i], (draw,))
+
+
+def measure(plan: GuidedPlan, _: Path, step: Step) -> GuidedResult:
+    folder = open_checkpoint(str(checkpoint(plan.model)))
+    most = max(plan.streams)
+    config = RunnerConfig(
+        device="cpu",
+        dtype="float32",
+        threads=plan.threads,
+        max_batch_size=most,
+        max_tokens_per_step=max(512, most),
+        kv_cache_tokens=most * (plan.prompt + plan.steps + 64),
+    )
+    points = []
+    with closing(Guides(Model.of(folder), GuideLimits())) as guides:
+        waits = _waits(guides, plan, step)
+        runner = load_runner(folder, config, lambda *_: None, lambda *_: None, lambda *_: None)
+        runner.guides = guides
+        for count in plan.streams:
+            contenders = {name: Streams(runner, guides, guide, count, plan) for name, guide in _kinds().items()}
+            rounds: dict[str, list[float]] = {name: [] for name in contenders}
+            for number_of_round in range(plan.repeats):
+                for name, streams in contenders.items():
+                    rounds[name].append(1e3 * streams.timed_round(plan.steps))
+                step(f"{count} streams, round {number_of_round + 1} of {plan.repeats}")
+            for name, own in rounds.items():
+                times = median(one / plain for one, plain in zip(own, rounds[PLAIN], strict=True))
+                points.append(GuidedPoint(name, count, median(own), times))
+        runner.close()
+    return GuidedResult(**asdict(plan), points=points, waits=waits)
+
+
+def _kinds() -> dict[str, Guide | None]:
+    return {PLAIN: None, **GUIDES}
+
+
+def _waits(guides: Guides, plan: GuidedPlan, step: Step) -> list[Wait]:
+    found: dict[str, list[float]] = {name: [] for name in GUIDES}
+    _wait(guides, Guide(GuideKind.CHOICE, '["the first one starts the processes"]'))
+    for number_of_round in range(plan.compiles):
+        for name, guide in GUIDES.items():
+            # One that was not compiled before: its schema has another title, its expression one more alternative.
+            found[name].append(1e3 * _wait(guides, _another(guide, number_of_round)))
+        step(f"new guides, round {number_of_round + 1} of {plan.compiles}")
+    for guide in GUIDES.values():
+        _wait(guides, guide)
+    return [Wait(name, median(times)) for name, times in found.items()]
+
+
+def _another(guide: Guide, i: int) -> Guide:
+    if guide.kind is GuideKind.REGEX:
+        return Guide(guide.kind, f"{guide.text}|{i}")
+    schema = json.loads(guide.text or '{"type": "object"}')
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps({**schema, "title": str(i)}))
+
+
+def _wait(guides: Guides, guide: Guide) -> float:
+    began = time.perf_counter()
+    preparation = guides.prepare(guide)
+    while preparation is not None and not preparation.poll():
+        time.sleep(0.0005)
+    return time.perf_counter() - began
+
+
+def section(result: GuidedResult) -> Section:
+    most = result.streams[-1]
+    dearest = max((point for point in result.of(most) if point.guide != PLAIN), key=lambda point: point.times_plain)
+    slowest = max(result.waits, key=lambda wait: wait.milliseconds)
+    return Section(
+        "What guided decoding costs",
+        f"The engine's runner in process, {result.model} Qwen3 shape, {result.threads} thread for the model; masks are "
+        "computed by the guide worker meanwhile, on another core if there is one. Greedy, in turns.",
+        [
+            f"A step of {most} guided streams takes **{number(dearest.times_plain)} ×** the time of one of plain "
+            f"streams at most (limit: {number(LIMIT)}); a new guide is ready within {number(slowest.milliseconds)} ms."
+        ],
+        [
+            table(
+                "a step, ms (times plain) | " + " | ".join(f"{count} streams" for count in result.streams),
+                [
+                    f"{name} | " + " | ".join(_cell(result, name, count) for count in result.streams)
+                    for name in _kinds()
+                ],
+            ),
+            table(
+                "a new guide | ms until streams can follow it",
+                [f"{wait.guide} | {number(wait.milliseconds)}" for wait in result.waits],
+            ),
+        ],
+    )
+
+
+def _cell(result: GuidedResult, name: str, streams: int) -> str:
+    (point,) = (point for point in result.of(streams) if point.guide == name)
+    return f"{number(point.milliseconds)} ({number(point.times_plain)})"
+
+
+def draw(result: GuidedResult) -> Figure:
+    figure, ((steps, waits),) = canvas(
+        (1, 2),
+        (12, 4.6),
+        "What guided decoding costs",
+        "Steps of streams that follow a guide, and the wait for a new one.",
+    )
+    colours = (GREY, BLUE)
+    shown = [
+        Series(f"{count} streams", colour, [point.times_plain for point in result.of(count)])
+        for count, colour in zip(result.streams, colours, strict=False)
+    ]
+    bars(steps, list(_kinds()), shown)
+    frame(steps, "A step", "times that of plain streams", grid="y")
+    bars(waits, list(GUIDES), [Series("ms", BLUE, [wait.milliseconds for wait in result.waits])])
+    frame(waits, "A new guide", "ms until streams can follow it", grid="y")
+    return figure
+
+
+QUICK = GuidedPlan("tiny", (1, 2), 16, steps=3, repeats=1, compiles=1)
+TOPIC = Topic(GuidedPlan(), QUICK, measure, GuidedResult, section, draw)

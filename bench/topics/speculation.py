@@ -1,0 +1,165 @@
+"""What drafts bring: the time of an output with and without them, by kind of text and batch size."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from matplotlib.figure import Figure
+from msgspec.structs import asdict, replace
+from tokenizers import Tokenizer
+
+from bench.harness.load import Ask, Load, Run, System
+from bench.harness.models import TINY, python_prompts
+from bench.harness.stats import rate, ratio
+from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
+from bench.harness.tables import Section, Table, number, table
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
+from bench.systems.engine_alone import engine_alone
+
+REPEATED = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n" * 4
+WRONG_EVERY = 25
+"""Of the tokens that a caller expects, one in so many is not what comes."""
+REPETITIVE, EDIT, CODE, SAMPLED, NOISE = "repetitive", "an edit", "code", "code, temperature 0.8", "noise"
+KINDS: Mapping[str, str] = {
+    REPETITIVE: "functions that hardly differ, greedy",
+    EDIT: f"the caller expects the output, one token in {WRONG_EVERY} is wrong; code, greedy",
+    CODE: "Python's standard library, greedy",
+    SAMPLED: "the same, sampled",
+    NOISE: "the same at temperature 1.5: nothing that comes has come before",
+}
+COLOURS = dict(zip(KINDS, (TEAL, BLUE, ORANGE, SOFT, GREY), strict=True))
+
+
+class SpeculationPlan(Plan, frozen=True):
+    batches: tuple[int, ...] = (1, 2, 4, 8)
+    drafts: int = 8
+    prompt: int = 200
+    tokens: int = 160
+    requests: int = 3
+    """For each place in the batch, one after the other."""
+    repeats: int = 3
+
+
+class SpeculationPoint(msgspec.Struct, frozen=True):
+    kind: str
+    batch: int
+    plain: float
+    """Tokens/s without drafts: median of the rounds."""
+    speed_up: float
+    """Median of the rounds' ratios."""
+    steps_saved: float
+    """Part of the plain run's steps that drafts made unnecessary."""
+
+
+class SpeculationResult(SpeculationPlan, frozen=True, kw_only=True):
+    points: list[SpeculationPoint]
+
+    def of(self, kind: str) -> list[SpeculationPoint]:
+        """By batch size."""
+        return [point for point in self.points if point.kind == kind]
+
+    def speed_up(self, kind: str) -> float:
+        """Of one stream."""
+        return self.of(kind)[0].speed_up
+
+
+def measure(plan: SpeculationPlan, logs: Path, step: Step) -> SpeculationResult:
+    points = []
+    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
+        for batch in plan.batches:
+            for kind in KINDS:
+                asks = _asks(kind, batch * plan.requests, plan, engine)
+                points.append(_point(engine, plan, kind, Load(asks, batch), step))
+    return SpeculationResult(**asdict(plan), points=points)
+
+
+def _asks(kind: str, count: int, plan: SpeculationPlan, engine: System) -> list[Ask]:
+    prompts = python_prompts(TINY, count, plan.prompt)
+    if kind == REPETITIVE:
+        ids = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode(REPEATED).ids
+        prompts = [(ids[i:] + ids[:i])[: plan.prompt] for i in range(count)]
+    temperature = {SAMPLED: 0.8, NOISE: 1.5}.get(kind, 0.0)
+    asks = [Ask(prompt, plan.tokens, temperature=temperature) for prompt in prompts]
+    if kind != EDIT:
+        return asks
+    outputs = [trace.tokens for trace in engine.run(Load(asks, count, salt="expected", settings=_settings(0))).traces]
+    return [replace(ask, expected=_with_errors(tokens)) for ask, tokens in zip(asks, outputs, strict=True)]
+
+
+def _with_errors(tokens: Sequence[int]) -> list[int]:
+    return [token + 1 if i % WRONG_EVERY == WRONG_EVERY - 1 else token for i, token in enumerate(tokens)]
+
+
+def _settings(drafts: int) -> dict[str, int]:
+    return {"max_draft_tokens": drafts, "max_draft_batch": 4096 if drafts else 0}
+
+
+def _point(engine: System, plan: SpeculationPlan, kind: str, load: Load, step: Step) -> SpeculationPoint:
+    sides = {
+        f"{kind}, {load.width} at a time, {'drafts' if drafts else 'plain'}": (
+            engine,
+            replace(load, settings=_settings(drafts)),
+        )
+        for drafts in (0, plan.drafts)
+    }
+    plain, drafted = interleave(sides, plan.repeats, step)
+    _check_tokens(kind, plain, drafted)
+    saved = 1 - statistics.median(b.steps / a.steps for a, b in zip(plain, drafted, strict=True))
+    speed = statistics.median(map(rate, plain))
+    return SpeculationPoint(kind, load.width, speed, ratio(drafted, plain), saved)
+
+
+def _check_tokens(kind: str, plain: Sequence[Run], drafted: Sequence[Run]) -> None:
+    for a, b in zip(plain, drafted, strict=True):
+        if [trace.tokens for trace in a.traces] != [trace.tokens for trace in b.traces]:
+            raise RuntimeError(f"{kind}: drafts have changed the tokens")
+
+
+def section(result: SpeculationResult) -> Section:
+    worst = min(result.points, key=lambda point: point.speed_up)
+    limit = max((batch for batch in result.batches if _slowest(result, batch) >= 1), default=None)
+    return Section(
+        "Speculation",
+        f"The tiny model, the engine driven in process: {result.tokens} tokens after {result.prompt}, with up to "
+        f"{result.drafts} draft tokens per step and without, in turns; the tokens of both are equal. Prompt lookup, "
+        "but for the edit. " + " ".join(f"*{kind[0].upper()}{kind[1:]}*: {about}." for kind, about in KINDS.items()),
+        [
+            f"One stream: repetitive text **{result.speed_up(REPETITIVE):.2f}×** (goal: 1.5×), an edit "
+            f"**{result.speed_up(EDIT):.2f}×**, code **{result.speed_up(CODE):.2f}×**.",
+            f"The least of all: **{worst.speed_up:.2f}×** ({worst.kind}, {worst.batch} at a time; goal: 0.95×). "
+            + (f"No text is slower up to {limit} at a time." if limit else "Some text is slower at every batch size."),
+        ],
+        [
+            _table(result, "speed by that without drafts", lambda point: f"{point.speed_up:.2f}×"),
+            _table(result, "steps saved, %", lambda point: number(100 * point.steps_saved)),
+            _table(result, "tokens/s without drafts", lambda point: number(point.plain)),
+        ],
+    )
+
+
+def _slowest(result: SpeculationResult, batch: int) -> float:
+    return min(point.speed_up for point in result.points if point.batch == batch)
+
+
+def _table(result: SpeculationResult, title: str, cell: Callable[[SpeculationPoint], str]) -> Table:
+    head = " | ".join(f"{batch} at a time" for batch in result.batches)
+    return table(f"{title} | {head}", [f"{kind} | " + " | ".join(map(cell, result.of(kind))) for kind in KINDS])
+
+
+def draw(result: SpeculationResult) -> Figure:
+    about = f"Speed with up to {result.drafts} draft tokens per step, by that without. The tokens are the same."
+    figure, ((left, right),) = canvas((1, 2), (12, 4.8), "Speculation", about)
+    for axes, title, value in (
+        (left, "Speed", lambda point: point.speed_up),
+        (right, "Steps saved", lambda point: 100 * point.steps_saved),
+    ):
+        axes.set_xscale("log", base=2)
+        lines(axes, result.batches, [Series(kind, COLOURS[kind], list(map(value, result.of(kind)))) for kind in KINDS])
+        frame(axes, title, "times as fast" if axes is left else "%", x="sequences", grid="y")
+    left.axhline(1.0, color=GREY, linestyle=":", linewidth=1)
+    return figure
+
+
+QUICK = SpeculationPlan((1, 2), prompt=32, tokens=8, requests=1, repeats=1)
+TOPIC = Topic(SpeculationPlan(), QUICK, measure, SpeculationResult, section, draw)

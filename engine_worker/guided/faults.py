@@ -1,0 +1,70 @@
+"""How guides fail, in words for the caller; which ones are known to be too complex."""
+
+import signal
+from collections import OrderedDict
+
+from engine_worker.guided.messages import Key
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.params import Guide
+from sluice.settings.engine import GuideLimits
+
+MAX_REFUSED = 256
+
+
+class Remembered:
+    """Guides that are refused at once, the latest ones. Both threads use it."""
+
+    def __init__(self, limits: GuideLimits) -> None:
+        self.limits = limits
+        self._refused: OrderedDict[Key, Fault] = OrderedDict()
+
+    def refuse(self, key: Key, fault: Fault) -> None:
+        self._refused[key] = fault
+        while len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
+
+    def find(self, key: Key) -> Fault | None:
+        return self._refused.get(key)
+
+
+def field_of(guide: Guide) -> str:
+    return f"spec.guided.{guide.kind.value}"
+
+
+def invalid(guide: Guide, message: str) -> Fault:
+    return Fault(ErrorCode.INVALID_ARGUMENT.name, message, field_of(guide))
+
+
+def wrong_tokens(guide: Guide, count: int) -> Fault:
+    """Of a resumed stream: the engine itself draws no others."""
+    return invalid(guide, f"the tokens so far do not match it, from token {count} on")
+
+
+def not_here(reason: str) -> Fault:
+    return Fault(ErrorCode.NOT_BUILT_YET.name, f"this engine has no guided decoding: {reason}", "spec.guided")
+
+
+def lost(reason: str) -> Fault:
+    return Fault(ErrorCode.INTERNAL.name, f"guided decoding has failed: {reason}")
+
+
+def too_complex(
+    guide: Guide, status: int, limits: GuideLimits, *, compiling: bool = False, reason: str | None = None
+) -> Fault:
+    """`status`: signal that ended the process."""
+    work = "compiling it" if compiling else "finding its next tokens"
+    if reason is None:
+        reason = f"{work} {_budget(status, limits, compiling=compiling)}"
+    return Fault(ErrorCode.GUIDE_TOO_COMPLEX.name, f"is too complex: {reason}", field_of(guide))
+
+
+def _budget(status: int, limits: GuideLimits, *, compiling: bool) -> str:
+    if status == signal.SIGPROF:
+        seconds = limits.guided_compile_seconds if compiling else limits.guided_mask_seconds
+        setting = "guided_compile_seconds" if compiling else "guided_mask_seconds"
+        return f"takes more than {seconds:g} s of CPU time ({setting})"
+    if status in (signal.SIGSEGV, signal.SIGBUS):
+        return "needs more stack than a process has: it is nested too deeply"
+    if status == signal.SIGABRT:
+        return f"takes more than {limits.guided_memory >> 20} MiB of memory (guided_memory)"
+    return "ends the process that does it"

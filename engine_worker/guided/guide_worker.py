@@ -1,0 +1,109 @@
+"""The guide worker: a process that computes masks, and may be killed at any time.
+
+Its main thread serves steps; another one compiles what a trial has found to compile, so that no step waits for it. A
+timer of the kernel, which counts this process's CPU time, kills it at a mask that takes too long.
+"""
+
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from llguidance import LLTokenizer
+
+from engine_worker.guided.matchers import GuideError, Matchers, shortened
+from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
+from engine_worker.guided.messages import AskMasks, Compile, MasksReady, Row, RowResult, receive, send
+
+TOKEN_SECONDS = 0.002
+"""CPU time for each token beyond the first, where a matcher is made anew."""
+COMPILE_NICENESS = 10
+STACK_BYTES = 16 << 20
+"""Of the thread that compiles; a trial had less."""
+SWITCH_SECONDS = 0.0005
+
+
+class Budgets(NamedTuple):
+    compile_seconds: float
+    """CPU time to compile a guide."""
+    mask_seconds: float
+    """CPU time for a sequence's mask."""
+    memory: int
+    """Bytes beyond those of the template process."""
+
+
+class GuideWorker:
+    def __init__(
+        self, tokenizer: LLTokenizer, budgets: Budgets, steps: Connection, compiles: Connection, memory: MaskMemory
+    ) -> None:
+        self._budgets = budgets
+        self._steps = steps
+        self._compiles = compiles
+        self._memory = memory
+        self._matchers = Matchers(tokenizer)
+
+    def run(self) -> None:
+        """Until the engine has closed its end."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        threading.stack_size(STACK_BYTES)
+        threading.Thread(target=self._compile_all, daemon=True).start()
+        try:
+            while True:
+                send(self._steps, self._masks(receive(self._steps, AskMasks)))
+        except (EOFError, OSError):
+            return
+
+    def _masks(self, asked: AskMasks) -> MasksReady:
+        self._memory.reach(asked.num_slots)
+        self._matchers.release(asked.released)
+        header, found = self._memory.header, []
+        try:
+            for row in asked.rows:
+                header[SLOT] = row.slot
+                found.append(self._mask(row))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            header[SLOT] = NOTHING
+        return MasksReady(found)
+
+    def _mask(self, row: Row) -> RowResult:
+        budgets, more = self._budgets, max(0, len(row.tokens) - 1)
+        if row.guide is not None and not self._matchers.has(row.key):
+            signal.setitimer(signal.ITIMER_PROF, budgets.compile_seconds)
+            try:
+                self._matchers.compile(row.key, row.guide)
+            except GuideError as error:
+                return RowResult(0, error=str(error))
+        # The signal's default action ends the process, also in the midst of the library.
+        signal.setitimer(signal.ITIMER_PROF, budgets.mask_seconds + more * TOKEN_SECONDS)
+        try:
+            return self._matchers.mask(row, self._memory.address(row.slot), self._memory.mask_bytes)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, this sequence alone ends
+            return RowResult(0, error=shortened(f"{type(error).__name__}: {error}"))
+
+    def _compile_all(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICENESS)
+        try:
+            while True:
+                asked = receive(self._compiles, Compile)
+                self._matchers.release(asked.released)
+                self._compile(asked)
+                self._compiles.send_bytes(asked.key)
+        finally:
+            # The engine is gone, or waits for an answer of this thread, which must not end alone.
+            os._exit(1)
+
+    def _compile(self, asked: Compile) -> None:
+        self._memory.reach(1)
+        self._memory.header[COMPILING] = 1
+        try:
+            self._matchers.compile(asked.key, asked.guide)
+        except GuideError:
+            # It was found to compile a moment ago; if it does not now, its first row says why.
+            pass
+        finally:
+            self._memory.header[COMPILING] = NOTHING

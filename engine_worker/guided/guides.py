@@ -1,0 +1,228 @@
+"""Guided decoding as the engine's thread sees it: guides are prepared, then sequences follow them.
+
+A new guide is first compiled in a process of its own, to see whether that ends, and then in the guide worker, where all
+sequences with this guide share it. Its requests wait meanwhile.
+"""
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import count
+from typing import TypeVar
+
+from engine_worker.guided.faults import Remembered, invalid, lost, not_here, too_complex
+from engine_worker.guided.masks import GuidedSequence, Masks
+from engine_worker.guided.messages import MAX_COMPILED, Compile, Key, Outcome, Tried, Try, key_of, receive, send
+from engine_worker.guided.processes import (
+    GuideProcesses,
+    GuidesLostError,
+    Model,
+    TemplateLink,
+    WorkerLink,
+)
+from sluice.ring.errors import Fault
+from sluice.ring.params import Guide
+from sluice.settings.engine import GuideLimits
+
+V = TypeVar("V")
+
+MAX_READY = 1024
+MAX_TRIALS = 2
+"""At a time: they take cores from the engine."""
+MAX_LOST = 3
+"""Trials of one guide that something else has ended."""
+
+
+def why_unavailable() -> str | None:
+    """Why this engine can follow no guides; None: it can, as far as is known before the tokenizer is read."""
+    if sys.platform != "linux":
+        return "it needs Linux"
+    return "the package llguidance is not installed" if find_spec("llguidance") is None else None
+
+
+class Preparation:
+    """Of one guide; requests that wait for the same share it. See `engine_worker.step.Preparation`."""
+
+    def __init__(self, key: Key, guide: Guide, advance: Callable[[], None]) -> None:
+        self.key = key
+        self.guide = guide
+        self.done = False
+        self.fault: Fault | None = None
+        self.num_lost = 0
+        """Trials that something else has ended."""
+        self._advance = advance
+
+    def poll(self) -> bool:
+        if not self.done:
+            self._advance()
+        return self.done
+
+    def end(self, fault: Fault | None = None) -> None:
+        self.done, self.fault = True, fault
+
+
+def refused_guide(guide: Guide, reason: str = "it was started without") -> Preparation:
+    preparation = Preparation(key_of(guide), guide, lambda: None)
+    preparation.end(not_here(reason))
+    return preparation
+
+
+class Guides:
+    def __init__(self, model: Model, limits: GuideLimits) -> None:
+        """Starts nothing yet."""
+        reason = why_unavailable()
+        self._why_not = None if reason is None else not_here(reason)
+        self._limits = limits
+        self._processes = GuideProcesses(lambda: TemplateLink(model, limits))
+        self._remembered = Remembered(limits)
+        self._released: deque[int] = deque()
+        """Numbers of sequences whose matchers can go."""
+        self.masks = Masks(self._processes, self._remembered, model.eos_token_ids, self._released)
+        self._numbers = count()
+        self._ready: OrderedDict[Key, None] = OrderedDict()
+        """Guides that are known to compile."""
+        self._compiled: OrderedDict[Key, WorkerLink | None] = OrderedDict()
+        """Guides that a worker has compiled; it keeps as many."""
+        self._pending: dict[Key, Preparation] = {}
+        self._untried: deque[Preparation] = deque()
+        self._trials: dict[Key, Preparation] = {}
+        self._template: TemplateLink | None = None
+        self._uncompiled: deque[Preparation] = deque()
+        self._compiling: tuple[WorkerLink, Preparation] | None = None
+
+    def prepare(self, guide: Guide) -> Preparation | None:
+        """None: nothing has to be waited for."""
+        key = key_of(guide)
+        fault = self._why_not or self._remembered.find(key)
+        if fault is None and self._is_compiled(key):
+            return None
+        found = self._pending.get(key)
+        if found is None:
+            found = Preparation(key, guide, self.advance)
+            if fault is not None:
+                found.end(fault)
+                return found
+            self._pending[key] = found
+            (self._uncompiled if key in self._ready else self._untried).append(found)
+        return found
+
+    def _is_compiled(self, key: Key) -> bool:
+        """Whether the guide worker has it, as far as is known: it compiles what it lacks with the first mask."""
+        if key not in self._compiled or self._compiled[key] is not self._processes.current():
+            return False
+        self._compiled.move_to_end(key)
+        return True
+
+    def sequences(self, guide: Guide, ends: Sequence[int], size: int) -> list[GuidedSequence]:
+        key = key_of(guide)
+        return [GuidedSequence(next(self._numbers), key, guide, ends, self._released) for _ in range(size)]
+
+    def advance(self) -> None:
+        """Take what has happened, begin what can begin. Never waits."""
+        try:
+            self._take_trials()
+            self._begin_trials()
+        except GuidesLostError as error:
+            self._fail_all(lost(str(error)))
+        self._take_compiled()
+        self._begin_compiling()
+
+    def close(self) -> None:
+        self._processes.close()
+
+    def _begin_trials(self) -> None:
+        while self._untried and len(self._trials) < MAX_TRIALS:
+            if self._template is None:
+                self._template = self._processes.template()
+            preparation = self._untried.popleft()
+            self._trials[preparation.key] = preparation
+            # If it has ended, reading finds out.
+            with suppress(OSError):
+                send(self._template.trials, Try(preparation.key, preparation.guide))
+
+    def _take_trials(self) -> None:
+        while self._trials and self._template is not None:
+            try:
+                if not self._template.trials.poll(0):
+                    return
+                tried = receive(self._template.trials, Tried)
+            except (EOFError, OSError):
+                self._template = self._processes.template(lost=self._template)
+                for preparation in list(self._trials.values()):
+                    self._on_lost(preparation)
+                return
+            self._on_tried(self._trials[tried.key], tried)
+
+    def _on_tried(self, preparation: Preparation, tried: Tried) -> None:
+        key, guide = preparation.key, preparation.guide
+        if tried.outcome is Outcome.LOST:
+            self._on_lost(preparation)
+        elif tried.outcome is Outcome.COMPILED:
+            del self._trials[key]
+            self._uncompiled.append(preparation)
+        elif tried.outcome is Outcome.INVALID:
+            self._end(preparation, invalid(guide, tried.message))
+        else:
+            fault = too_complex(guide, tried.signal, self._limits, compiling=True)
+            self._remembered.refuse(key, fault)
+            self._end(preparation, fault)
+
+    def _on_lost(self, preparation: Preparation) -> None:
+        """Something else has ended its trial."""
+        del self._trials[preparation.key]
+        preparation.num_lost += 1
+        if preparation.num_lost < MAX_LOST:
+            self._untried.append(preparation)
+        else:
+            self._end(preparation, lost("the process that compiles the guide was killed"))
+
+    def _begin_compiling(self) -> None:
+        if self._compiling is not None or not self._uncompiled:
+            return
+        preparation = self._uncompiled.popleft()
+        try:
+            _, link = self._processes.worker()
+            released = [self._released.popleft() for _ in range(len(self._released))]
+            send(link.compiles, Compile(preparation.key, preparation.guide, released))
+            self._compiling = link, preparation
+        except GuidesLostError as error:
+            self._end(preparation, lost(str(error)))
+        except OSError:
+            # The worker has died. The next one will compile it with its first mask.
+            self._end(preparation)
+
+    def _take_compiled(self) -> None:
+        if self._compiling is None:
+            return
+        link, preparation = self._compiling
+        with suppress(EOFError, OSError):
+            if not link.compiles.poll(0):
+                return
+            link.compiles.recv_bytes()
+        self._compiling = None
+        self._end(preparation)
+
+    def _end(self, preparation: Preparation, fault: Fault | None = None) -> None:
+        key = preparation.key
+        del self._pending[key]
+        self._trials.pop(key, None)
+        if fault is None:
+            _keep(self._ready, key, None, MAX_READY)
+            _keep(self._compiled, key, self._processes.current(), MAX_COMPILED)
+        preparation.end(fault)
+
+    def _fail_all(self, fault: Fault) -> None:
+        """Of those that no process has compiled."""
+        self._template = None
+        for preparation in [*self._trials.values(), *self._untried]:
+            self._end(preparation, fault)
+        self._untried.clear()
+
+
+def _keep(latest: OrderedDict[Key, V], key: Key, value: V, most: int) -> None:
+    latest[key] = value
+    latest.move_to_end(key)
+    while len(latest) > most:
+        latest.popitem(last=False)

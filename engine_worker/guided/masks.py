@@ -1,0 +1,247 @@
+"""The masks of a step: asked for as early as possible, and collected when the logits are there.
+
+The guide worker's matchers follow from the tokens. If it dies, a new one is told of all of them, and the sequence whose
+mask it was computing ends if that was the cause.
+"""
+
+import signal
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_worker.guided.faults import Remembered, lost, too_complex, wrong_tokens
+from engine_worker.guided.memory import COMPILING, SLOT, WORD_BITS
+from engine_worker.guided.messages import AskMasks, Key, MasksReady, Row, RowResult, receive, send
+from engine_worker.guided.processes import GuideProcesses, GuidesLostError, WorkerLink
+from sluice.ring.errors import Fault
+from sluice.ring.params import Guide
+
+HUNG_SECONDS = 60.0
+"""Without an answer, though the worker's own budgets are CPU time."""
+OWN_DEATHS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS})
+"""Signals that only what the process computed can have caused: its timer, and a stack that overflowed."""
+MAX_DEATHS = 3
+"""In a row, at a mask of the same guide, after which it counts as their cause; and of a step in all."""
+
+
+class Ending(NamedTuple):
+    """Bits of what ends a sequence, and of all other ids."""
+
+    ends: NDArray[np.uint32]
+    others: NDArray[np.uint32]
+
+    @staticmethod
+    def of(size: int, ends: Sequence[int], never: Sequence[int]) -> "Ending":
+        """For masks of `size` words. `never`: ids that stand for no text, either."""
+        return Ending(_bits(size, ends), ~_bits(size, (*ends, *never)))
+
+
+class GuidedSequence:
+    """What one sequence has to match. Its matcher is in the guide worker, until this object is gone."""
+
+    def __init__(self, number: int, key: Key, guide: Guide, ends: Sequence[int], released: deque[int]) -> None:
+        """`ends`: ids that end it."""
+        self.number = number
+        self.key = key
+        self.guide = guide
+        self.ends = tuple(ends)
+        self.ending: Ending | None = None
+        """Made with the first mask."""
+        self.final = 0
+        """Output tokens that the worker was told of and that will not change."""
+        self.tail: list[int] = []
+        """What it was told of after these: promised and drafted ones."""
+        self._released = released
+
+    def __del__(self) -> None:
+        self._released.append(self.number)
+
+
+class Asked(NamedTuple):
+    """A draw of a guided sequence."""
+
+    sequence: GuidedSequence
+    output: Sequence[int]
+    known: int
+    """Length of `output` when the step was planned."""
+    more: Sequence[int]
+    """Tokens after these that may turn out to be others."""
+    may_end: bool
+    """False: min_tokens forbids the ids that end it."""
+
+    def tokens(self) -> list[int]:
+        return [*self.output[: self.known], *self.more]
+
+
+class Masked(NamedTuple):
+    """Of one draw."""
+
+    allowed: NDArray[np.uint32] | None = None
+    """One bit per token id; valid until masks are asked for again. None: all."""
+    complete: bool = False
+    """Nothing more can follow, and no end is left to draw."""
+    fault: Fault | None = None
+
+
+class Masks:
+    """Called in the thread that computes steps."""
+
+    def __init__(
+        self, processes: GuideProcesses, remembered: Remembered, eos_token_ids: Sequence[int], released: deque[int]
+    ) -> None:
+        self._processes = processes
+        self._remembered = remembered
+        self._eos = tuple(eos_token_ids)
+        self._released = released
+        self._link: WorkerLink | None = None
+        self._waiting: dict[int, Asked] = {}
+        """By slot: rows that were asked for and have no result."""
+        self._results: dict[int, RowResult | Fault] = {}
+        self._asked: Sequence[Asked] = ()
+        self._num_deaths = 0
+        self._suspect: tuple[Key, int] | None = None
+        """The guide at whose mask the worker died last, and how often in a row."""
+
+    def ask(self, asked: Sequence[Asked]) -> None:
+        """For the masks of a step's draws; the worker computes them meanwhile."""
+        if self._waiting:
+            # A step failed after it had asked.
+            self._wait()
+        self._asked, self._results = asked, {}
+        self._waiting = dict(enumerate(asked))
+        self._num_deaths = 0
+        try:
+            if self._link is None:
+                _, self._link = self._processes.worker()
+            self._send(self._link, [_row(slot, each) for slot, each in enumerate(asked)])
+        except GuidesLostError as error:
+            self._give_up(str(error))
+
+    def collect(self) -> list[Masked]:
+        """In the order of the draws asked for."""
+        self._wait()
+        # Not kept: a sequence that has ended is told to the worker when nobody refers to it.
+        asked, self._asked = self._asked, ()
+        return [self._masked(slot, each) for slot, each in enumerate(asked)]
+
+    def _wait(self) -> None:
+        while self._waiting and self._link is not None:
+            try:
+                if not self._link.steps.poll(HUNG_SECONDS):
+                    raise EOFError
+                results = receive(self._link.steps, MasksReady).rows
+            except (EOFError, OSError):
+                self._recover(self._link)
+                continue
+            unknown = []
+            # Rows are answered in the order in which they were asked for, which is that of the slots.
+            for slot, result in zip(sorted(self._waiting), results, strict=True):
+                if result.known:
+                    del self._waiting[slot]
+                    self._results[slot] = result
+                else:
+                    unknown.append(slot)
+            if unknown:
+                self._send(self._link, [_whole_row(slot, self._waiting[slot]) for slot in unknown])
+        self._suspect = None if not self._num_deaths else self._suspect
+
+    def _send(self, link: WorkerLink, rows: list[Row]) -> None:
+        link.memory.reach(len(self._asked))
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        # If the worker has died, collecting finds out.
+        with suppress(OSError):
+            send(link.steps, AskMasks(rows, link.memory.num_slots, released))
+
+    def _recover(self, ended: WorkerLink) -> None:
+        slot, compiling = int(ended.memory.header[SLOT]), ended.memory.header[COMPILING] == 1
+        self._num_deaths += 1
+        try:
+            status, self._link = self._processes.worker(lost=ended)
+            self._judge(slot, status, compiling=compiling)
+            if self._num_deaths > MAX_DEATHS + len(self._asked):
+                raise GuidesLostError(f"the guide worker has died {self._num_deaths} times in one step")
+            if self._waiting:
+                self._send(self._link, [_whole_row(each, self._waiting[each]) for each in sorted(self._waiting)])
+        except GuidesLostError as error:
+            self._give_up(str(error))
+
+    def _judge(self, slot: int, status: int, *, compiling: bool) -> None:
+        """End the sequence at whose mask the worker died, if that is why it died."""
+        culprit = self._waiting.get(slot)
+        if culprit is None:
+            return
+        key, count = culprit.sequence.key, 1
+        if self._suspect is not None and self._suspect[0] == key:
+            count += self._suspect[1]
+        self._suspect = key, count
+        # Its timer also counts the thread that compiles, and something else may have killed it.
+        if (status in OWN_DEATHS and not compiling) or count >= MAX_DEATHS:
+            fault = too_complex(culprit.sequence.guide, status, self._remembered.limits, compiling=False)
+            self._remembered.refuse(key, fault)
+            for each in [s for s, asked in self._waiting.items() if asked.sequence is culprit.sequence]:
+                del self._waiting[each]
+                self._results[each] = fault
+            self._suspect = None
+
+    def _give_up(self, reason: str) -> None:
+        self._link = None
+        self._results |= dict.fromkeys(self._waiting, lost(reason))
+        self._waiting = {}
+
+    def _masked(self, slot: int, asked: Asked) -> Masked:
+        result, link = self._results[slot], self._link
+        if isinstance(result, Fault) or link is None:
+            return Masked(fault=result if isinstance(result, Fault) else lost("its masks are gone"))
+        if result.error:
+            return Masked(fault=too_complex(asked.sequence.guide, 0, self._remembered.limits, reason=result.error))
+        if result.consumed < asked.known:
+            return Masked(fault=wrong_tokens(asked.sequence.guide, result.consumed))
+        if result.consumed < asked.known + len(asked.more):
+            # A draft that will not be drawn, or a token that ended the sequence: nobody reads this row.
+            return Masked()
+        words, sequence, end = link.memory.masks[slot], asked.sequence, self._processes.end
+        accepting = int(words[end // WORD_BITS]) >> end % WORD_BITS & 1
+        if sequence.ending is None:
+            sequence.ending = Ending.of(len(words), sequence.ends, (end, *self._eos))
+        np.bitwise_and(words, sequence.ending.others, words)
+        if accepting and sequence.ends and asked.may_end:
+            np.bitwise_or(words, sequence.ending.ends, words)
+        elif accepting and not words.any():
+            return Masked(complete=True)
+        return Masked(words)
+
+
+def _row(slot: int, asked: Asked) -> Row:
+    """With the tokens that the worker does not know yet."""
+    sequence = asked.sequence
+    if asked.known < sequence.final:
+        # A draw before others that were made: it never is, but a mask of other tokens would show nowhere.
+        sequence.final, sequence.tail = 0, []
+        row = _whole_row(slot, asked)
+        sequence.tail = row.tokens
+        return row
+    new, told = [*asked.output[sequence.final : asked.known], *asked.more], sequence.tail
+    same = 0
+    while same < min(len(new), len(told)) and new[same] == told[same]:
+        same += 1
+    row = Row(slot, sequence.number, sequence.final + same, new[same:], sequence.key)
+    sequence.tail = new[asked.known - sequence.final :]
+    sequence.final = asked.known
+    return row
+
+
+def _whole_row(slot: int, asked: Asked) -> Row:
+    sequence = asked.sequence
+    return Row(slot, sequence.number, 0, asked.tokens(), sequence.key, sequence.guide)
+
+
+def _bits(size: int, ids: Sequence[int]) -> NDArray[np.uint32]:
+    words = np.zeros(size, np.uint32)
+    for each in ids:
+        if each // WORD_BITS < size:
+            words[each // WORD_BITS] |= np.uint32(1 << each % WORD_BITS)
+    return words

@@ -1,0 +1,122 @@
+"""What lives in the guide worker: compiled grammars and a matcher per sequence."""
+
+import re
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine_worker.guided.grammars import grammar_of
+from engine_worker.guided.messages import MAX_COMPILED, Key, Row, RowResult
+from sluice.ring.params import Guide, GuideKind
+
+MAX_MESSAGE = 600
+"""Characters of the library's message."""
+PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+QUOTED = re.compile(r"\n +\d+ \| ")
+LIMITS = LLParserLimits(verbose_errors=False)
+
+
+class GuideError(ValueError):
+    """The guide is not valid; the library's message."""
+
+
+def compile_guide(tokenizer: LLTokenizer, guide: Guide) -> LLMatcher:
+    """With the first mask computed, which may take as long as all before. Raises GuideError."""
+    try:
+        grammar = grammar_of(guide)
+    except MemoryError:
+        raise
+    except Exception as error:  # the converter raises what it likes
+        raise GuideError(shortened(str(error) or type(error).__name__)) from error
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GuideError(shortened(_own_words(guide, matcher.get_error())))
+    return matcher
+
+
+def _own_words(guide: Guide, message: str) -> str:
+    """Without what is quoted of the grammar, unless that is the caller's."""
+    message = message.removesuffix("<non-verbose/>")
+    if message.startswith("NoExtension"):
+        return "no text matches it"
+    if guide.kind is GuideKind.EBNF:
+        return message
+    return QUOTED.split(PLACE.sub("", message), maxsplit=1)[0]
+
+
+def shortened(message: str) -> str:
+    message = message.strip()
+    # It may quote the guide in the middle.
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
+
+
+class Standing(NamedTuple):
+    """A sequence's matcher and the number of tokens that it has consumed."""
+
+    matcher: LLMatcher
+    consumed: int
+
+
+class Matchers:
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiled: OrderedDict[Key, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        """Of `_compiled`, which two threads use."""
+        self._standing: dict[int, Standing] = {}
+
+    def compile(self, key: Key, guide: Guide) -> None:
+        """Raises GuideError. Called in either thread."""
+        if self._find(key) is not None:
+            return
+        compiled = compile_guide(self._tokenizer, guide)
+        with self._lock:
+            self._compiled[key] = compiled
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+
+    def has(self, key: Key) -> bool:
+        return self._find(key) is not None
+
+    def _find(self, key: Key) -> LLMatcher | None:
+        with self._lock:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+            return self._compiled.get(key)
+
+    def release(self, sequences: list[int]) -> None:
+        for sequence in sequences:
+            self._standing.pop(sequence, None)
+
+    def mask(self, row: Row, address: int, num_bytes: int) -> RowResult:
+        """Writes the mask to this address, unless the grammar does not allow the tokens."""
+        standing = self._at(row)
+        if standing is None:
+            return RowResult(0, known=False)
+        matcher, consumed = standing
+        if consumed == row.keep and row.tokens:
+            consumed += matcher.try_consume_tokens(row.tokens)
+        self._standing[row.sequence] = Standing(matcher, consumed)
+        if not matcher.is_error() and consumed == row.keep + len(row.tokens):
+            matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        if matcher.is_error():
+            del self._standing[row.sequence]
+            return RowResult(consumed, error=shortened(matcher.get_error()))
+        return RowResult(consumed)
+
+    def _at(self, row: Row) -> Standing | None:
+        """Rolled back to the tokens to keep, or before them if the grammar does not allow all of these. None: the row
+        does not say enough."""
+        if row.guide is not None or (row.keep == 0 and row.sequence not in self._standing):
+            compiled = self._find(row.key)
+            return None if compiled is None else Standing(compiled.deep_copy(), 0)
+        standing = self._standing.get(row.sequence)
+        if standing is None or standing.consumed <= row.keep:
+            return standing
+        standing.matcher.rollback(standing.consumed - row.keep)
+        return Standing(standing.matcher, row.keep)

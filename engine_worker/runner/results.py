@@ -1,0 +1,63 @@
+"""A step's samples on their way to the host."""
+
+import torch
+from torch import Tensor
+
+from engine_worker.sampling.logprobs import Logprobs
+from engine_worker.sampling.sampler import ProgramResults, Sampled
+from engine_worker.step import Draw, Drawn
+
+COMPLETE = Drawn(-1, complete=True)
+
+
+class StepResults:
+    """Asynchronous copies to pinned memory, started here."""
+
+    def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, hidden: bool) -> None:
+        """`programs`: names the draws whose tokens do not count. `hidden`: the next step is queued before this one is
+        waited for, so a late wake-up costs nothing."""
+        self.tokens = sampled.tokens
+        """[D] int64, on the device."""
+        self._draws = draws
+        self._faults, self._complete = programs.faults, programs.complete
+        self._copied: torch.cuda.Event | None = None
+        if self.tokens.device.type != "cpu":
+            logprobs = None if sampled.logprobs is None else Logprobs(*map(_on_host, sampled.logprobs))
+            short = None if sampled.short is None else _on_host(sampled.short)
+            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), logprobs, short)
+            # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
+            # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
+            self._copied = torch.cuda.Event(blocking=hidden and short is None)
+            self._copied.record()
+        self._sampled = sampled
+
+    def drawn(self) -> list[Drawn]:
+        """One per draw; waits for the device."""
+        self._wait()
+        results = self._sampled.results(self._draws)
+        for draw, fault in self._faults.items():
+            results[draw] = Drawn(0, fault=fault)
+        for draw in self._complete:
+            results[draw] = COMPLETE
+        return results
+
+    def tokens_on_host(self) -> list[int]:
+        """[D]; waits for the device."""
+        self._wait()
+        tokens: list[int] = self._sampled.tokens.tolist()
+        return tokens
+
+    def short(self) -> bool:
+        """See `Sampled.short`; waits for the device only if a draw has a filter."""
+        if self._sampled.short is None:
+            return False
+        self._wait()
+        return bool(self._sampled.short)
+
+    def _wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

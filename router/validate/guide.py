@@ -1,0 +1,51 @@
+"""Guided decoding: what can be checked of a guide without compiling it, which the engine does."""
+
+import json
+
+from router.errors import Violations, shown
+from router.validate.model import Limits
+from sluice.ring.params import Guide, GuideKind
+from sluice.v1.sampling_pb2 import GuidedDecoding
+
+FIELD = "spec.guided"
+JSON_KINDS = frozenset({GuideKind.JSON_SCHEMA, GuideKind.STRUCTURAL_TAG})
+"""Guides that are JSON objects."""
+
+
+def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Guide | None:
+    """None if the message has no guide. The result is meaningless if `bad` has violations."""
+    name = message.WhichOneof("guide")
+    if name is None:
+        return None
+    kind = GuideKind(name)
+    if kind is GuideKind.JSON_OBJECT:
+        return Guide(kind)
+    if kind is GuideKind.CHOICE:
+        return _choice(list(message.choice.choices), limits, bad)
+    field, text = f"{FIELD}.{name}", getattr(message, name)
+    if not text:
+        bad.add(field, "is empty")
+    elif bad.at_most(field, len(text.encode()), limits.guide_bytes, "bytes") and kind in JSON_KINDS:
+        _check_json(field, text, bad)
+    return Guide(kind, text)
+
+
+def _choice(choices: list[str], limits: Limits, bad: Violations) -> Guide:
+    field = f"{FIELD}.choice.choices"
+    if not choices:
+        bad.add(field, "is empty, must have at least one")
+    bad.at_most(field, sum(len(each.encode()) for each in choices), limits.guide_bytes, "bytes")
+    for i, each in enumerate(choices):
+        if not each:
+            bad.add(f"{field}[{i}]", "is empty")
+    return Guide(GuideKind.CHOICE, json.dumps(choices, ensure_ascii=False))
+
+
+def _check_json(field: str, text: str, bad: Violations) -> None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True)
+        return
+    if not isinstance(found, dict):
+        bad.add(field, "must be a JSON object")

@@ -1,0 +1,68 @@
+"""What each kind of guide means, and how it is refused."""
+
+import json
+
+import pytest
+
+from sluice.ring.errors import ErrorCode
+from sluice.ring.params import Guide, GuideKind
+from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, prepared
+
+pytestmark = pytest.mark.process
+
+TAGS = {"structures": [{"begin": "<f=a>", "schema": {"const": 1}, "end": "</f>"}], "triggers": ["<f="]}
+CASES = [
+    (GuideKind.JSON_OBJECT, "", ["{}", '{"a": [1, null]}'], ["[]", "1", "{", "{}x"]),
+    (GuideKind.JSON_SCHEMA, '{"enum": ["a", 2]}', ['"a"', "2"], ["a", "22", '"2"']),
+    (GuideKind.REGEX, "a|bc/d", ["a", "bc/d"], ["b", "abc/d", "xa", "a\n"]),
+    (GuideKind.EBNF, 'root ::= "a" root | "b"', ["b", "aab"], ["a", "ba"]),
+    (GuideKind.EBNF, 'start: "a" start | "b"', ["b", "aab"], ["a", "ba"]),
+    (GuideKind.CHOICE, '["yes", "y.s", "\\"(", "", "é\\n#&~-/"]', ["yes", "y.s", '"(', "", "é\n#&~-/"], ["yxs", "ye"]),
+    (
+        GuideKind.STRUCTURAL_TAG,
+        json.dumps(TAGS),
+        ["", "free\ntext", "a <f=a>1</f> b <f=a>1</f>"],
+        ["<f=b", "<f=a>2</f>", "<f=a>1</f"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "right", "wrong"), CASES)
+def test_what_matches(guides, kind, text, right, wrong):
+    guide = Guide(kind, text)
+    for output in right:
+        (sequence,) = followed(guides, guide)
+        assert END in allowed(mask(guides, sequence, ids(output))), output
+    for output in wrong:
+        (sequence,) = followed(guides, guide)
+        found = mask(guides, sequence, ids(output))
+        assert found.fault is not None or END not in allowed(found), output
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (GuideKind.JSON_SCHEMA, "{", "Expecting property name"),
+        (GuideKind.JSON_SCHEMA, "[]", "must be a JSON object, got list"),
+        (GuideKind.JSON_SCHEMA, '{} | "x"', "Extra data"),
+        (GuideKind.JSON_SCHEMA, '{"not": {}}', 'Unimplemented keys: ["not"]'),
+        (GuideKind.JSON_SCHEMA, '{"type": "strin"}', "Invalid type: strin"),
+        (GuideKind.JSON_SCHEMA, '{"$ref": "#"}', "no text matches it"),
+        (GuideKind.REGEX, "(a", "unclosed group"),
+        (GuideKind.REGEX, "(?=a)b", "look-around"),
+        (GuideKind.EBNF, "start: other", "other"),
+        (GuideKind.EBNF, "root ::= other", "other"),
+        (GuideKind.EBNF, 's ::= "a"', "root"),
+        (GuideKind.CHOICE, "[]", "at least one"),
+        (GuideKind.CHOICE, '["a", 1]', "array of at least one string"),
+        (GuideKind.STRUCTURAL_TAG, "{}", "triggers must be"),
+        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "triggers": ["<g"]}), "starts with none of the triggers"),
+        (GuideKind.STRUCTURAL_TAG, json.dumps({"structures": [1], "triggers": ["<g"]}), "structures[0] must be"),
+    ],
+)
+def test_what_is_refused(guides, kind, text, message):
+    fault = prepared(guides, Guide(kind, text))
+    assert fault.error_code is ErrorCode.INVALID_ARGUMENT
+    assert fault.field == f"spec.guided.{kind.value}"
+    assert message in fault.message
+    assert len(fault.message) < 700

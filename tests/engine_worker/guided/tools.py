@@ -1,0 +1,70 @@
+"""Guides of the tiny model, driven by hand."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine_worker.guided.guides import Guides
+from engine_worker.guided.masks import Asked, GuidedSequence, Masked
+from engine_worker.guided.processes import Model
+from sluice import tiny_model
+from sluice.ring.errors import Fault
+from sluice.ring.params import Guide, GuideKind
+from sluice.settings.engine import GuideLimits
+from tests.fakes.processes import wait_until
+
+VOCAB = 4096
+END = 4093
+TOKENIZER_FILE = tiny_model.path() / "tokenizer.json"
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TOKENIZER_FILE))
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text).ids
+
+
+def make(model: Model | None = None, **limits) -> Guides:
+    return Guides(model or Model(TOKENIZER_FILE, VOCAB, (END,)), GuideLimits(**limits))
+
+
+def regex(text: str) -> Guide:
+    return Guide(GuideKind.REGEX, text)
+
+
+def prepared(guides: Guides, guide: Guide) -> Fault | None:
+    """Once it is, the fault."""
+    preparation = guides.prepare(guide)
+    assert preparation is None or wait_until(preparation.poll)
+    return None if preparation is None else preparation.fault
+
+
+def followed(guides: Guides, guide: Guide, ends: Sequence[int] = (END,), size: int = 1) -> list[GuidedSequence]:
+    assert prepared(guides, guide) is None
+    return guides.sequences(guide, ends, size)
+
+
+def masked(guides: Guides, *asked: Asked) -> list[Masked]:
+    guides.masks.ask(asked)
+    return guides.masks.collect()
+
+
+def mask(
+    guides: Guides, sequence: GuidedSequence, output: Sequence[int], more: Sequence[int] = (), *, may_end: bool = True
+) -> Masked:
+    return masked(guides, Asked(sequence, output, len(output), more, may_end))[0]
+
+
+def allowed(found: Masked) -> set[int]:
+    assert found.fault is None
+    assert found.allowed is not None
+    return set(np.flatnonzero(np.unpackbits(found.allowed.view(np.uint8), bitorder="little")).tolist())
+
+
+def texts(found: Masked) -> set[str]:
+    return {tokenizer().id_to_token(each) for each in allowed(found)}

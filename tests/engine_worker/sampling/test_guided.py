@@ -1,0 +1,42 @@
+"""Masks of guides on scores: row by row on a CPU and in a few operations on a GPU, after all other rules."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine_worker.sampling.programs import DeviceEdits, HostEdits
+from engine_worker.sampling.rules import Edits, Penalized
+
+
+def mask(ids, size: int) -> np.ndarray:
+    words = np.zeros(-(-size // 32) + 1, np.uint32)
+    for each in ids:
+        words[each // 32] |= np.uint32(1 << each % 32)
+    return words
+
+
+@pytest.mark.parametrize("edits", [DeviceEdits.of, lambda rows, _size: HostEdits(rows)], ids=["device", "host"])
+@pytest.mark.parametrize("size", [31, 64, 101])
+def test_only_what_is_allowed_is_left(edits, size):
+    generator = torch.Generator().manual_seed(size)
+    scores = torch.randn(4, size, generator=generator)
+    ids = {0: [0, 5, 30], 2: [size - 1], 3: range(size)}
+    rows = {row: Edits(allowed=mask(each, size)) for row, each in ids.items()}
+    expected = scores.clone()
+    for row, each in ids.items():
+        others = [i for i in range(size) if i not in each]
+        expected[row, others] = -torch.inf
+    found = scores.clone()
+    edits(rows, size).apply(found)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("edits", [DeviceEdits.of, lambda rows, _size: HostEdits(rows)], ids=["device", "host"])
+def test_beside_bans_and_penalties(edits):
+    penalized = Penalized(np.array([1, 3]), 2.0, np.array([0.5, 0.25], np.float32))
+    rows = {1: Edits([np.array([2])], penalized, mask([1, 2], 40)), 0: Edits([np.array([0])])}
+    scores = torch.ones(2, 40)
+    edits(rows, 40).apply(scores)
+    assert scores[1].isfinite().nonzero().flatten().tolist() == [1]
+    assert scores[1, 1] == 0.0
+    assert scores[0].isfinite().nonzero().flatten().tolist() == list(range(1, 40))

@@ -1,0 +1,60 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_worker.speculative.drafter import Drafter
+
+ROOM = 100
+
+
+def drafting(drafter, output):
+    """Its next draft; the pace may let it pause."""
+    for _ in range(100):
+        draft = drafter.propose(output, ROOM)
+        if draft:
+            return list(draft)
+    return []
+
+
+def test_what_the_caller_expects_comes_first():
+    drafter = Drafter([1, 2, 3, 1, 2], most=3, expected=[7, 8, 9, 10])
+    assert list(drafter.propose([], ROOM)) == [7, 8, 9]
+    assert list(drafter.propose([7], ROOM)) == [8, 9, 10]
+
+
+def test_where_the_output_differs_lookup_goes_on_in_what_was_expected():
+    drafter = Drafter([0], most=2, expected=[5, 6, 7, 8, 9])
+    assert list(drafter.propose([4], ROOM)) == []
+    assert list(drafter.propose([4, 6, 7], ROOM)) == [8, 9]
+
+
+def test_it_never_follows_again_once_the_output_differed():
+    drafter = Drafter([0], most=2, expected=[5, 6, 7, 8])
+    drafter.propose([4], ROOM)
+    assert list(drafter.propose([4, 9], ROOM)) == []
+
+
+def test_the_prompt_is_looked_up():
+    drafter = Drafter([1, 2, 3, 4, 5, 1, 2], most=3)
+    assert list(drafter.propose([3], ROOM)) == [4, 5, 1]
+
+
+def test_room_bounds_a_draft():
+    drafter = Drafter([0], most=8, expected=[*range(20)])
+    assert list(drafter.propose([], 2)) == [0, 1]
+    assert list(drafter.propose([], 0)) == []
+
+
+@given(
+    prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    expected=st.lists(st.integers(0, 2), max_size=20),
+    output=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    data=st.data(),
+)
+def test_a_resumed_sequence_gets_the_same_drafts(prompt, expected, output, data):
+    """Fed step by step or at once: only the pace may differ, which the output does not depend on."""
+    stepwise = Drafter(prompt, 4, expected)
+    at = 0
+    while at < len(output):
+        stepwise.propose(output[:at], ROOM)
+        at += data.draw(st.integers(1, 5))
+    assert drafting(stepwise, output) == drafting(Drafter(prompt, 4, expected), output)

@@ -1,0 +1,150 @@
+"""Whatever features meet in a request, and whatever happens to it: it gets what it gets plain, alone, undisturbed."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import strategies as st
+
+from engine_worker.guided.guides import Guides
+from engine_worker.guided.processes import Model
+from sluice import tiny_model
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.params import SamplingParams, Speculation, StopParams
+from sluice.settings.engine import GuideLimits
+from tests.examples import examples
+from tests.parity.harness import EngineHarness
+from tests.parity.test_guided import GUIDES
+
+END = 4093
+ENGINES: dict[str, dict[str, Any]] = {
+    "overlap": {"overlap": True},
+    "pauses, chunks": {"kv_cache_tokens": 160, "max_batch_size": 16, "max_tokens_per_step": 48, "tokens_per_block": 8},
+    "pauses, chunks, overlap": {
+        "kv_cache_tokens": 160, "max_batch_size": 16, "max_tokens_per_step": 48, "tokens_per_block": 8, "overlap": True,
+    },
+    "few at a time, uncached": {"max_batch_size": 3, "block_reuse": False},
+    "openvino": {"backend": "openvino"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def guides():
+    guides = Guides(Model.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
+    yield guides
+    guides.close()
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def engine(request, guides) -> Iterator[tuple[str, EngineHarness]]:
+    harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, **ENGINES[request.param])
+    yield request.param, harness
+    # Otherwise nothing was disturbed.
+    assert harness.engine.stats.accepted_draft_tokens > 50
+    assert (harness.pauses > 0) == ("kv_cache_tokens" in ENGINES[request.param])
+
+
+@pytest.fixture(scope="module")
+def alone(guides) -> Callable[[str], EngineHarness]:
+    """Without anything that could disturb."""
+    return cache(lambda backend: EngineHarness(tiny_model.path(), guides=guides, block_reuse=False, backend=backend))
+
+
+@st.composite
+def features(draw: st.DrawFn) -> dict[str, Any]:
+    def maybe(value: Any, default: Any) -> Any:
+        return draw(st.sampled_from([default, default, value]))
+
+    max_tokens = draw(st.integers(1, 32))
+    sampling = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.4, 1.0])),
+        seed=draw(st.integers(0, 999)),
+        top_p=maybe(0.9, 1.0),
+        top_k=maybe(20, 0),
+        repetition_penalty=maybe(1.2, 1.0),
+        frequency_penalty=maybe(0.3, 0.0),
+        presence_penalty=maybe(0.2, 0.0),
+        no_repeat_ngram_size=maybe(2, 0),
+        bad_words=maybe(tuple((a, b) for a in range(300, 340) for b in range(300, 340)), ()),
+        logit_bias=maybe(((5, 2.0), (300, -3.0)), ()),
+        logprobs=maybe(2, None),
+    )
+    stopping = StopParams(
+        max_tokens,
+        min_tokens=maybe(min(4, max_tokens), 0),
+        eos_token_ids=maybe((END,), ()),
+        stop_token_ids=maybe(tuple(range(2, 4000, 9)), ()),
+    )
+    return {
+        "sampling": sampling,
+        "stopping": stopping,
+        "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
+        "guide": GUIDES[draw(st.sampled_from(sorted(GUIDES)))] if draw(st.booleans()) else None,
+    }
+
+
+REQUESTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "features": features(),
+            "prompt": st.tuples(st.integers(0, 9), st.integers(1, 90)),
+            "drafts": st.sampled_from([0, 1, 6]),
+            "wrong": st.integers(2, 9),
+            "resume": st.one_of(st.none(), st.integers(0, 40)),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def outcome(harness: EngineHarness, number: int, n: int) -> list[tuple[Any, ...]]:
+    streams = [harness.stream(number, i) for i in range(n)]
+    return [
+        (stream.tokens, stream.end.reason, stream.end.stop_token, stream.end.fault, stream.logprobs)
+        for stream in streams
+    ]
+
+
+def disturbed(drawn: dict[str, Any], expected: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """Drafts, one in so many of them wrong, and a part of the output that the caller has."""
+    drafts = list(expected[0][0])
+    drafts[drawn["wrong"] :: drawn["wrong"]] = [7] * len(drafts[drawn["wrong"] :: drawn["wrong"]])
+    more: dict[str, Any] = {"speculation": Speculation(drawn["drafts"], tuple(drafts))}
+    if drawn["resume"] is not None:
+        parts = {i: tokens[: (drawn["resume"] + 3 * i) % (len(tokens) + 1)] for i, (tokens, *_) in enumerate(expected)}
+        more["resume"] = {i: tokens for i, tokens in parts.items() if tokens}
+    return more
+
+
+def check(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], resumed: dict[int, list[int]]) -> None:
+    for i, ((*facts, logprobs), (*right, right_logprobs)) in enumerate(zip(found, expected, strict=True)):
+        assert facts == right
+        right_logprobs = right_logprobs[len(resumed.get(i, ())) :] if right_logprobs else []
+        assert [(each.rank, [id_ for id_, _ in each.top]) for each in logprobs] == [
+            (each.rank, [id_ for id_, _ in each.top]) for each in right_logprobs
+        ]
+        assert [each.logprob for each in logprobs] == pytest.approx([each.logprob for each in right_logprobs], abs=1e-4)
+
+
+@given(drawn=REQUESTS)
+@examples(
+    25, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+def test_what_a_request_gets_alone(engine, alone, prompts, drawn):
+    name, harness = engine
+    plain = alone(ENGINES[name].get("backend", "torch"))
+    asked, expected = [], []
+    for each in drawn:
+        which, length = each["prompt"]
+        asked.append({"prompt": prompts[20 + which][:length], **each["features"]})
+        number = plain.send(**asked[-1])
+        plain.run()
+        expected.append(outcome(plain, number, asked[-1]["n"]))
+    more = [disturbed(each, right) for each, right in zip(drawn, expected, strict=True)]
+    numbers = [harness.send(**each, **extra) for each, extra in zip(asked, more, strict=True)]
+    harness.run()
+    for number, each, extra, right in zip(numbers, asked, more, expected, strict=True):
+        check(outcome(harness, number, each["n"]), right, extra.get("resume", {}))

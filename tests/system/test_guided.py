@@ -1,0 +1,111 @@
+"""A real ring with guided decoding: the example of docs/guided.md, each kind of guide, errors."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sluice import Client
+from sluice.client import FinishReason, InvalidRequest
+from sluice.executor import GenerationExecutor, GuidedDecodingParams, SamplingParams
+from sluice.launch import Ring
+
+PAGE = Path(__file__).parents[2] / "docs" / "guided.md"
+TAG = {"structures": [{"begin": "<f>", "schema": {"enum": [1, 2]}, "end": "</f>"}], "triggers": ["<f"]}
+GUIDES = {
+    "choice": ({"choice": {"choices": ["yes", "no", "maybe"]}}, "yes|no|maybe"),
+    "regex": ({"regex": "[0-9]{3}-[a-z]{2}"}, "[0-9]{3}-[a-z]{2}"),
+    "gbnf": ({"ebnf": 'root ::= "a" b{2}\nb ::= [bc]'}, "a[bc]{2}"),
+    "lark": ({"ebnf": 'start: "a" B "d"\nB: /[bc]{3}/'}, "a[bc]{3}d"),
+    "schema": ({"json_schema": '{"type": "boolean"}'}, "true|false"),
+}
+
+
+@pytest.fixture(scope="module")
+def ring():
+    with Ring(engines=1, detokenizers=1) as ring:
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def client(ring):
+    with Client(ring.address) as client:
+        yield client
+
+
+def test_the_example_of_the_page(client):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names = {"client": client, "json": json}
+    # No other text is on the page: it is ours.
+    exec(code, names)
+    assert set(names["person"]) == {"name", "age"}
+    assert 0 <= names["person"]["age"] <= 150
+
+
+@pytest.mark.parametrize("kind", GUIDES)
+def test_each_kind_of_guide(client, kind):
+    guided, pattern = GUIDES[kind]
+    found = client.generate("def f():", guided=guided, n=4, seed=1, max_tokens=48, temperature=1.5)
+    for output in found.outputs:
+        assert re.fullmatch(pattern, output.text), output.text
+        assert output.finish_reason is FinishReason.EOS
+
+
+def test_an_object(client):
+    found = client.generate("x = ", guided={"json_object": {}}, max_tokens=200, temperature=0, bad_words=["\n"])
+    assert found.text.lstrip().startswith("{")
+    if found.outputs[0].finish_reason is FinishReason.EOS:
+        assert isinstance(json.loads(found.text), dict)
+
+
+def test_a_structural_tag(client):
+    prompt = "<f>1</f>\n<f>2</f>\n"
+    found = client.generate(prompt, guided={"structural_tag": json.dumps(TAG)}, max_tokens=64, seed=2, n=8)
+    begun = [part for output in found.outputs for part in output.text.split("<f")[1:]]
+    assert len(begun) > 8
+    # The end may cut the last one.
+    assert all(">1</f>".startswith(part[:6].replace("2", "1")) for part in begun)
+
+
+def test_a_stream_beside_others(client):
+    plain = client.generate("import ", max_tokens=24, temperature=0).text
+    schema = json.dumps({"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 3, "maxItems": 6})
+    streams = [client.stream("[", guided={"json_schema": schema}, seed=i, max_tokens=64) for i in range(6)]
+    assert client.generate("import ", max_tokens=24, temperature=0).text == plain
+    for stream in streams:
+        found = json.loads("".join(chunk.text for chunk in stream))
+        assert 3 <= len(found) <= 6
+        assert set(found) <= {1, 22, 333}
+
+
+@pytest.mark.parametrize(
+    ("guided", "field"),
+    [
+        ({"regex": "a("}, "spec.guided.regex"),
+        ({"regex": "(?=a)b"}, "spec.guided.regex"),
+        ({"ebnf": "root ::= missing"}, "spec.guided.ebnf"),
+        ({"json_schema": '{"type": "strange"}'}, "spec.guided.json_schema"),
+        ({"structural_tag": "{}"}, "spec.guided.structural_tag"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compiled_is_refused_with_its_field(client, guided, field):
+    with pytest.raises(InvalidRequest) as caught:
+        client.generate("x", guided=guided)
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_one_that_is_too_complex_ends_alone(client):
+    stream = client.stream("import ", max_tokens=200, temperature=0, ignore_eos=True)
+    plain = client.generate("import ", max_tokens=200, temperature=0, ignore_eos=True).text
+    guided = {"ebnf": 'root ::= s\ns ::= s s | "a" | "" | s s s'}
+    with pytest.raises(InvalidRequest, match="is too complex"):
+        client.generate("x", guided=guided, max_tokens=1500, ignore_eos=True)
+    assert "".join(chunk.text for chunk in stream) == plain
+
+
+def test_through_the_executor(ring):
+    params = SamplingParams(max_tokens=32, guided_decoding=GuidedDecodingParams(json={"enum": ["red", "blue"]}))
+    with GenerationExecutor.connect(ring.address) as executor:
+        assert json.loads(executor.generate("x", params).outputs[0].text) in ("red", "blue")
