@@ -1,0 +1,129 @@
+"""Guides that take too much: each ends by itself, within a budget, with an error that names it."""
+
+import json
+import time
+
+import pytest
+
+from engine_worker.guided.masks import Asked
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.params import Guide, GuideKind
+from tests.engine_worker.guided.tools import allowed, followed, make, masked, prepared, regex
+
+pytestmark = pytest.mark.process
+
+COMPILE_SECONDS, STEPS, LIMIT = 0.6, 60, 20.0
+
+
+def schema(value) -> Guide:
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps(value))
+
+
+def ebnf(text: str) -> Guide:
+    return Guide(GuideKind.EBNF, text)
+
+
+def all_of(patterns: list[str]) -> Guide:
+    return schema({"type": "string", "allOf": [{"pattern": pattern} for pattern in patterns]})
+
+
+COMPILING, FOLLOWING = "compiling it", "finding its next tokens"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+HOSTILE = {
+    "30 patterns": (all_of([f"^.*{LETTERS[i % 26]}.{{{i}}}$" for i in range(30)]), None),
+    "30 lengths": (all_of([f"^(.{{{i + 2}}})*$" for i in range(30)]), None),
+    "rules that call rules": (
+        ebnf("\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(60_000)), 'r60000: "a"'])),
+        COMPILING,
+    ),
+    "many rules": (
+        ebnf("\n".join(["root ::= r0", *(f'r{i} ::= "x{i}" r{i * 7 % 20_000} | "y"' for i in range(20_000))])),
+        COMPILING,
+    ),
+    "many properties": (
+        schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(8000)}}),
+        COMPILING,
+    ),
+    "many structures": (
+        Guide(
+            GuideKind.STRUCTURAL_TAG,
+            json.dumps(
+                {
+                    "structures": [
+                        {"begin": f"<f{i}>", "schema": {"type": "object"}, "end": "</f>"} for i in range(4000)
+                    ],
+                    "triggers": ["<f"],
+                }
+            ),
+        ),
+        COMPILING,
+    ),
+    "long choices": (Guide(GuideKind.CHOICE, json.dumps(["x" * i for i in range(1400)])), None),
+    "parentheses": (ebnf("start: " + "(" * 20_000 + '"a"' + ")" * 20_000), None),
+    "parentheses in GBNF": (ebnf("root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000), None),
+    "nested schemas": (Guide(GuideKind.JSON_SCHEMA, '{"type":"array","items":' * 40_000 + "{}" + "}" * 40_000), None),
+    "repeated repetitions": (regex("((a{1,500}){1,500}){1,500}"), FOLLOWING),
+    "rules that repeat": (ebnf('start: a{1,1000}\na: b{1,1000}\nb: c{1,1000}\nc: "x"{1,1000}'), FOLLOWING),
+    "ambiguous": (ebnf('root ::= root root | "a" | "" | root root root'), None),
+    "many states": (regex("(a|b)*a(a|b){30}c"), None),
+    "branches of branches": (
+        schema({"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(6)]} for i in range(12)]}),
+        None,
+    ),
+}
+"""Each with what fails as too complex; None: it may also be invalid, or harmless."""
+
+
+@pytest.fixture(scope="module")
+def strict():
+    guides = make(guided_compile_seconds=COMPILE_SECONDS, guided_mask_seconds=0.02, guided_memory=400 << 20)
+    yield guides
+    guides.close()
+
+
+def follow(guides, guide: Guide, neighbour) -> Fault | None:
+    """Some steps of it beside a neighbour, whose masks do not change; its fault."""
+    (sequence,) = followed(guides, guide, ends=())
+    output: list[int] = []
+    expected = allowed(masked(guides, Asked(neighbour, [], 0, (), True))[0])
+    for _ in range(STEPS):
+        first, second = masked(
+            guides, Asked(neighbour, [], 0, (), True), Asked(sequence, output, len(output), (), True)
+        )
+        assert allowed(first) == expected
+        if second.fault is not None or second.complete:
+            return second.fault
+        output.append(min(allowed(second)))
+    return None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_ends_within_its_budget(strict, name):
+    guide, work = HOSTILE[name]
+    (neighbour,) = followed(strict, regex("[0-9]{3}"))
+    began = time.monotonic()
+    fault = prepared(strict, guide) or follow(strict, guide, neighbour)
+    assert time.monotonic() - began < LIMIT
+    if work is not None or (fault is not None and fault.error_code is not ErrorCode.INVALID_ARGUMENT):
+        assert fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
+        assert fault.field == f"spec.guided.{guide.kind.value}"
+        assert fault.message.startswith("is too complex: ")
+    if work is COMPILING:
+        assert work in fault.message
+        # Remembered, but not as invalid.
+        began = time.monotonic()
+        assert strict.prepare(guide).fault == fault
+        assert time.monotonic() - began < COMPILE_SECONDS / 2
+
+
+def test_memory_is_bounded_and_comes_back():
+    guides = make(guided_memory=40 << 20, guided_compile_seconds=30.0)
+    try:
+        guide, _ = HOSTILE["many properties"]
+        fault = prepared(guides, guide)
+        assert fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
+        assert "40 MiB of memory (guided_memory)" in fault.message
+        (neighbour,) = followed(guides, regex("[0-9]{3}"))
+        assert len(allowed(masked(guides, Asked(neighbour, [], 0, (), True))[0])) == 10
+    finally:
+        guides.close()
