@@ -159,7 +159,8 @@ class Engine:
             num_drawn, lost = 0, self._fail(step, now)
         else:
             num_drawn, lost = self._commit(step.entries, drawn, now, restarting), []
-        self._report(self.stats.record_step(step.schedule, num_drawn, self._drafting.take_counts(), start, now))
+        drafts = self._drafting.end_step(step.schedule, step.num_drafted, now - start)
+        self._report(self.stats.record_step(step.schedule, num_drawn, drafts, start, now))
         if lost:
             # The steps behind it still use these sequences' blocks, so they restart only when those have ended.
             while self._in_flight:

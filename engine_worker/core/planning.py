@@ -36,8 +36,8 @@ class InFlightStep:
     num_draws: int
     moves: tuple[Move, ...]
     launched: Launched | Exception
-    drafted: bool
-    """Whether any sequence has drafts."""
+    num_drafted: int
+    """Tokens, of all its sequences."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
 
@@ -47,19 +47,19 @@ class InFlightStep:
     ) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
         entries, slices, num_draws = plan(schedule, drafting)
-        drafted = len(slices) < num_draws and any(entry.drafts for entry in entries)
+        num_drafted = sum(len(entry.drafts) for entry in entries) if len(slices) < num_draws else 0
         try:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        return cls(schedule, entries, num_draws, moves, launched, drafted, start)
+        return cls(schedule, entries, num_draws, moves, launched, num_drafted, start)
 
     @property
     def decides_next(self) -> bool:
         """Whether the next step cannot be planned without its results: sequences that await a prompt get their first
         token from it, or it has drafts."""
         context = self.entries[len(self.schedule.generation) :]
-        return self.drafted or any(len(entry.drawers) > 1 for entry in context)
+        return self.num_drafted > 0 or any(len(entry.drawers) > 1 for entry in context)
 
     def collect(self) -> list[Drawn]:
         """Wait for the results, one per draw. Raises whatever the runner raises, RuntimeError on a wrong count."""

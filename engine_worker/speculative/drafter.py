@@ -23,9 +23,14 @@ class Drafter:
         self.accepted = 0
         """Tokens since the start."""
 
-    def propose(self, output: Sequence[int], room: int, batch_size: int = 1) -> Sequence[int]:
-        """At most `room` tokens that may follow `output`, which only grows. `batch_size`: sequences in the step."""
-        length = min(self._pace.next_length(batch_size), room)
+    @property
+    def paused(self) -> bool:
+        """Nothing will be proposed for the next step."""
+        return self._pace.paused
+
+    def propose(self, output: Sequence[int], room: int, cost: float = 0.0) -> Sequence[int]:
+        """At most `room` tokens that may follow `output`, which only grows. `cost`: of a drafted token, in tokens."""
+        length = min(self._pace.next_length(cost), room)
         if length < 1:
             return ()
         fed, self._fed = self._fed, len(output)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
+from engine_worker.speculative.cost import DraftCost
 from engine_worker.speculative.drafter import Drafter
 
 
@@ -22,12 +23,13 @@ class Drafting:
         """`max_batch_size`: steps of more sequences have no drafts, which would slow down all of them."""
         self._max_tokens_per_step = max_tokens_per_step
         self._max_batch_size = max_batch_size
+        self._cost = DraftCost()
         self._counts = DraftCounts()
 
     def wants(self, in_flight: Schedule) -> bool:
         """Whether one of these sequences may get drafts once its newest token is known."""
         sequences = [*in_flight.generation, *(sequence for sequence, _ in in_flight.context)]
-        return len(sequences) <= self._max_batch_size and any(sequence.request.max_drafts for sequence in sequences)
+        return len(sequences) <= self._max_batch_size and any(map(_may_draft, sequences))
 
     def propose(self, schedule: Schedule) -> dict[Sequence, abc.Sequence[int]]:
         batch_size = len(schedule.generation) + len(schedule.context)
@@ -37,9 +39,9 @@ class Drafting:
         if not asking:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
-        found = {}
+        found, cost = {}, self._cost.of(batch_size)
         for sequence in asking:
-            drafts = _drafter(sequence).propose(sequence.output, min(budget, _room(sequence)), batch_size)
+            drafts = _drafter(sequence).propose(sequence.output, min(budget, _room(sequence)), cost)
             if drafts:
                 found[sequence] = drafts
                 budget -= len(drafts)
@@ -50,10 +52,17 @@ class Drafting:
         self._counts = DraftCounts(counts.sequences + 1, counts.drafted + drafted, counts.accepted + accepted)
         _drafter(sequence).record(drafted, accepted)
 
-    def take_counts(self) -> DraftCounts:
-        """Of what was recorded since the last call."""
+    def end_step(self, schedule: Schedule, drafted: int, seconds: float) -> DraftCounts:
+        """What was recorded since the step before. `drafted`: tokens of this one, which took so long."""
+        batch_size = len(schedule.generation)
+        if batch_size <= self._max_batch_size and not schedule.context:
+            self._cost.record(batch_size, drafted, seconds)
         counts, self._counts = self._counts, DraftCounts()
         return counts
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    return bool(sequence.request.max_drafts) and not (sequence.drafter and sequence.drafter.paused)
 
 
 def _room(sequence: Sequence) -> int:
