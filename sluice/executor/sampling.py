@@ -33,6 +33,8 @@ class GuidedDecodingParams:
     json_object: bool = False
     """Any JSON object."""
     structural_tag: str | None = None
+    choice: Sequence[str] | None = None
+    """One of these texts."""
 
     def __post_init__(self) -> None:
         if len(self.options()) != 1:
@@ -47,6 +49,7 @@ class GuidedDecodingParams:
             "ebnf": self.grammar,
             "json_object": {} if self.json_object else None,
             "structural_tag": self.structural_tag,
+            "choice": None if self.choice is None else {"choices": list(self.choice)},
         }
         return {name: value for name, value in guides.items() if value is not None}
 

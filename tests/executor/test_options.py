@@ -107,6 +107,11 @@ def test_sampling_parameters_go_to_their_fields() -> None:
     assert json.loads(found.guided.json_schema) == {"type": "object"}
 
 
+def test_choices_are_a_guide() -> None:
+    found = spec(SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])))
+    assert list(found.guided.choice.choices) == ["yes", "no"]
+
+
 def test_default_is_32_tokens() -> None:
     assert spec(SamplingParams()).stopping.max_tokens == 32
     assert not spec(SamplingParams(max_tokens=None)).stopping.HasField("max_tokens")

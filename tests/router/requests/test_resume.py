@@ -3,9 +3,10 @@
 import pytest
 from grpc import StatusCode
 
+from sluice.ring.params import Guide, GuideKind
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import OutputOptions, ResumeFrom
-from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
+from sluice.v1.sampling_pb2 import GuidedDecoding, SamplingParams, StoppingCriteria
 from tests.fakes.ring_peers import generate, text_of
 from tests.router.conftest import nothing_left, refused, text_spec
 
@@ -95,6 +96,25 @@ async def test_a_resumed_stream_survives_its_engine_too(client, ring):
     events = await client.events(spec)
     assert [token for delta in of(events, "delta") for token in delta.token_ids] == ids[5:]
     assert ended[0].submit.resume == {0: ids[:6]}
+
+
+async def test_a_later_attempt_has_the_same_guide_and_drafts(client, ring):
+    tried = []
+
+    async def once(call):
+        tried.append(call.submit)
+        if call.submit.attempt:
+            await generate(call)
+        else:
+            call.engine.epoch += 1
+
+    ring.script = once
+    spec = text_spec(sampling=SEED, guided=GuidedDecoding(regex="a+"), resume=[ResumeFrom(token_ids=[5])])
+    spec.speculation.draft_token_ids.extend([5, 6, 7])
+    await client.events(spec)
+    assert [submit.guide for submit in tried] == [Guide(GuideKind.REGEX, "a+")] * 2
+    assert tried[0].speculation.draft_token_ids == (5, 6, 7)
+    assert tried[0].speculation == tried[1].speculation
 
 
 BAD = {
