@@ -36,6 +36,9 @@ class SpeculationPlan(Plan, frozen=True):
     drafts: int = 8
     prompt: int = 200
     tokens: int = 160
+    spread: int = 40
+    """Outputs are up to so much shorter or longer: otherwise all sequences of a batch would begin and end together, but
+    only without drafts."""
     requests: int = 3
     """For each place in the batch, one after the other."""
     repeats: int = 3
@@ -80,7 +83,10 @@ def _asks(kind: str, count: int, plan: SpeculationPlan, engine: System) -> list[
         ids = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode(REPEATED).ids
         prompts = [(ids[i:] + ids[:i])[: plan.prompt] for i in range(count)]
     temperature = {SAMPLED: 0.8, NOISE: 1.5}.get(kind, 0.0)
-    asks = [Ask(prompt, plan.tokens, temperature=temperature) for prompt in prompts]
+    asks = [
+        Ask(prompt, plan.tokens + 37 * i % (2 * plan.spread + 1) - plan.spread, temperature=temperature)
+        for i, prompt in enumerate(prompts)
+    ]
     if kind != EDIT:
         return asks
     outputs = [trace.tokens for trace in engine.run(Load(asks, count, salt="expected", settings=_settings(0))).traces]
@@ -121,9 +127,10 @@ def section(result: SpeculationResult) -> Section:
     limit = max((batch for batch in result.batches if _slowest(result, batch) >= 1), default=None)
     return Section(
         "Speculation",
-        f"The tiny model, the engine driven in process: {result.tokens} tokens after {result.prompt}, with up to "
-        f"{result.drafts} draft tokens per step and without, in turns; the tokens of both are equal. Prompt lookup, "
-        "but for the edit. " + " ".join(f"*{kind[0].upper()}{kind[1:]}*: {about}." for kind, about in KINDS.items()),
+        f"The tiny model, the engine driven in process: {result.tokens} ± {result.spread} tokens after "
+        f"{result.prompt}, with up to {result.drafts} draft tokens per step and without, in turns; the tokens of both "
+        "are equal. Prompt lookup, but for the edit. "
+        + " ".join(f"*{kind[0].upper()}{kind[1:]}*: {about}." for kind, about in KINDS.items()),
         [
             f"One stream: repetitive text **{result.speed_up(REPETITIVE):.2f}×** (goal: 1.5×), an edit "
             f"**{result.speed_up(EDIT):.2f}×**, code **{result.speed_up(CODE):.2f}×**.",
@@ -161,5 +168,5 @@ def draw(result: SpeculationResult) -> Figure:
     return figure
 
 
-QUICK = SpeculationPlan((1, 2), prompt=32, tokens=8, requests=1, repeats=1)
+QUICK = SpeculationPlan((1, 2), prompt=32, tokens=8, spread=2, requests=1, repeats=1)
 TOPIC = Topic(SpeculationPlan(), QUICK, measure, SpeculationResult, section, draw)

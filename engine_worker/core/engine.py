@@ -58,7 +58,7 @@ class Engine:
             batching.context_chunking_policy,
         )
         self._scheduler = build_scheduler(batching, context, log)
-        self._drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
+        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
         self.live = LiveRequests(self.cache)
         self.intake = Intake(self.live, terms, runner.prepare, runner.programs, batching.priority_aging_seconds)
         # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
@@ -83,7 +83,7 @@ class Engine:
         """One iteration; False if there was nothing to compute. Must not be called again after DeviceLostError."""
         now, busy = self._ingest(), bool(self._in_flight)
         # Sequences that await a prompt become schedulable only with that step's results; drafts follow known tokens.
-        if busy and (self._in_flight[-1].decides_next or self._drafting.wants(self._in_flight[-1].schedule)):
+        if busy and (self._in_flight[-1].decides_next or self.drafting.wants(self._in_flight[-1].schedule)):
             self._collect()
         launched = self._launch(now)
         while len(self._in_flight) > (self._max_in_flight if launched else 0):
@@ -125,7 +125,7 @@ class Engine:
         if not (schedule.context or schedule.generation):
             return False
         # Moves are taken after scheduling, which decides them.
-        step = InFlightStep.launch(self._runner, schedule, self._drafting, self.cache.tiers.take_moves(), now)
+        step = InFlightStep.launch(self._runner, schedule, self.drafting, self.cache.tiers.take_moves(), now)
         self._in_flight.append(step)
         for entry in step.entries:
             if entry.sequence.request.scheduled_at is None:
@@ -159,7 +159,7 @@ class Engine:
             num_drawn, lost = 0, self._fail(step, now)
         else:
             num_drawn, lost = self._commit(step.entries, drawn, now, restarting), []
-        drafts = self._drafting.end_step(step.schedule, step.num_drafted, now - start)
+        drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
         self._report(self.stats.record_step(step.schedule, num_drawn, drafts, start, now))
         if lost:
             # The steps behind it still use these sequences' blocks, so they restart only when those have ended.
@@ -223,7 +223,7 @@ class Engine:
             if reason is not FinishReason.RUNNING:
                 del drawn[count:]
         accepted = min(accepted, len(drawn))
-        self._drafting.record(sequence, len(drafts), accepted)
+        self.drafting.record(sequence, len(drafts), accepted)
         # The newest token and the accepted guesses; of the last draw nothing is computed yet.
         self.cache.commit(sequence, len(drawn))
         if drawn:

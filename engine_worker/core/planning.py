@@ -47,7 +47,7 @@ class InFlightStep:
     ) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
         entries, slices, num_draws = plan(schedule, drafting)
-        num_drafted = sum(len(entry.drafts) for entry in entries) if len(slices) < num_draws else 0
+        num_drafted = sum(len(entry.drafts) for entry in entries)
         try:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine_worker.speculative.lookup import Lookup
-from engine_worker.speculative.pace import Pace
+from engine_worker.speculative.pace import EXPECTED, EXPECTED_OF_CALLER, Pace
 
 
 class Drafter:
@@ -11,7 +11,7 @@ class Drafter:
 
     def __init__(self, prompt: Sequence[int], most: int, expected: Sequence[int] = ()) -> None:
         """`most`: tokens per step. `expected`: tokens that the caller expects as the output, from its start."""
-        self._pace = Pace(most)
+        self._pace = Pace(most, EXPECTED_OF_CALLER if expected else EXPECTED)
         self._lookup = Lookup()
         # What the prompt ends with is followed by the output, not by what is expected.
         self._lookup.extend([*expected, *prompt] if expected else prompt)
@@ -19,29 +19,47 @@ class Drafter:
         self._follows = bool(self._expected)
         """Whether the output has equalled `expected` so far."""
         self._fed = 0
+        self._guess: int | None = None
+        """Of the token after those fed."""
         self.drafted = 0
         self.accepted = 0
         """Tokens since the start."""
 
-    @property
-    def paused(self) -> bool:
-        """Nothing will be proposed for the next step."""
-        return self._pace.paused
+    def pays(self, cost: float) -> bool:
+        """Whether it would draft, if it finds what to draft. `cost`: of a drafted token, in tokens."""
+        return self._pace.length(cost) > 0
 
-    def propose(self, output: Sequence[int], room: int, cost: float = 0.0) -> Sequence[int]:
-        """At most `room` tokens that may follow `output`, which only grows. `cost`: of a drafted token, in tokens."""
-        length = min(self._pace.next_length(cost), room)
-        if length < 1:
-            return ()
-        fed, self._fed = self._fed, len(output)
-        new = output[fed:]
-        self._lookup.extend(new)
-        if self._follows and self._expected[fed : self._fed] != tuple(new):
-            self._follows = False
-        found = self._expected[self._fed : self._fed + length] if self._follows else ()
-        return found or self._lookup.propose(length)
+    def propose(self, output: Sequence[int], room: int, cost: float) -> Sequence[int]:
+        """At most `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
+        if len(output) > self._fed:
+            self._feed(output[self._fed :])
+        length = self._pace.length(cost)
+        found = self._find(max(1, length))
+        # Learned from even if it is not drafted, which costs nothing.
+        self._guess = found[0] if found else None
+        return found[: max(0, min(length, room))]
+
+    def expects(self, drafted: int) -> float:
+        """How many tokens of a draft of this length are accepted."""
+        return self._pace.expects(drafted)
 
     def record(self, drafted: int, accepted: int) -> None:
+        """Of the latest proposal, which was computed."""
+        self._guess = None
         self.drafted += drafted
         self.accepted += accepted
         self._pace.record(drafted, accepted)
+
+    def _feed(self, new: Sequence[int]) -> None:
+        if self._guess is not None:
+            self._pace.record(1, int(self._guess == new[0]))
+            self._guess = None
+        end = self._fed + len(new)
+        if self._follows and self._expected[self._fed : end] != tuple(new):
+            self._follows = False
+        self._lookup.extend(new)
+        self._fed = end
+
+    def _find(self, length: int) -> Sequence[int]:
+        found = self._expected[self._fed : self._fed + length] if self._follows else ()
+        return found or self._lookup.propose(length)

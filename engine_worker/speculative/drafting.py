@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.speculative.cost import DraftCost
+from engine_worker.speculative.cost import FORGETTING, DraftCost
 from engine_worker.speculative.drafter import Drafter
+
+TRUST_RATE = 0.05
 
 
 class DraftCounts(NamedTuple):
@@ -23,13 +25,20 @@ class Drafting:
         """`max_batch_size`: steps of more sequences have no drafts, which would slow down all of them."""
         self._max_tokens_per_step = max_tokens_per_step
         self._max_batch_size = max_batch_size
-        self._cost = DraftCost()
+        self.cost = DraftCost()
         self._counts = DraftCounts()
+        self._expected = 0.0
+        """Tokens of the latest drafts that should be accepted."""
+        self._trust = 1.0
+        """Tokens that were accepted by those that should have been, on average."""
 
     def wants(self, in_flight: Schedule) -> bool:
         """Whether one of these sequences may get drafts once its newest token is known."""
         sequences = [*in_flight.generation, *(sequence for sequence, _ in in_flight.context)]
-        return len(sequences) <= self._max_batch_size and any(map(_may_draft, sequences))
+        if len(sequences) > self._max_batch_size:
+            return False
+        cost = self.cost.of(len(sequences))
+        return cost is not None and any(_may_draft(sequence, cost.token) for sequence in sequences)
 
     def propose(self, schedule: Schedule) -> dict[Sequence, abc.Sequence[int]]:
         batch_size = len(schedule.generation) + len(schedule.context)
@@ -39,12 +48,19 @@ class Drafting:
         if not asking:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
-        found, cost = {}, self._cost.of(batch_size)
+        cost = self.cost.of(batch_size)
+        found, expected, token_cost = {}, 0.0, 1.0 if cost is None else cost.token
         for sequence in asking:
-            drafts = _drafter(sequence).propose(sequence.output, min(budget, _room(sequence)), cost)
+            drafter = _drafter(sequence)
+            drafts = drafter.propose(sequence.output, min(budget, _room(sequence)), token_cost)
             if drafts:
                 found[sequence] = drafts
                 budget -= len(drafts)
+                expected += drafter.expects(len(drafts))
+        drafted = sum(map(len, found.values()))
+        if cost is None or self._trust * expected < cost.step + token_cost * drafted:
+            return {}
+        self._expected = expected
         return found
 
     def record(self, sequence: Sequence, drafted: int, accepted: int) -> None:
@@ -56,13 +72,18 @@ class Drafting:
         """What was recorded since the step before. `drafted`: tokens of this one, which took so long."""
         batch_size = len(schedule.generation)
         if batch_size <= self._max_batch_size and not schedule.context:
-            self._cost.record(batch_size, drafted, seconds)
+            self.cost.record(batch_size, drafted, seconds)
         counts, self._counts = self._counts, DraftCounts()
+        if drafted:
+            self._trust += TRUST_RATE * (counts.accepted / self._expected - self._trust)
+        else:
+            # What did not pay is tried again.
+            self._trust += FORGETTING * (1 - self._trust)
         return counts
 
 
-def _may_draft(sequence: Sequence) -> bool:
-    return bool(sequence.request.max_drafts) and not (sequence.drafter and sequence.drafter.paused)
+def _may_draft(sequence: Sequence, cost: float) -> bool:
+    return bool(sequence.request.max_drafts) and (sequence.drafter is None or sequence.drafter.pays(cost))
 
 
 def _room(sequence: Sequence) -> int:

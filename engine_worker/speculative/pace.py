@@ -1,50 +1,37 @@
-"""How many tokens to draft for a sequence, by how its drafts fared."""
+"""How many tokens to draft for a sequence, by how good the guesses for it have been."""
 
-FIRST = 4
-LONGEST_PAUSE = 64
-"""Steps."""
-HOPE = 0.5
-"""The first gain."""
-RATE = 0.25
-"""Weight of the latest draft in the average."""
-LEAST_GAIN, MOST_GAIN = -0.2, 1.0
-"""Of the average, so that one long draft does not outweigh what follows it."""
+from math import log
+
+RATE = 0.125
+"""Weight of the latest guess in the average."""
+EXPECTED, EXPECTED_OF_CALLER = 0.5, 0.8
+"""Accuracy before any guess; of those that the caller provides."""
+MOST = 0.99
 
 
 class Pace:
-    """A draft gains what is accepted of it less what it costs, in tokens. While drafts gain on average, their length
-    doubles after one that was accepted whole, and else is what was accepted plus one. While they do not, each is one
-    token, and a pause follows it that is twice as long as the one before."""
+    """A token is drafted as long as it is more likely to be accepted than what it costs. The guess behind k others is
+    accepted only if these are, so with the accuracy of a single guess to the power of k + 1."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, accuracy: float = EXPECTED) -> None:
         """`most`: tokens per step."""
         self._most = most
-        self._length = min(FIRST, most)
-        self._gain = HOPE
-        self._cost = 0.0
-        self._pause = 1
-        self._left = 0
+        self.accuracy = accuracy
+        """Of a single guess, on average."""
 
-    @property
-    def paused(self) -> bool:
-        """The next step has no draft."""
-        return self._left > 0
-
-    def next_length(self, cost: float) -> int:
-        """For one step, where a drafted token costs so many tokens; 0: draft nothing."""
-        if self._left:
-            self._left -= 1
+    def length(self, cost: float) -> int:
+        """Of a draft, where a drafted token costs so many tokens, more than 0."""
+        if self.accuracy <= cost:
             return 0
-        self._cost = cost
-        return self._length
+        return min(self._most, max(1, int(log(cost) / log(self.accuracy))))
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Of `drafted` tokens, at least one, the first `accepted` were drawn."""
-        gain = self._gain + RATE * (accepted - self._cost * drafted - self._gain)
-        self._gain = min(max(gain, LEAST_GAIN), MOST_GAIN)
-        if self._gain >= 0:
-            self._pause = max(1, self._pause // 2)
-            self._length = min(self._most, 2 * drafted if accepted == drafted else accepted + 1)
-        else:
-            self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-            self._length = min(1, self._most)
+    def expects(self, drafted: int) -> float:
+        """How many tokens of such a draft are accepted."""
+        single = self.accuracy
+        return single * (1 - single**drafted) / (1 - single)
+
+    def record(self, guessed: int, right: int) -> None:
+        """Of `guessed` tokens the first `right` came."""
+        self.accuracy = min(MOST, 1 - (1 - self.accuracy) * (1 - RATE) ** right)
+        if right < guessed:
+            self.accuracy -= RATE * self.accuracy

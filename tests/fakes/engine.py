@@ -16,6 +16,7 @@ from sluice.ring.params import RetentionParams, SamplingParams, Speculation, Sto
 from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
 from tests.fakes.clock import Clock
+from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
 from tests.fakes.memory import MemoryCheck
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
@@ -127,6 +128,7 @@ class EngineBench:
             self.clock,
             log,
         )
+        draft_from_the_first_step(self.engine)
         self.cache = self.engine.cache
         self._memory = MemoryCheck(self.cache, scripted) if runner is None else None
 

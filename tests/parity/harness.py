@@ -21,6 +21,8 @@ from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, T
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching, ChunkingPolicy
+from tests.fakes.clock import Clock
+from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
 
 EPOCH = 1
@@ -105,9 +107,11 @@ class EngineHarness:
             Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
             batching,
             Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, self._report),
-            time.monotonic,
+            # Where no step takes time, how much is drafted depends on the guesses alone.
+            Clock(),
             log,
         )
+        draft_from_the_first_step(self.engine)
 
     def close(self) -> None:
         """The other ranks end, if there are any."""

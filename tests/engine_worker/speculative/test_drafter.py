@@ -3,13 +3,13 @@ from hypothesis import strategies as st
 
 from engine_worker.speculative.drafter import Drafter
 
-ROOM = 100
+ROOM, COST = 100, 0.01
 
 
 def drafting(drafter, output):
     """Its next draft; the pace may let it pause."""
     for _ in range(100):
-        draft = drafter.propose(output, ROOM)
+        draft = drafter.propose(output, ROOM, COST)
         if draft:
             return list(draft)
     return []
@@ -17,31 +17,31 @@ def drafting(drafter, output):
 
 def test_what_the_caller_expects_comes_first():
     drafter = Drafter([1, 2, 3, 1, 2], most=3, expected=[7, 8, 9, 10])
-    assert list(drafter.propose([], ROOM)) == [7, 8, 9]
-    assert list(drafter.propose([7], ROOM)) == [8, 9, 10]
+    assert list(drafter.propose([], ROOM, COST)) == [7, 8, 9]
+    assert list(drafter.propose([7], ROOM, COST)) == [8, 9, 10]
 
 
 def test_where_the_output_differs_lookup_goes_on_in_what_was_expected():
     drafter = Drafter([0], most=2, expected=[5, 6, 7, 8, 9])
-    assert list(drafter.propose([4], ROOM)) == []
-    assert list(drafter.propose([4, 6, 7], ROOM)) == [8, 9]
+    assert list(drafter.propose([4], ROOM, COST)) == []
+    assert list(drafter.propose([4, 6, 7], ROOM, COST)) == [8, 9]
 
 
 def test_it_never_follows_again_once_the_output_differed():
     drafter = Drafter([0], most=2, expected=[5, 6, 7, 8])
-    drafter.propose([4], ROOM)
-    assert list(drafter.propose([4, 9], ROOM)) == []
+    drafter.propose([4], ROOM, COST)
+    assert list(drafter.propose([4, 9], ROOM, COST)) == []
 
 
 def test_the_prompt_is_looked_up():
     drafter = Drafter([1, 2, 3, 4, 5, 1, 2], most=3)
-    assert list(drafter.propose([3], ROOM)) == [4, 5, 1]
+    assert list(drafter.propose([3], ROOM, COST)) == [4, 5, 1]
 
 
 def test_room_bounds_a_draft():
     drafter = Drafter([0], most=8, expected=[*range(20)])
-    assert list(drafter.propose([], 2)) == [0, 1]
-    assert list(drafter.propose([], 0)) == []
+    assert list(drafter.propose([], 2, COST)) == [0, 1]
+    assert list(drafter.propose([], 0, COST)) == []
 
 
 @given(
@@ -55,6 +55,22 @@ def test_a_resumed_sequence_gets_the_same_drafts(prompt, expected, output, data)
     stepwise = Drafter(prompt, 4, expected)
     at = 0
     while at < len(output):
-        stepwise.propose(output[:at], ROOM)
+        stepwise.propose(output[:at], ROOM, COST)
         at += data.draw(st.integers(1, 5))
     assert drafting(stepwise, output) == drafting(Drafter(prompt, 4, expected), output)
+
+
+def test_it_learns_from_guesses_that_were_not_drafted():
+    drafter, output = Drafter([1, 2, 3] * 5, most=4), []
+    while not drafter.pays(0.9):
+        assert not drafter.propose(output, 0, 0.9)
+        output.append(1 + len(output) % 3)
+    assert 5 < len(output) < 20
+    assert list(drafter.propose(output, ROOM, 0.9)) == [1 + len(output) % 3]
+    for count in range(20):
+        output += [1 + len(output) % 3, 99 + count]
+        drafter.propose(output, 0, COST)
+        output += [1, 2]
+        drafter.propose(output, 0, COST)
+        output.append(200 + count)
+    assert not drafter.pays(0.5)
