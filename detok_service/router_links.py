@@ -122,7 +122,8 @@ class RouterLink:
             stream.in_link = False
             row = stream.row()
             if stream.accepted:
-                accepted[len(rows)], stream.accepted = stream.accepted, 0
+                # A stop string may have cut some of its tokens.
+                accepted[len(rows)], stream.accepted = min(stream.accepted, len(row[2])), 0
             tokens += len(row[2])
             rows.append(row)
         # All of them go with the first batch: a stream's Started must not come after its rows.

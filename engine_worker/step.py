@@ -118,6 +118,9 @@ class Preparation(Protocol):
     def poll(self) -> bool:
         """Update `done`, of this and of all other preparations, and return it; never waits."""
 
+    def withdraw(self) -> None:
+        """Called instead of waiting for its end, once for each request that was waiting."""
+
 
 class PendingCall(Protocol):
     """A method that runs on the ranks."""

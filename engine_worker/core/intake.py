@@ -161,7 +161,9 @@ class Intake:
             if request.num_live and not preparation.done:
                 continue
             del self._preparing[request]
-            if preparation.fault is not None:
+            if not preparation.done:
+                preparation.withdraw()
+            elif preparation.fault is not None:
                 self._live.end_request(request, FinishReason.ERROR, now, fault=preparation.fault)
             else:
                 self._live.admit(request)
@@ -200,6 +202,9 @@ class Intake:
                 f"{len(spec.prompt)} prompt tokens and {spec.stopping.max_tokens} max_tokens are {total}; "
                 f"this engine holds at most {terms.max_sequence_tokens} per sequence",
             )
+        drafted = spec.speculation.draft_token_ids
+        if drafted and not 0 <= min(drafted) <= max(drafted) < terms.vocab_size:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {terms.vocab_size - 1}")
         unknown = [name for name in spec.sampling.logits_processors if name not in terms.processors]
         if unknown:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TypeVar
 
 from engine_worker.guided.faults import Remembered, invalid, lost, not_here, too_complex
-from engine_worker.guided.masks import GuidedSequence, Masks
+from engine_worker.guided.masks import GuidedSequence, Masks, take_all
 from engine_worker.guided.messages import MAX_COMPILED, Compile, Key, Outcome, Tried, Try, key_of, receive, send
 from engine_worker.guided.processes import (
     GuideProcesses,
@@ -50,6 +50,8 @@ class Preparation:
         self.guide = guide
         self.done = False
         self.fault: Fault | None = None
+        self.num_waiting = 0
+        """Requests."""
         self.num_lost = 0
         """Trials that something else has ended."""
         self._advance = advance
@@ -58,6 +60,9 @@ class Preparation:
         if not self.done:
             self._advance()
         return self.done
+
+    def withdraw(self) -> None:
+        self.num_waiting -= 1
 
     def end(self, fault: Fault | None = None) -> None:
         self.done, self.fault = True, fault
@@ -83,19 +88,23 @@ class Guides:
         self._numbers = count()
         self._ready: OrderedDict[Key, None] = OrderedDict()
         """Guides that are known to compile."""
-        self._compiled: OrderedDict[Key, WorkerLink | None] = OrderedDict()
-        """Guides that a worker has compiled; it keeps as many."""
+        self._compiled: OrderedDict[Key, int] = OrderedDict()
+        """Guides that a worker has compiled, which keeps as many, and its generation."""
         self._pending: dict[Key, Preparation] = {}
         self._untried: deque[Preparation] = deque()
         self._trials: dict[Key, Preparation] = {}
         self._template: TemplateLink | None = None
+        """For trials, once it reads them."""
+        self._ended: TemplateLink | None = None
+        """The one before, which has ended."""
         self._uncompiled: deque[Preparation] = deque()
         self._compiling: tuple[WorkerLink, Preparation] | None = None
 
-    def prepare(self, guide: Guide) -> Preparation | None:
-        """None: nothing has to be waited for."""
+    def prepare(self, guide: Guide, *, recovered: bool = False) -> Preparation | None:
+        """None: nothing has to be waited for. `recovered`: an earlier attempt of this stream has run, so its guide is
+        not refused because of other streams; what they drew may be what made it too complex."""
         key = key_of(guide)
-        fault = self._why_not or self._remembered.find(key)
+        fault = self._why_not or (None if recovered else self._remembered.find(key))
         if fault is None and self._is_compiled(key):
             return None
         found = self._pending.get(key)
@@ -106,11 +115,12 @@ class Guides:
                 return found
             self._pending[key] = found
             (self._uncompiled if key in self._ready else self._untried).append(found)
+        found.num_waiting += 1
         return found
 
     def _is_compiled(self, key: Key) -> bool:
         """Whether the guide worker has it, as far as is known: it compiles what it lacks with the first mask."""
-        if key not in self._compiled or self._compiled[key] is not self._processes.current():
+        if key not in self._compiled or self._compiled[key] != self._processes.generation:
             return False
         self._compiled.move_to_end(key)
         return True
@@ -133,9 +143,12 @@ class Guides:
         self._processes.close()
 
     def _begin_trials(self) -> None:
+        self._drop_withdrawn(self._untried)
         while self._untried and len(self._trials) < MAX_TRIALS:
             if self._template is None:
-                self._template = self._processes.template()
+                self._template = self._processes.template_if_ready(self._ended)
+            if self._template is None:
+                return
             preparation = self._untried.popleft()
             self._trials[preparation.key] = preparation
             # If it has ended, reading finds out.
@@ -149,7 +162,7 @@ class Guides:
                     return
                 tried = receive(self._template.trials, Tried)
             except (EOFError, OSError):
-                self._template = self._processes.template(lost=self._template)
+                self._ended, self._template = self._template, None
                 for preparation in list(self._trials.values()):
                     self._on_lost(preparation)
                 return
@@ -178,20 +191,34 @@ class Guides:
         else:
             self._end(preparation, lost("the process that compiles the guide was killed"))
 
+    def _drop_withdrawn(self, queue: deque[Preparation]) -> None:
+        for preparation in [each for each in queue if not each.num_waiting]:
+            queue.remove(preparation)
+            del self._pending[preparation.key]
+
     def _begin_compiling(self) -> None:
-        if self._compiling is not None or not self._uncompiled:
+        self._drop_withdrawn(self._uncompiled)
+        if self._compiling is not None or not self._uncompiled or not self._may_fork():
             return
         preparation = self._uncompiled.popleft()
         try:
             _, link = self._processes.worker()
-            released = [self._released.popleft() for _ in range(len(self._released))]
-            send(link.compiles, Compile(preparation.key, preparation.guide, released))
+            send(link.compiles, Compile(preparation.key, preparation.guide, take_all(self._released)))
             self._compiling = link, preparation
         except GuidesLostError as error:
             self._end(preparation, lost(str(error)))
         except OSError:
             # The worker has died. The next one will compile it with its first mask.
             self._end(preparation)
+
+    def _may_fork(self) -> bool:
+        """Whether a guide worker can be had without a wait."""
+        if self._processes.current() is not None:
+            return True
+        with suppress(GuidesLostError):
+            return self._processes.template_if_ready(self._ended) is not None
+        # Asking for a worker says why.
+        return True
 
     def _take_compiled(self) -> None:
         if self._compiling is None:
@@ -210,7 +237,7 @@ class Guides:
         self._trials.pop(key, None)
         if fault is None:
             _keep(self._ready, key, None, MAX_READY)
-            _keep(self._compiled, key, self._processes.current(), MAX_COMPILED)
+            _keep(self._compiled, key, self._processes.generation, MAX_COMPILED)
         preparation.end(fault)
 
     def _fail_all(self, fault: Fault) -> None:

@@ -22,6 +22,8 @@ from sluice.ring.params import Guide
 
 HUNG_SECONDS = 60.0
 """Without an answer, though the worker's own budgets are CPU time."""
+MAX_HANGS = 2
+"""Of a step, after which its guided sequences end."""
 OWN_DEATHS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS})
 """Signals that only what the process computed can have caused: its timer, and a stack that overflowed."""
 MAX_DEATHS = 3
@@ -87,6 +89,15 @@ class Masked(NamedTuple):
     fault: Fault | None = None
 
 
+def take_all(numbers: deque[int]) -> list[int]:
+    """Both threads take from it."""
+    found: list[int] = []
+    with suppress(IndexError):
+        while True:
+            found.append(numbers.popleft())
+    return found
+
+
 class Masks:
     """Called in the thread that computes steps."""
 
@@ -100,9 +111,12 @@ class Masks:
         self._link: WorkerLink | None = None
         self._waiting: dict[int, Asked] = {}
         """By slot: rows that were asked for and have no result."""
+        self._order: list[int] = []
+        """Slots of the latest message, as they will be answered."""
         self._results: dict[int, RowResult | Fault] = {}
         self._asked: Sequence[Asked] = ()
         self._num_deaths = 0
+        self._num_hangs = 0
         self._suspect: tuple[Key, int] | None = None
         """The guide at whose mask the worker died last, and how often in a row."""
 
@@ -113,7 +127,7 @@ class Masks:
             self._wait()
         self._asked, self._results = asked, {}
         self._waiting = dict(enumerate(asked))
-        self._num_deaths = 0
+        self._num_deaths = self._num_hangs = 0
         try:
             if self._link is None:
                 _, self._link = self._processes.worker()
@@ -132,14 +146,14 @@ class Masks:
         while self._waiting and self._link is not None:
             try:
                 if not self._link.steps.poll(HUNG_SECONDS):
+                    self._num_hangs += 1
                     raise EOFError
                 results = receive(self._link.steps, MasksReady).rows
             except (EOFError, OSError):
                 self._recover(self._link)
                 continue
             unknown = []
-            # Rows are answered in the order in which they were asked for, which is that of the slots.
-            for slot, result in zip(sorted(self._waiting), results, strict=True):
+            for slot, result in zip(self._order, results, strict=True):
                 if result.known:
                     del self._waiting[slot]
                     self._results[slot] = result
@@ -151,10 +165,10 @@ class Masks:
 
     def _send(self, link: WorkerLink, rows: list[Row]) -> None:
         link.memory.reach(len(self._asked))
-        released = [self._released.popleft() for _ in range(len(self._released))]
-        # If the worker has died, collecting finds out.
+        self._order = [row.slot for row in rows]
+        # If the worker has died or stands still, collecting finds out.
         with suppress(OSError):
-            send(link.steps, AskMasks(rows, link.memory.num_slots, released))
+            send(link.steps, AskMasks(rows, link.memory.num_slots, take_all(self._released)))
 
     def _recover(self, ended: WorkerLink) -> None:
         slot, compiling = int(ended.memory.header[SLOT]), ended.memory.header[COMPILING] == 1
@@ -162,12 +176,24 @@ class Masks:
         try:
             status, self._link = self._processes.worker(lost=ended)
             self._judge(slot, status, compiling=compiling)
+            if self._num_hangs >= MAX_HANGS:
+                raise GuidesLostError("the guide worker does not answer")
             if self._num_deaths > MAX_DEATHS + len(self._asked):
                 raise GuidesLostError(f"the guide worker has died {self._num_deaths} times in one step")
+            # The masks that the former worker had answered are in its memory.
+            answered = [each for each, result in self._results.items() if isinstance(result, RowResult)]
+            for each in answered:
+                del self._results[each]
+                self._waiting[each] = self._asked[each]
             if self._waiting:
-                self._send(self._link, [_whole_row(each, self._waiting[each]) for each in sorted(self._waiting)])
+                self._send(self._link, [_whole_row(each, self._waiting[each]) for each in self._by_suspicion()])
         except GuidesLostError as error:
             self._give_up(str(error))
+
+    def _by_suspicion(self) -> list[int]:
+        """Slots that wait. The suspect first: in a new worker it then has all of the memory for itself."""
+        suspect = None if self._suspect is None else self._suspect[0]
+        return sorted(self._waiting, key=lambda slot: (self._waiting[slot].sequence.key != suspect, slot))
 
     def _judge(self, slot: int, status: int, *, compiling: bool) -> None:
         """End the sequence at whose mask the worker died, if that is why it died."""
@@ -181,8 +207,10 @@ class Masks:
         # Its timer also counts the thread that compiles, and something else may have killed it.
         if (status in OWN_DEATHS and not compiling) or count >= MAX_DEATHS:
             fault = too_complex(culprit.sequence.guide, status, self._remembered.limits, compiling=False)
-            self._remembered.refuse(key, fault)
-            for each in [s for s, asked in self._waiting.items() if asked.sequence is culprit.sequence]:
+            if not culprit.more:
+                self._remembered.refuse(key, fault)
+            # Masks after fewer drafted tokens may be found, and all drafts behind those be wrong.
+            for each in [s for s, asked in self._waiting.items() if asked.sequence is culprit.sequence and s >= slot]:
                 del self._waiting[each]
                 self._results[each] = fault
             self._suspect = None

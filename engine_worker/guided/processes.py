@@ -1,7 +1,9 @@
 """The template process and the guide worker, as the engine sees them."""
 
 import os
+import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +21,8 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.engine import GuideLimits
 
 ANSWER_BYTES = 1 << 13
+SEND_SECONDS = 20
+"""For a guide worker to read what it is sent."""
 START_SECONDS = 120.0
 """For the template to load the tokenizer."""
 END_SECONDS = 1.0
@@ -92,6 +96,14 @@ class TemplateLink:
             raise GuidesLostError(f"the tokenizer cannot be used: {self._loaded.error}")
         return self._loaded
 
+    def is_ready(self) -> bool:
+        """Whether it reads what it is sent, or has ended. Never waits. Raises GuidesLostError."""
+        if self._loaded is None and not select.select([self._forks], [], [], 0)[0]:
+            return False
+        with suppress(EOFError, OSError):
+            self.wait_loaded()
+        return True
+
     def _receive(self) -> bytes:
         self._forks.settimeout(START_SECONDS)
         answer = self._forks.recv(ANSWER_BYTES)
@@ -105,6 +117,8 @@ class TemplateLink:
         loaded = self.wait_loaded()
         steps, their_steps = socket.socketpair()
         compiles, their_compiles = socket.socketpair()
+        for end in (steps, compiles):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         memory = MaskMemory.create(loaded.size)
         os.ftruncate(memory.descriptor, HEADER)
         memory.reach(1)
@@ -150,6 +164,16 @@ class GuideProcesses:
         with self._lock:
             return self._current_template(lost)
 
+    def template_if_ready(self, lost: TemplateLink | None = None) -> TemplateLink | None:
+        """The same, once it reads what it is sent. Never waits. Raises GuidesLostError."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            found = self._current_template(lost)
+            return found if found.is_ready() else None
+        finally:
+            self._lock.release()
+
     def worker(self, lost: WorkerLink | None = None) -> tuple[int, WorkerLink]:
         """The guide worker to use, other than `lost`, which is ended, and the signal that ended that; 0 if unknown.
         Raises GuidesLostError."""
@@ -170,6 +194,11 @@ class GuideProcesses:
 
     def current(self) -> WorkerLink | None:
         return self._worker
+
+    @property
+    def generation(self) -> int:
+        """Number of the guide worker; 0: there is none."""
+        return 0 if self._worker is None else self.forks
 
     def close(self) -> None:
         with self._lock:

@@ -143,8 +143,9 @@ class Template:
         """End the guide worker; returns the signal that ended it, which may have been another one."""
         if self._worker is None:
             return 0
-        os.kill(self._worker, signal.SIGKILL)
-        return max(0, -os.waitstatus_to_exitcode(os.waitpid(self._worker, 0)[1]))
+        worker, self._worker = self._worker, None
+        os.kill(worker, signal.SIGKILL)
+        return max(0, -os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
 
     def _serve(self, steps: int, compiles: int, memory: int) -> None:
         """In the process of the guide worker."""

@@ -150,7 +150,9 @@ class ModelRunner:
     def prepare(self, spec: Submit) -> Preparation | None:
         if spec.guide is None:
             return None
-        return self.guides.prepare(spec.guide) if self.guides is not None else refused_guide(spec.guide)
+        if self.guides is None:
+            return refused_guide(spec.guide)
+        return self.guides.prepare(spec.guide, recovered=bool(spec.attempt or spec.resume))
 
     def programs(self, spec: Submit) -> list[Program | None]:
         guided: list[GuidedSequence] = []

@@ -22,6 +22,6 @@ with Client("127.0.0.1:50051", timeout=60) as client:
     answer = client.generate("Is a whale a fish? ", guided={"choice": {"choices": ["yes", "no"]}}, max_tokens=8)
     print(answer.text)
 
-    code = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n"
+    code = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n"
     copied = client.generate(code, temperature=0, max_tokens=64, speculation={"max_draft_tokens": 8})
     print(f"{copied.usage.accepted_draft_tokens} of {copied.usage.completion_tokens} tokens were drafted")

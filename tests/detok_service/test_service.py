@@ -154,6 +154,13 @@ def test_accepted_drafts_are_counted_once_and_passed_on():
     assert found == [(2, 0, 2), (1, 0, 1), (2, 3, 0)]
 
 
+def test_accepted_drafts_behind_a_stop_string_are_not_counted():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0, 1, 2, 3, 4])._replace(accepted=4), opens=[opened(1, stop=["c"])]))
+    (sent,) = (r for each in bench.lanes["router"].batches for r in each.rows())
+    assert (sent.end.reason, len(sent.tokens), sent.accepted) == (FinishReason.STOP_STRING, 3, 3)
+
+
 def test_output_goes_to_the_router_of_each_stream_in_one_batch_each():
     bench = Bench()
     opens = [opened(request, router=f"router-{request % 3}") for request in range(9)]

@@ -15,6 +15,7 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
 from sluice.settings.engine import GuideLimits
+from tests.engine_worker.guided.tools import prepared
 from tests.parity.harness import EngineHarness
 
 MAX_TOKENS = 40
@@ -44,6 +45,9 @@ KINDS = {
 @pytest.fixture(scope="module")
 def guides(model_folder):
     guides = Guides(Model.of(open_checkpoint(str(model_folder))), GuideLimits())
+    # Otherwise requests would wait for them, and which ones meet would depend on how long that takes.
+    for guide in GUIDES.values():
+        assert prepared(guides, guide) is None
     yield guides
     guides.close()
 

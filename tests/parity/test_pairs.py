@@ -14,6 +14,7 @@ from sluice import tiny_model
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, Speculation, StopParams
 from sluice.settings.engine import GuideLimits
+from tests.engine_worker.guided.tools import prepared
 from tests.examples import examples
 from tests.parity.harness import EngineHarness
 from tests.parity.test_guided import GUIDES
@@ -33,6 +34,9 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def guides():
     guides = Guides(Model.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
+    # Otherwise requests would wait for them, and which ones meet would depend on how long that takes.
+    for guide in GUIDES.values():
+        assert prepared(guides, guide) is None
     yield guides
     guides.close()
 

@@ -11,7 +11,10 @@ FAULT = Fault(ErrorCode.INVALID_ARGUMENT.name, "unclosed group", "spec.guided.re
 
 class Making:
     def __init__(self) -> None:
-        self.done, self.fault, self.ended = False, None, False
+        self.done, self.fault, self.ended, self.withdrawn = False, None, False, 0
+
+    def withdraw(self) -> None:
+        self.withdrawn += 1
 
     def end(self, fault: Fault | None = None) -> None:
         self.ended, self.fault = True, fault
@@ -80,6 +83,7 @@ def test_it_can_end_while_it_waits(how):
         bench.step()
     expected = {"cancel": FinishReason.ABORTED, "expire": FinishReason.TIME_LIMIT, "drain": FinishReason.ERROR}[how]
     assert [bench.ended(request, i) for i in range(2)] == [expected] * 2
+    assert making.withdrawn == 1
     making.end()
     bench.run()
     assert not bench.engine.intake.preparing

@@ -4,10 +4,13 @@ import json
 import os
 import random
 import signal
+import sys
+from collections import deque
+from threading import Thread
 
 import pytest
 
-from engine_worker.guided.masks import Asked
+from engine_worker.guided.masks import Asked, take_all
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, allowed, followed, ids, make, mask, masked, prepared, regex, texts
@@ -185,3 +188,51 @@ def test_one_that_grows_without_bound_ends_alone_and_is_remembered():
         assert prepared(guides, SCHEMA) is None
     finally:
         guides.close()
+
+
+def test_a_worker_that_dies_before_it_has_answered_all(own, monkeypatch):
+    """A new worker knows the tokens of one sequence and asks for those of the other; then it dies, too."""
+    first, second = followed(own, regex("[a-z]+"))[0], followed(own, regex("[0-9]+"))[0]
+    letters, digits = ids("abc"), ids("123")
+    rows = [Asked(first, letters, len(letters), (), True), Asked(second, digits, len(digits), (), True)]
+    expected = list(map(allowed, masked(own, *rows)))
+    os.kill(own._processes.current().pid, signal.SIGKILL)
+    assert allowed(mask(own, first, letters)) == expected[0]
+    sent, send = [], own.masks._send
+
+    def send_and_kill(link, rows):
+        sent.append([row.slot for row in rows])
+        if len(sent) == 2:
+            os.kill(link.pid, signal.SIGKILL)
+        send(link, rows)
+
+    monkeypatch.setattr(own.masks, "_send", send_and_kill)
+    assert list(map(allowed, masked(own, *rows))) == expected
+    assert sent == [[0, 1], [1], [0, 1]]
+
+
+def test_a_worker_that_reads_nothing_is_replaced(own, monkeypatch):
+    monkeypatch.setattr("engine_worker.guided.masks.HUNG_SECONDS", 0.3)
+    monkeypatch.setattr("engine_worker.guided.processes.SEND_SECONDS", 1)
+    (sequence,) = followed(own, regex("[0-9]+"))
+    # More than the socket holds.
+    tokens = ids("1") * 150_000
+    os.kill(own._processes.current().pid, signal.SIGSTOP)
+    assert allowed(mask(own, sequence, tokens)) == allowed(mask(own, sequence, ids("1")))
+    assert own._processes.forks == 2
+
+
+def test_numbers_are_taken_once_by_two_threads():
+    numbers = deque(range(20_000))
+    found = [[], []]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=lambda into=into: into.extend(take_all(numbers))) for into in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(found[0] + found[1]) == list(range(20_000))

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from engine_worker.guided import guides as module
+from engine_worker.guided.faults import too_complex
+from engine_worker.guided.messages import key_of
 from engine_worker.guided.processes import Model
 from engine_worker.guided.template import Template
 from sluice.ring.errors import ErrorCode
@@ -152,3 +155,38 @@ def test_ids_beyond_the_tokenizer_are_never_allowed():
 def test_the_template_imports_no_torch():
     code = f"import {Template.__module__}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_guide_that_nobody_waits_for_any_more_is_not_compiled(own):
+    abandoned = [own.prepare(regex(f"x{i}y")) for i in range(500)]
+    shared = own.prepare(regex("x7y"))
+    for preparation in abandoned:
+        preparation.withdraw()
+    assert prepared(own, regex("last")) is None
+    assert wait_until(shared.poll)
+    assert shared.fault is None
+    assert not own._pending
+    assert not own._untried
+    # Those that were being compiled, the one that two had asked for, and the last.
+    assert len(own._compiled) <= module.MAX_TRIALS + 2
+
+
+def test_what_is_too_complex_for_new_streams_is_not_refused_to_recovered_ones(own):
+    guide = regex("[ab]+")
+    followed(own, guide)
+    own._remembered.refuse(key_of(guide), too_complex(guide, signal.SIGPROF, own._limits))
+    assert own.prepare(guide).fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
+    assert own.prepare(guide, recovered=True) is None
+
+
+def test_preparing_never_waits(own):
+    began = time.monotonic()
+    large = Guide(GuideKind.CHOICE, json.dumps([str(i) * 10 for i in range(8000)]))
+    preparation = own.prepare(large)
+    with own._processes._lock:
+        preparation.poll()
+    preparation.poll()
+    # A process takes longer to start.
+    assert time.monotonic() - began < 0.2
+    assert wait_until(preparation.poll)
+    assert preparation.fault is None
