@@ -13,33 +13,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_worker.guided.endings import EndRow, write_ends
 from engine_worker.guided.faults import Remembered, lost, too_complex, wrong_tokens
-from engine_worker.guided.memory import COMPILING, SLOT, WORD_BITS
+from engine_worker.guided.memory import COMPILING, SLOT
 from engine_worker.guided.messages import AskMasks, Key, MasksReady, Row, RowResult, receive, send
 from engine_worker.guided.processes import GuideProcesses, GuidesLostError, WorkerLink
 from sluice.ring.errors import Fault
 from sluice.ring.params import Guide
 
-HUNG_SECONDS = 60.0
-"""Without an answer, though the worker's own budgets are CPU time."""
 MAX_HANGS = 2
 """Of a step, after which its guided sequences end."""
 OWN_DEATHS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS})
 """Signals that only what the process computed can have caused: its timer, and a stack that overflowed."""
 MAX_DEATHS = 3
 """In a row, at a mask of the same guide, after which it counts as their cause; and of a step in all."""
-
-
-class Ending(NamedTuple):
-    """Bits of what ends a sequence, and of all other ids."""
-
-    ends: NDArray[np.uint32]
-    others: NDArray[np.uint32]
-
-    @staticmethod
-    def of(size: int, ends: Sequence[int], never: Sequence[int]) -> "Ending":
-        """For masks of `size` words. `never`: ids that stand for no text, either."""
-        return Ending(_bits(size, ends), ~_bits(size, (*ends, *never)))
 
 
 class GuidedSequence:
@@ -51,8 +38,6 @@ class GuidedSequence:
         self.key = key
         self.guide = guide
         self.ends = tuple(ends)
-        self.ending: Ending | None = None
-        """Made with the first mask."""
         self.final = 0
         """Output tokens that the worker was told of and that will not change."""
         self.tail: list[int] = []
@@ -140,16 +125,23 @@ class Masks:
         self._wait()
         # Not kept: a sequence that has ended is told to the worker when nobody refers to it.
         asked, self._asked = self._asked, ()
-        return [self._masked(slot, each) for slot, each in enumerate(asked)]
+        found = [self._without_mask(slot, each) for slot, each in enumerate(asked)]
+        having = [slot for slot, masked in enumerate(found) if masked is None]
+        if having and self._link is not None:
+            masks = self._link.memory.masks
+            rows = [EndRow(slot, asked[slot].sequence.ends, asked[slot].may_end) for slot in having]
+            completed = write_ends(masks, rows, self._processes.end, self._eos)
+            for slot, complete in zip(having, completed, strict=True):
+                found[slot] = Masked(complete=True) if complete else Masked(masks[slot])
+        return [Masked() if masked is None else masked for masked in found]
 
     def _wait(self) -> None:
         while self._waiting and self._link is not None:
             try:
-                if not self._link.steps.poll(HUNG_SECONDS):
-                    self._num_hangs += 1
-                    raise EOFError
                 results = receive(self._link.steps, MasksReady).rows
-            except (EOFError, OSError):
+            except (EOFError, OSError) as error:
+                # The socket's own time limit has passed.
+                self._num_hangs += isinstance(error, BlockingIOError)
                 self._recover(self._link)
                 continue
             unknown = []
@@ -220,9 +212,10 @@ class Masks:
         self._results |= dict.fromkeys(self._waiting, lost(reason))
         self._waiting = {}
 
-    def _masked(self, slot: int, asked: Asked) -> Masked:
-        result, link = self._results[slot], self._link
-        if isinstance(result, Fault) or link is None:
+    def _without_mask(self, slot: int, asked: Asked) -> Masked | None:
+        """None: the slot has its mask."""
+        result = self._results[slot]
+        if isinstance(result, Fault) or self._link is None:
             return Masked(fault=result if isinstance(result, Fault) else lost("its masks are gone"))
         if result.error:
             return Masked(fault=too_complex(asked.sequence.guide, 0, self._remembered.limits, reason=result.error))
@@ -231,16 +224,7 @@ class Masks:
         if result.consumed < asked.known + len(asked.more):
             # A draft that will not be drawn, or a token that ended the sequence: nobody reads this row.
             return Masked()
-        words, sequence, end = link.memory.masks[slot], asked.sequence, self._processes.end
-        accepting = int(words[end // WORD_BITS]) >> end % WORD_BITS & 1
-        if sequence.ending is None:
-            sequence.ending = Ending.of(len(words), sequence.ends, (end, *self._eos))
-        np.bitwise_and(words, sequence.ending.others, words)
-        if accepting and sequence.ends and asked.may_end:
-            np.bitwise_or(words, sequence.ending.ends, words)
-        elif accepting and not words.any():
-            return Masked(complete=True)
-        return Masked(words)
+        return None
 
 
 def _row(slot: int, asked: Asked) -> Row:
@@ -265,11 +249,3 @@ def _row(slot: int, asked: Asked) -> Row:
 def _whole_row(slot: int, asked: Asked) -> Row:
     sequence = asked.sequence
     return Row(slot, sequence.number, 0, asked.tokens(), sequence.key, sequence.guide)
-
-
-def _bits(size: int, ids: Sequence[int]) -> NDArray[np.uint32]:
-    words = np.zeros(size, np.uint32)
-    for each in ids:
-        if each // WORD_BITS < size:
-            words[each // WORD_BITS] |= np.uint32(1 << each % WORD_BITS)
-    return words

@@ -23,6 +23,8 @@ from sluice.settings.engine import GuideLimits
 ANSWER_BYTES = 1 << 13
 SEND_SECONDS = 20
 """For a guide worker to read what it is sent."""
+HUNG_SECONDS = 60.0
+"""For the masks of a step, though the worker's own budgets are CPU time."""
 START_SECONDS = 120.0
 """For the template to load the tokenizer."""
 END_SECONDS = 1.0
@@ -118,7 +120,9 @@ class TemplateLink:
         steps, their_steps = socket.socketpair()
         compiles, their_compiles = socket.socketpair()
         for end in (steps, compiles):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
+        # Cheaper than to poll before each of a step's messages.
+        steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HUNG_SECONDS))
         memory = MaskMemory.create(loaded.size)
         os.ftruncate(memory.descriptor, HEADER)
         memory.reach(1)
@@ -221,3 +225,7 @@ class GuideProcesses:
         """Another one would fail like this one, if it could not load. Raises GuidesLostError."""
         with suppress(EOFError, OSError):
             ended.wait_loaded()
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

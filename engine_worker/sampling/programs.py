@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine_worker.guided.masks import Asked
 from engine_worker.guided.memory import WORD_BITS
+from engine_worker.sampling.choose import Chosen, finite
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
 from engine_worker.sampling.processors import ProcessedRow
 from engine_worker.sampling.program import Program
@@ -28,6 +29,8 @@ def _highest() -> NDArray[np.float32]:
 
 HIGHEST = _highest()
 """[256, 8]: by byte of a mask, the highest score that each of its eight tokens may have."""
+SPARSE = 16
+"""A mask is if at most one of so many of its words allows a token."""
 
 
 class Penalty(NamedTuple):
@@ -118,12 +121,33 @@ class HostEdits(NamedTuple):
         # Broken logits end their own sequence; a warning would not say whose they are.
         with np.errstate(all="ignore"):
             for row, edits in self.rows.items():
-                for ids in edits.banned:
-                    values[row, ids] = -np.inf
-                if edits.penalized is not None:
-                    _penalize(values[row], edits.penalized)
+                _ban_and_penalize(values[row], edits)
                 if edits.allowed is not None:
                     _restrict(values[row], edits.allowed)
+
+    def choose_greedily(self, scores: Tensor) -> Chosen:
+        """What `Greedy` chooses after `apply`. A guide costs nothing in a row whose best token it allows."""
+        values = scores.numpy()
+        with np.errstate(all="ignore"):
+            for row, edits in self.rows.items():
+                _ban_and_penalize(values[row], edits)
+            tokens = values.argmax(axis=1)
+            for row, edits in self.rows.items():
+                if edits.allowed is not None and not _allows(edits.allowed, int(tokens[row])):
+                    tokens[row] = _best_allowed(values[row], edits.allowed)
+        peaks = values[np.arange(len(values)), tokens]
+        return Chosen(torch.from_numpy(tokens), finite(torch.from_numpy(peaks)))
+
+
+def _ban_and_penalize(row: NDArray[np.float32], edits: Edits) -> None:
+    for ids in edits.banned:
+        row[ids] = -np.inf
+    if edits.penalized is not None:
+        _penalize(row, edits.penalized)
+
+
+def _allows(allowed: NDArray[np.uint32], token: int) -> bool:
+    return bool(int(allowed[token // WORD_BITS]) >> token % WORD_BITS & 1)
 
 
 def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
@@ -140,6 +164,18 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     if amounts is not None:
         found -= amounts
     row[ids] = found
+
+
+def _best_allowed(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> int:
+    """The id of the highest score, the lowest id among equals."""
+    words = allowed.nonzero()[0]
+    if 0 < len(words) <= len(allowed) // SPARSE:
+        at, bit = np.unpackbits(allowed[words].view(np.uint8), bitorder="little").reshape(-1, WORD_BITS).nonzero()
+        ids = words[at] * WORD_BITS + bit
+        if ids[-1] < len(row):
+            return int(ids[row[ids].argmax()])
+    _restrict(row, allowed)
+    return int(row.argmax())
 
 
 def _restrict(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> None:

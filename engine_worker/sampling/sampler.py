@@ -217,6 +217,9 @@ def sample(
             scores = source.clone()
         if group.edits is not None:
             group.edits.apply(scores)
+        if isinstance(edits, HostEdits) and isinstance(group.choose, Greedy):
+            chosen.append(edits.choose_greedily(scores))
+            continue
         if edits is not None:
             edits.apply(scores)
         chosen.append(group.choose(scores, widen=widen, gumbel_max=gumbel_max))

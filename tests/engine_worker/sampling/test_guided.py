@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine_worker.sampling.choose import Greedy
 from engine_worker.sampling.programs import DeviceEdits, HostEdits
 from engine_worker.sampling.rules import Edits, Penalized
 
@@ -40,3 +43,22 @@ def test_beside_bans_and_penalties(edits):
     assert scores[1].isfinite().nonzero().flatten().tolist() == [1]
     assert scores[1, 1] == 0.0
     assert scores[0].isfinite().nonzero().flatten().tolist() == list(range(1, 40))
+
+
+@given(st.data())
+def test_a_greedy_choice_is_that_from_all_scores_with_the_masks_applied(data):
+    size = data.draw(st.sampled_from([40, 2048]))
+    some = st.lists(st.integers(0, size - 1), min_size=1, max_size=4)
+    scores = torch.from_numpy(np.round(np.random.default_rng(data.draw(st.integers(0, 9))).normal(size=(3, size)), 1))
+    scores = scores.to(torch.float32)
+    rows = {}
+    for row in data.draw(st.sets(st.integers(0, 2), min_size=1)):
+        ids = data.draw(some)
+        rows[row] = Edits(allowed=mask(ids if data.draw(st.booleans()) else set(range(size)) - set(ids), size))
+        if data.draw(st.booleans()):
+            rows[row].banned.append(np.array(data.draw(some)))
+    edits, applied = HostEdits(rows), scores.clone()
+    edits.apply(applied)
+    expected, chosen = Greedy()(applied, widen=True), edits.choose_greedily(scores)
+    assert chosen.valid.tolist() == expected.valid.tolist()
+    assert chosen.tokens[chosen.valid].tolist() == expected.tokens[expected.valid].tolist()
