@@ -12,6 +12,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from engine_worker.beams import BeamSearch
 from engine_worker.speculative.drafter import Drafter
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
@@ -66,6 +67,10 @@ class Sequence:
     """Output tokens that in-flight steps draw: counted in `num_tokens`, not yet known."""
     promise: int = 0
     """Index of the draw, in the latest of those steps, that yields the last promised token."""
+    due: bool = True
+    """False for a beam that has drawn, or is drawing, until it gets its next token."""
+    best: abc.Sequence[tuple[int, float]] | None = None
+    """The candidates that a beam has delivered, until the next round."""
 
     blocks: list[int] = field(default_factory=list)
     """Block table: block i holds positions from i * tokens_per_block on. Empty: holds no memory."""
@@ -122,7 +127,8 @@ class Sequence:
     def runnable(self) -> bool:
         """Whether the next step can include it: it is not complete, and its next token has room in its blocks."""
         # Spelled out instead of `complete` and `num_scheduled`: called for every sequence in every step.
-        return self.num_tokens < self.request.max_tokens and self.num_computed + self.num_inflight < self.num_placed
+        scheduled = self.num_computed + self.num_inflight
+        return self.due and self.num_tokens < self.request.max_tokens and scheduled < self.num_placed
 
     def expect(self, draw: int) -> None:
         """Draw number `draw` of the step being launched yields its next token."""
@@ -140,8 +146,24 @@ class Sequence:
 
     def drop_promise(self) -> None:
         """A promised token will not come: everything after the last known one is computed again."""
+        if self.request.search is not None:
+            self.due = True
+            return
         self.num_promised -= 1
         self.num_tokens -= 1
+
+    def fork(self, index: int) -> "Sequence":
+        """Another beam with the same tokens; it holds no memory."""
+        return Sequence(
+            self.request,
+            index,
+            State.WAITING,
+            (*self.order[:2], index),
+            self.num_tokens,
+            output=self.output.copy(),
+            first_token_at=self.first_token_at,
+            chain=self.chain.copy(),
+        )
 
     def tokens_between(self, start: int, end: int) -> abc.Sequence[int]:
         """Token ids at positions start to end - 1 of prompt plus output."""
@@ -154,15 +176,7 @@ class Sequence:
 
     def finish_reason(self) -> FinishReason:
         """Why the newest output token ends the sequence; RUNNING if it does not."""
-        stopping = self.request.spec.stopping
-        token, count = self.output[-1], len(self.output)
-        # The stop token itself is output and counts; whether to show it is up to the detokenizer.
-        if count > stopping.min_tokens:
-            if token in stopping.eos_token_ids:
-                return FinishReason.EOS
-            if token in stopping.stop_token_ids:
-                return FinishReason.STOP_TOKEN
-        return FinishReason.LENGTH if count >= stopping.max_tokens else FinishReason.RUNNING
+        return self.request.spec.stopping.finish_reason(self.output[-1], len(self.output))
 
     def times(self, now: float) -> Times:
         """Seconds queued, to the first token, and since."""
@@ -208,8 +222,10 @@ class Request:
         self.arrived_at = now
         self.max_drafts = max_drafts
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
-        self.beam_width = 1
-        """Equal for all sequences of a step; 1 until there is beam search."""
+        beams = spec.sampling.beam_search
+        self.search = None if beams is None else BeamSearch(beams, spec.stopping, spec.sampling.logprobs or 0)
+        """None: its tokens are sampled. Else `sequences` are the live beams, the best first; a later attempt searches
+        again from the prompt, and finds the same."""
         self.opened = False
         """Whether its Open is among the responses."""
         self.begun = False
@@ -227,9 +243,13 @@ class Request:
         """Full prompt blocks looked for in the prefix cache and not found."""
         place = place_in_line(spec.priority, now, aging_seconds)
         programs = programs or [None] * spec.n
-        self.sequences = tuple(
-            self._sequence(index, (place, number, index), programs[index]) for index in remaining(spec)
-        )
+        if self.search is not None:
+            first = Sequence(self, 0, State.AWAITING, (place, number, 0), self.num_prompt)
+            self.sequences: tuple[Sequence, ...] = (first,)
+        else:
+            self.sequences = tuple(
+                self._sequence(index, (place, number, index), programs[index]) for index in remaining(spec)
+            )
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
         self.num_live = len(self.sequences)

@@ -35,6 +35,8 @@ class Draw(msgspec.Struct, frozen=True):
     """Token ids that may not be drawn: end and stop ids before min_tokens."""
     drafted: Sequence[int] = ()
     """Guesses between `output` and this token."""
+    candidates: int = 0
+    """Of a beam: how many of the most likely tokens are wanted, instead of one that is chosen."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -80,7 +82,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """One sampled token, or a fault."""
+    """One sampled token, a beam's candidates, or a fault."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -89,11 +91,14 @@ class Drawn(msgspec.Struct, frozen=True):
     """Ends the sequence; `token` is then meaningless."""
     complete: bool = False
     """Nothing can follow the tokens before this draw: the sequence ends with them; `token` is then meaningless."""
+    best: Sequence[tuple[int, float]] = ()
+    """The draw's `candidates` that are possible, with their log-probabilities after all edits, the best first. `token`
+    is then meaningless."""
 
     @property
     def drew(self) -> bool:
-        """Whether there is a token."""
-        return self.fault is None and not self.complete
+        """Whether a token was chosen."""
+        return self.fault is None and not self.complete and not self.best
 
 
 class DeviceLostError(RuntimeError):

@@ -11,6 +11,7 @@ from itertools import islice
 
 from structlog.stdlib import BoundLogger
 
+from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepEntry
@@ -60,7 +61,16 @@ class Engine:
         self._scheduler = build_scheduler(batching, context, log)
         self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
         self.live = LiveRequests(self.cache)
-        self.intake = Intake(self.live, terms, runner.prepare, runner.programs, batching.priority_aging_seconds)
+        self._beams = BeamRounds(self.live, self.cache, batching.max_batch_size)
+        self.intake = Intake(
+            self.live,
+            terms,
+            runner.prepare,
+            runner.programs,
+            batching.priority_aging_seconds,
+            # Other policies count what a sequence may need to its end, and know nothing of forks.
+            beams=batching.capacity_scheduler_policy == "max_utilization" and batching.scheduler is None,
+        )
         # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
         # while the next is planned.
         self._max_in_flight = 1 if runner.overlap else 0
@@ -142,10 +152,12 @@ class Engine:
         self.cache.cached_tokens += cached
 
     def _schedule(self) -> Schedule:
+        self._beams.park()
         try:
             return self._scheduler.schedule(self.live.active)
         except InFlightError:
             self._collect()
+            self._beams.park()
             return self._scheduler.schedule(self.live.active)
 
     def _collect(self, restarting: Container[Sequence] = ()) -> None:
@@ -205,7 +217,7 @@ class Engine:
                     num_drawn += 1
                     live.append(drawer, result.token, result.logprob, now)
                 else:
-                    self._end(drawer, result, now)
+                    num_drawn += self._commit_without_token(drawer, result, now)
         return num_drawn
 
     def _commit_drafts(self, sequence: Sequence, drafts: abc.Sequence[int], drawn: list[Drawn], now: float) -> int:
@@ -229,15 +241,19 @@ class Engine:
         if drawn:
             self.live.extend(sequence, drawn, accepted, reason, now)
         if not last.drew:
-            self._end(sequence, last, now)
+            self._commit_without_token(sequence, last, now)
         return len(drawn)
 
-    def _end(self, sequence: Sequence, result: Drawn, now: float) -> None:
-        """It drew no token."""
+    def _commit_without_token(self, sequence: Sequence, result: Drawn, now: float) -> int:
+        """The draw brought a beam's candidates, or the end. Returns the number of draws that count."""
+        if result.best:
+            self._beams.deliver(sequence, result, now)
+            return 1
         if result.fault is not None:
             self.live.end(sequence, FinishReason.ERROR, now, fault=result.fault)
         else:
             self.live.end(sequence, FinishReason.EOS, now, by_guide=True)
+        return 0
 
     def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
         """End the sequences of a failed step; returns others that hold blocks which its moves should have filled."""

@@ -28,6 +28,14 @@ process."""
 QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
 
 
+NO_BEAMS = Fault(
+    ErrorCode.NOT_BUILT_YET.name,
+    "is not built yet for engines with a capacity_scheduler_policy other than max_utilization, or a scheduler of their "
+    "own",
+    field="spec.sampling.beam_search",
+)
+
+
 EXPECTED_DRAFTS = 8
 """Tokens per sequence and step of a request that has drafts of its own and does not say how many to check."""
 
@@ -47,8 +55,8 @@ class Terms:
 
     def drafts(self, spec: Submit) -> int:
         """Tokens that may be drafted per sequence and step; 0: none."""
-        # Processors are called with the tokens so far, which a guess is not.
-        if spec.sampling.logits_processors:
+        # Processors are called with the tokens so far, which a guess is not; a beam has no token to compare with.
+        if spec.sampling.logits_processors or spec.sampling.beam_search is not None:
             return 0
         asked = spec.speculation.max_draft_tokens
         if asked is not None:
@@ -108,10 +116,17 @@ class Quarantine:
 
 class Intake:
     def __init__(
-        self, live: LiveRequests, terms: Terms, prepare: Prepare, programs: Programs, aging_seconds: float = 0.0
+        self,
+        live: LiveRequests,
+        terms: Terms,
+        prepare: Prepare,
+        programs: Programs,
+        aging_seconds: float = 0.0,
+        *,
+        beams: bool = True,
     ) -> None:
         """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
-        class; 0: never."""
+        class; 0: never. `beams`: whether the scheduler can serve beam search."""
         self.unknown_stops = 0
         """Stops since the start that named nothing live."""
         self.quarantine = Quarantine(live)
@@ -121,6 +136,7 @@ class Intake:
         self._programs = programs
         self._preparing: dict[Request, Preparation] = {}
         self._aging_seconds = aging_seconds
+        self._beams = beams
         self._arrivals = 0
 
     @property
@@ -208,6 +224,8 @@ class Intake:
         unknown = [name for name in spec.sampling.logits_processors if name not in terms.processors]
         if unknown:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
+        if spec.sampling.beam_search is not None and not self._beams:
+            return NO_BEAMS
         problem = _resume_problem(spec, terms.vocab_size)
         return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 

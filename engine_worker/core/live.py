@@ -9,7 +9,7 @@ from math import inf
 
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import IN_ORDER, Request, Sequence, State, opening
+from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
 from engine_worker.step import Drawn
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
@@ -45,7 +45,7 @@ class LiveRequests:
                 if held:
                     sequence.state = State.AWAITING
                 else:
-                    self._activate(sequence)
+                    self.activate(sequence)
             if sequence.output and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
                 self.end(sequence, reason, now)
 
@@ -53,9 +53,9 @@ class LiveRequests:
         """What a held request has waited for is there."""
         for sequence in request.awaiting():
             if sequence.output:
-                self._activate(sequence)
+                self.activate(sequence)
         for computes_prompt in request.awaiting()[:1]:
-            self._activate(computes_prompt)
+            self.activate(computes_prompt)
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
         self._responses.refused.append((spec, fault))
@@ -91,7 +91,7 @@ class LiveRequests:
         row = TokenRow(spec.request, spec.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
         self._responses.rows.append(row)
         if sequence.state is State.AWAITING:
-            self._activate(sequence)
+            self.activate(sequence)
 
     def extend(
         self, sequence: Sequence, drawn: abc.Sequence[Drawn], accepted: int, reason: FinishReason, now: float
@@ -126,6 +126,11 @@ class LiveRequests:
         if sequence.state is State.ENDED:
             return
         request = sequence.request
+        if request.search is not None:
+            # Without one of its beams a search would find something else.
+            empty: tuple[list[int], list[TokenLogprob], FinishReason] = ([], [], reason)
+            self.end_search(request, [empty] * request.spec.n, now, fault)
+            return
         # A request can end before its first step; its rows need the open all the same.
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
@@ -139,6 +144,40 @@ class LiveRequests:
         if not request.num_live:
             self._changed[request] = None
             del self.requests[request.spec.request]
+
+    def end_search(
+        self,
+        request: Request,
+        results: abc.Sequence[tuple[list[int], list[TokenLogprob], FinishReason]],
+        now: float,
+        fault: Fault | None = None,
+    ) -> None:
+        """End a beam search with (tokens, their logprobs, reason) for each of the n outputs, but those that an earlier
+        attempt has delivered."""
+        self._open(request, now)
+        spec, times = request.spec, request.sequences[0].times(now)
+        for index in remaining(spec):
+            tokens, logprobs, reason = results[index]
+            stop_token = tokens[-1] if tokens and reason is FinishReason.STOP_TOKEN else None
+            end = End(reason, times, stop_token=stop_token, fault=fault)
+            offset = 0 if tokens else len(spec.resume.get(index, ()))
+            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, offset, tokens, logprobs, end))
+            self.ended[reason.name] += 1
+        for beam in request.sequences:
+            self._withdraw(beam)
+        request.num_live = 0
+        self._changed[request] = None
+        del self.requests[spec.request]
+
+    def drop(self, beam: Sequence) -> None:
+        """A beam that no other continues."""
+        self._withdraw(beam)
+
+    def park(self, beam: Sequence) -> None:
+        """Release the memory of a beam that is not in flight; it competes for none until `activate`."""
+        self._cache.release(beam)
+        self._remove(beam)
+        beam.state = State.AWAITING
 
     def release_ended(self, sequence: Sequence) -> None:
         """Release the blocks of an ended sequence, unless another in-flight step still uses them."""
@@ -166,15 +205,18 @@ class LiveRequests:
             request.opened = True
             self._responses.opened.append(opening(request.spec, request.cached_tokens, now - request.arrived_at))
 
-    def _activate(self, sequence: Sequence) -> None:
+    def activate(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
         insort(self.active, sequence, key=IN_ORDER)
+
+    def _remove(self, sequence: Sequence) -> None:
+        # Orders are unique, so this is its index.
+        del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
 
     def _withdraw(self, sequence: Sequence) -> None:
         was_active = sequence.state is not State.AWAITING
         if was_active:
-            # Orders are unique, so this is its index.
-            del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
+            self._remove(sequence)
         # Blocks that in-flight steps use are released later, by `release_ended`.
         # It may hold memory elsewhere.
         sequence.program = None
@@ -186,7 +228,7 @@ class LiveRequests:
         # If it was to compute the prompt for the others, the next of them takes over.
         if was_active and not sequence.output:
             for successor in sequence.request.awaiting()[:1]:
-                self._activate(successor)
+                self.activate(successor)
 
 
 class Deadlines:

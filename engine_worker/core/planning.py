@@ -90,7 +90,7 @@ def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[
             entries.append(StepEntry(sequence, 1, (sequence,)))
             slices.append(_slice(sequence, 1, (sequence,)))
         sequence.num_inflight += 1 + len(drafts)
-        sequence.expect(draw)
+        _expect(sequence, draw)
         draw += 1 + len(drafts)
     for chunk in schedule.context:
         sequence, num_tokens = chunk
@@ -100,9 +100,16 @@ def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[
         # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens
         for drawer in drawers:
-            drawer.expect(draw)
+            _expect(drawer, draw)
             draw += 1
     return entries, slices, draw
+
+
+def _expect(sequence: Sequence, draw: int) -> None:
+    if sequence.request.search is None:
+        sequence.expect(draw)
+    else:
+        sequence.due = False
 
 
 def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
@@ -134,4 +141,5 @@ def _draw(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
     request = sequence.request
     spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
-    return Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted)
+    candidates = 0 if request.search is None else request.search.num_candidates
+    return Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates)

@@ -67,6 +67,14 @@ class KvCacheManager:
             or (self._begin(sequence, pinned[sequence]) if sequence in pinned else self._grow(sequence))
         ]
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Give `child` all that a holder has computed: full blocks are shared, a partial one is copied. False, with no
+        effect, if there are too few blocks. The child must begin with these tokens, have one more, and hold nothing."""
+        prefix = self._finder.fork(parent, parent.num_computed)
+        for block in prefix.held:
+            self.pool.hold(block)
+        return self._begin(child, prefix)
+
     def commit(self, sequence: Sequence, count: int) -> None:
         """The next `count` tokens of a holder were computed. Releases blocks that are now behind the window."""
         start, size = sequence.num_computed, self.tokens_per_block

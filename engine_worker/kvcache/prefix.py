@@ -53,7 +53,7 @@ class PrefixFinder:
             sequence.chain = source.chain[: num_prompt // size]
         matched = self._collect(sequence, self._candidates(sequence))
         if source is not None and num_prompt > matched.num_computed:
-            return self._fork(source, num_prompt)
+            return self.fork(source, num_prompt)
         return matched
 
     def publish(self, sequence: Sequence, indexes: range) -> None:
@@ -107,11 +107,12 @@ class PrefixFinder:
             blocks.append(block)
         return Prefix(blocks, indexes.start, len(blocks) * self._geometry.tokens_per_block, on_host)
 
-    def _fork(self, source: Sequence, num_prompt: int) -> Prefix:
-        whole, rest = divmod(num_prompt, self._geometry.tokens_per_block)
-        first = self._geometry.first_needed(num_prompt)
+    def fork(self, source: Sequence, num_tokens: int) -> Prefix:
+        """The first tokens of a holder that has computed them."""
+        whole, rest = divmod(num_tokens, self._geometry.tokens_per_block)
+        first = self._geometry.first_needed(num_tokens)
         blocks = [UNUSED] * first + source.blocks[first:whole]
-        return Prefix(blocks, first, num_prompt, [], source.blocks[whole] if rest else None)
+        return Prefix(blocks, first, num_tokens, [], source.blocks[whole] if rest else None)
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
         """A sequence of the same request that holds the needed part of the prompt; None if this one has no output."""

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from engine_worker.sampling.candidates import BestOfDraws
+from engine_worker.sampling.choose import Best
 from engine_worker.sampling.logprobs import Logprobs
 from engine_worker.sampling.sampler import ProgramResults, Sampled
 from engine_worker.step import Draw, Drawn
@@ -24,7 +26,8 @@ class StepResults:
         if self.tokens.device.type != "cpu":
             logprobs = None if sampled.logprobs is None else Logprobs(*map(_on_host, sampled.logprobs))
             short = None if sampled.short is None else _on_host(sampled.short)
-            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), logprobs, short)
+            best = tuple(BestOfDraws(draws, Best(*map(_on_host, its))) for draws, its in sampled.best)
+            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), logprobs, short, best)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
             # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
             self._copied = torch.cuda.Event(blocking=hidden and short is None)

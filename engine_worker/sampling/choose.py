@@ -21,6 +21,15 @@ MORE = 16
 """Growth factor of the candidates, repeatedly, for rows whose filters let more pass."""
 
 
+class Best(NamedTuple):
+    """The K most likely tokens of N rows."""
+
+    ids: Tensor
+    """[N, K] int64."""
+    logprobs: Tensor
+    """[N, K] float32, descending."""
+
+
 class Chosen(NamedTuple):
     """The tokens, one per row."""
 
@@ -30,6 +39,8 @@ class Chosen(NamedTuple):
     """[N] bool: whether there was a token to choose; false if all scores are -inf, or one is NaN or +inf."""
     short: Tensor | None = None
     """[N] bool: the candidates were too few to decide, so the token may be wrong."""
+    best: Best | None = None
+    """Of beams."""
 
 
 class Greedy(NamedTuple):

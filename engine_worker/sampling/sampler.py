@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.guided.masks import Masked, Masks
+from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
 from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
@@ -23,7 +24,7 @@ from engine_worker.sampling.rules import Edits
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
-Kind = type[Greedy] | type[Unfiltered] | type[Filtered]
+Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates]
 
 
 class AskedMasks(NamedTuple):
@@ -80,9 +81,20 @@ class Sampled(NamedTuple):
     short: Tensor | None = None
     """[] bool: some filter had too few candidates to decide, so the step must be sampled again with `widen`. None: no
     draw has such a filter."""
+    best: tuple[BestOfDraws, ...] = ()
+    """Of the draws of beams."""
 
     def results(self, draws: Sequence[Draw]) -> list[Drawn]:
         """As plain data, one per draw. Only once the tensors are on the host."""
+        results = self._chosen(draws)
+        for found in self.best:
+            for i, best in found.entries().items():
+                possible = [entry for entry in best[: draws[i].candidates] if entry[1] > -torch.inf]
+                if results[i].drew and possible:
+                    results[i] = Drawn(results[i].token, best=possible)
+        return results
+
+    def _chosen(self, draws: Sequence[Draw]) -> list[Drawn]:
         pairs = zip(self.tokens.tolist(), self.valid.tolist(), strict=True)
         if self.logprobs is None:
             return [Drawn(token) if good else NO_TOKEN for token, good in pairs]
@@ -99,7 +111,7 @@ class SamplingGroup(NamedTuple):
     draws: list[int]
     """Indices of the draws, by row."""
     edits: LogitEdits | None
-    choose: Greedy | Unfiltered | Filtered
+    choose: Greedy | Unfiltered | Filtered | Candidates
 
 
 class LogprobRows(NamedTuple):
@@ -229,13 +241,19 @@ def sample(
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)
         valid = torch.cat([each.valid for each in chosen]).index_select(0, plan.order)
     short = [each.short for each in chosen if each.short is not None]
-    return Sampled(
-        tokens, valid, _logprobs(logits, plan.logprob_rows, tokens), torch.cat(short).any() if short else None
-    )
+    best = [
+        BestOfDraws(group.draws, each.best)
+        for group, each in zip(plan.groups, chosen, strict=True)
+        if each.best is not None
+    ]
+    logprobs = _logprobs(logits, plan.logprob_rows, tokens)
+    return Sampled(tokens, valid, logprobs, torch.cat(short).any() if short else None, tuple(best))
 
 
 def _kind(draw: Draw) -> Kind:
     sampling = draw.sampling
+    if draw.candidates:
+        return Candidates
     if sampling.greedy:
         return Greedy
     return Filtered if sampling.top_k or sampling.top_p < 1.0 else Unfiltered
@@ -246,7 +264,8 @@ def _rows(rows: list[int], num_rows: int) -> Tensor | None:
 
 
 def _with_logprobs(draws: Sequence[Draw]) -> list[int]:
-    return [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    # Those of beams come with their candidates.
+    return [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None and not draw.candidates]
 
 
 def _logprob_rows(draws: Sequence[Draw], rows: Sequence[int], num_rows: int) -> LogprobRows | None:

@@ -29,7 +29,6 @@ class SchedulerContext:
 
     def __post_init__(self) -> None:
         size, tokens = self.max_batch_size, self.max_tokens_per_step
-        # If a full batch of generation took all tokens of a step, a context of another beam width would starve.
         if not 1 <= size <= tokens:
             raise ValueError(f"max_batch_size must be from 1 to max_tokens_per_step, got {size} and {tokens}")
 

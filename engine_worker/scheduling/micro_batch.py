@@ -28,11 +28,7 @@ class MicroBatchScheduler(Protocol):
 
 
 class InFlightBatching:
-    """Generation first, then context with what is left of the token budget, chunked by policy or whole.
-
-    All sequences of a step have one beam width, that of the first in order. When it ends another becomes the first, so
-    every width gets its turn.
-    """
+    """Generation first, then context with what is left of the token budget, chunked by policy or whole."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._max_batch_size = context.max_batch_size
@@ -46,8 +42,6 @@ class InFlightBatching:
     ) -> tuple[list[Chunk], list[Sequence]]:
         if inflight_request_ids:
             fitting = [s for s in fitting if s.request.spec.request not in inflight_request_ids]
-        width = fitting[0].request.beam_width if fitting else 1
-        fitting = [sequence for sequence in fitting if sequence.request.beam_width == width]
         generation = [sequence for sequence in fitting if sequence.generating]
         # Usually all are generating, and the second pass is saved.
         mixed = len(generation) < len(fitting)

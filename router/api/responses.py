@@ -66,6 +66,7 @@ class ResponseBuilder:
         self._spec = request.spec
         self._vocabulary = vocabulary
         self._with_logprobs = request.spec.logprobs is not None
+        self._with_sum = request.spec.sampling.logprobs is not None
 
     def started(self) -> pb.Started:
         started = self._request.log.started
@@ -121,7 +122,7 @@ class ResponseBuilder:
             index=sequence.index,
             finish_reason=_reason(end),
             completion_tokens=sequence.received,
-            cumulative_logprob=sequence.cumulative if self._with_logprobs else None,
+            cumulative_logprob=sequence.cumulative if self._with_sum else None,
         )
         _set_matched_stop(finished, end)
         return finished
@@ -159,7 +160,7 @@ class ResponseBuilder:
             logprobs=self._logprobs(sequence) if self._with_logprobs else (),
             finish_reason=_reason(end),
             seed=derive_seed(self._spec.sampling.seed, sequence.index),
-            cumulative_logprob=None if self._spec.sampling.logprobs is None else sequence.cumulative,
+            cumulative_logprob=sequence.cumulative if self._with_sum else None,
         )
         _set_matched_stop(output, end)
         return output

@@ -157,7 +157,7 @@ class AttemptSender:
             [peer.heartbeat for peer in found.detokenizers if peer.heartbeat],
             request.prompt,
             request.spec.salt,
-            request.spec.n,
+            request.spec.sequences,
         )
         engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
         detokenizer = next(peer for peer in found.detokenizers if peer.epoch == choice.detokenizer)

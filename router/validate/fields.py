@@ -1,14 +1,11 @@
 """The fields of GenerationSpec that are rejected because they are not built yet."""
 
-from collections.abc import Callable, Mapping
-
 from router.errors import RequestError, Violation
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
 
 REJECTED = frozenset(
     {
-        "sampling.beam_search",
         "output.prompt_logprobs",
         "output.context_logits",
         "output.generation_logits",
@@ -22,15 +19,10 @@ REJECTED = frozenset(
 GROUPS = frozenset(path.partition(".")[0] for path in REJECTED if "." in path)
 """Messages of which some fields are rejected."""
 
-OFF: Mapping[str, Callable[[GenerationSpec], bool]] = {
-    "sampling.beam_search": lambda spec: spec.sampling.beam_search.width == 1,
-}
-"""Whether a rejected field has a value that turns the feature off. All other rejected fields must be unset."""
-
 
 def reject_unbuilt(spec: GenerationSpec) -> None:
     """Raises RequestError NOT_BUILT_YET naming every rejected field."""
-    found = [f"spec.{path}" for path in sorted(_fields(spec) & REJECTED) if not (path in OFF and OFF[path](spec))]
+    found = [f"spec.{path}" for path in sorted(_fields(spec) & REJECTED)]
     if found:
         raise RequestError(
             ErrorCode.NOT_BUILT_YET,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.errors import Range, RequestError, Violation, Violations, shown
+from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
 from router.validate.model import Limits, Model
@@ -69,6 +70,11 @@ class Spec:
         return self.num_outputs < self.n
 
     @property
+    def sequences(self) -> int:
+        """That an engine runs for it at once."""
+        return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width
+
+    @property
     def resumed_tokens(self) -> int:
         """Total over all outputs; the engine computes them again."""
         return sum(map(len, self.resume.values()))
@@ -90,6 +96,7 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
     # Sequences are compared by their logprobs, whether or not these are returned.
     drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
+    sampling = parse_beams(spec, sampling, n, bad)
     resume = _resume(spec.resume, n, stopping, model, bad)
     _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(

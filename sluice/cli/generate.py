@@ -31,6 +31,7 @@ def generate(
     max_draft_tokens: Annotated[
         int | None, typer.Option(help="Tokens that are guessed and checked per step; 0: none. Speed, not output")
     ] = None,
+    beams: Annotated[int | None, typer.Option(help="Beams to search with; the output comes at the end")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first")] = False,
 ) -> None:
     """Complete a text. Only the completion is written to stdout."""
@@ -42,6 +43,8 @@ def generate(
         options["guided"] = guided
     if max_draft_tokens is not None:
         options["speculation"] = {"max_draft_tokens": max_draft_tokens}
+    if beams is not None:
+        options["beam_search"] = {"width": beams}
     with server.client() as client:
         print_stream(partial(client.stream, prompt, **options))
 

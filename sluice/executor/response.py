@@ -41,7 +41,7 @@ def read_logprobs(entries: Iterable[TokenLogprob]) -> list[TokenLogprobs]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """New tokens of one output. Lists have one entry per beam, of which there is always one."""
+    """New tokens of one output. Lists have one entry: each beam that is returned is an output of its own."""
 
     sequence_index: int
     """Index among the n outputs."""

@@ -91,6 +91,9 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float | None = None
     early_stopping: bool | int | None = None
+    """As in TensorRT-LLM: 1 (True) stops at `best_of` finished beams, 0 (False) once no better one is likely, any other
+    number once no better one is possible."""
+    beam_search_diversity_rate: float | None = None
 
     temperature: float | None = None
     """0 is greedy."""
@@ -122,7 +125,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of is {self.best_of}, must be at least n, {self.n}")
-        for name in ("length_penalty", "early_stopping"):
+        for name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
             if getattr(self, name) is not None and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
         processors = self.logits_processor or ()
@@ -156,8 +159,14 @@ class SamplingParams:
         return renamed | same
 
     def _beam_search(self) -> dict[str, Any]:
-        early = None if self.early_stopping is None else bool(self.early_stopping)
-        settings = {"width": self.best_of or self.n, "length_penalty": self.length_penalty, "early_stopping": early}
+        early = self.early_stopping
+        settings = {
+            "width": self.best_of or self.n,
+            "length_penalty": self.length_penalty,
+            "early_stopping": None if early is None else early == 1,
+            "exhaustive": None if early is None else early not in (0, 1),
+            "diversity_rate": self.beam_search_diversity_rate,
+        }
         return {name: value for name, value in settings.items() if value is not None}
 
     def _stop_token_ids(self) -> list[int] | None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sluice.ring.errors import FinishReason
 from sluice.ring.message import (
     MAX_STOP_CHARS,
     MAX_WORDS_TOKENS,
@@ -21,12 +22,23 @@ from sluice.ring.message import (
     Positive,
     Retention,
     Seconds,
+    Sequences,
     TokenId,
     Word,
 )
 
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below this is greedy."""
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """See sluice.v1.BeamSearch."""
+
+    width: Sequences
+    length_penalty: Finite = 1.0
+    early_stopping: bool = False
+    exhaustive: bool = False
+    diversity_rate: Finite = 0.0
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,6 +68,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Names of the engine's functions that change the logits first, in this order."""
     no_repeat_ngram_size: NgramSize = 0
     """No sequence of so many tokens comes twice in prompt and output; 0 is off."""
+    beam_search: BeamSearchParams | None = None
+    """None: sample."""
     logprobs: Logprobs | None = None
     """Number of top alternatives to report with each chosen token. 0: the chosen one only; None: no logprobs."""
 
@@ -82,6 +96,16 @@ class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The model's own; empty with ignore_eos."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """The caller's."""
+
+    def finish_reason(self, token: int, count: int) -> FinishReason:
+        """Why `token`, number `count` of the output, ends the sequence; RUNNING if it does not."""
+        # The stop token itself is output and counts; whether to show it is up to the detokenizer.
+        if count > self.min_tokens:
+            if token in self.eos_token_ids:
+                return FinishReason.EOS
+            if token in self.stop_token_ids:
+                return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if count >= self.max_tokens else FinishReason.RUNNING
 
 
 class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):

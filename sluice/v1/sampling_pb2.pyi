@@ -94,7 +94,10 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def beam_search(self) -> Global___BeamSearch:
-        """Beam search. Unset samples."""
+        """Beam search. Unset samples. With it the whole result comes at the end, the best output first, and these must be
+        unset or off: temperature (0 and 1 are off), top_k, top_p, min_p, penalties, bad_words, no_repeat_ngram_size,
+        logits_processors, best_of, stop strings, guided, speculation and resume. See docs/beams.md.
+        """
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -174,36 +177,60 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class BeamSearch(_message.Message):
-    """Beam search settings."""
+    """Beam search settings, with the meaning that they have in transformers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WIDTH_FIELD_NUMBER: _builtins.int
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    EXHAUSTIVE_FIELD_NUMBER: _builtins.int
+    DIVERSITY_RATE_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Number of beams; 1 is off."""
+    """Number of beams, 1 to 128; 1 is off. At least n."""
     length_penalty: _builtins.float
-    """> 0 favours longer outputs."""
+    """A finished beam's score is the sum of its log-probabilities over its length to this power: > 0 favours longer
+    outputs, < 0 shorter ones. Range [-10, 10]. Default 1.
+    """
     early_stopping: _builtins.bool
-    """Stop as soon as `width` finished beams exist."""
+    """Stop as soon as `width` finished beams exist. Default: once the best live beam would not be among them, if it ended
+    now.
+    """
+    exhaustive: _builtins.bool
+    """Stop only once no live beam can get among the finished ones, at any length (early_stopping="never" in
+    transformers). Not together with early_stopping.
+    """
+    diversity_rate: _builtins.float
+    """Added to the candidates of a beam, times its rank among the live beams, from 0: > 0 favours candidates of other
+    beams than the best. Changes the choice of beams, not their scores. Range [0, 100]. Default 0.
+    """
     def __init__(
         self,
         *,
         width: _builtins.int = ...,
         length_penalty: _builtins.float | None = ...,
         early_stopping: _builtins.bool | None = ...,
+        exhaustive: _builtins.bool | None = ...,
+        diversity_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_diversity_rate", b"_diversity_rate", "_early_stopping", b"_early_stopping", "_exhaustive", b"_exhaustive", "_length_penalty", b"_length_penalty", "diversity_rate", b"diversity_rate", "early_stopping", b"early_stopping", "exhaustive", b"exhaustive", "length_penalty", b"length_penalty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diversity_rate", b"_diversity_rate", "_early_stopping", b"_early_stopping", "_exhaustive", b"_exhaustive", "_length_penalty", b"_length_penalty", "diversity_rate", b"diversity_rate", "early_stopping", b"early_stopping", "exhaustive", b"exhaustive", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__diversity_rate: _TypeAlias = _typing.Literal["diversity_rate"]  # noqa: Y015
+    _WhichOneofArgType__diversity_rate: _TypeAlias = _typing.Literal["_diversity_rate", b"_diversity_rate"]  # noqa: Y015
     _WhichOneofReturnType__early_stopping: _TypeAlias = _typing.Literal["early_stopping"]  # noqa: Y015
     _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
+    _WhichOneofReturnType__exhaustive: _TypeAlias = _typing.Literal["exhaustive"]  # noqa: Y015
+    _WhichOneofArgType__exhaustive: _TypeAlias = _typing.Literal["_exhaustive", b"_exhaustive"]  # noqa: Y015
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__diversity_rate) -> _WhichOneofReturnType__diversity_rate | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping) -> _WhichOneofReturnType__early_stopping | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exhaustive) -> _WhichOneofReturnType__exhaustive | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
 

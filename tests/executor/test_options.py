@@ -68,7 +68,7 @@ def spec(params: SamplingParams) -> pb.GenerationSpec:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
 def test_no_sampling_parameter_is_dropped(name) -> None:
-    if name in ("length_penalty", "early_stopping"):
+    if name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
         plain = SamplingParams(use_beam_search=True, n=2)
         changed = SamplingParams(use_beam_search=True, n=2, **{name: 1})
     else:
@@ -137,6 +137,12 @@ def test_beams_and_best_of() -> None:
     assert (beams.n, beams.HasField("best_of")) == (2, False)
     assert (beams.sampling.beam_search.width, beams.sampling.beam_search.length_penalty) == (4, 0.5)
     assert beams.sampling.beam_search.early_stopping is True
+    assert beams.sampling.beam_search.exhaustive is False
+    exhaustive = spec(SamplingParams(use_beam_search=True, n=2, early_stopping=2, beam_search_diversity_rate=0.5))
+    assert exhaustive.sampling.beam_search.width == 2
+    assert exhaustive.sampling.beam_search.exhaustive is True
+    assert exhaustive.sampling.beam_search.early_stopping is False
+    assert exhaustive.sampling.beam_search.diversity_rate == 0.5
     best = spec(SamplingParams(n=2, best_of=4))
     assert (best.n, best.best_of, best.sampling.HasField("beam_search")) == (2, 4, False)
 

@@ -12,7 +12,7 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.step import Runner
 from sluice.ring.errors import FinishReason
-from sluice.ring.params import RetentionParams, SamplingParams, Speculation, StopParams, TextParams
+from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
 from tests.fakes.clock import Clock
@@ -45,6 +45,7 @@ def spec_of(
     ended: tuple[int, ...] = (),
     alone: bool = False,
     speculation: Speculation = Speculation(),  # noqa: B008 - frozen
+    beams: BeamSearchParams | None = None,
     **stopping,
 ) -> Submit:
     return Submit(
@@ -54,7 +55,7 @@ def spec_of(
         name=f"request-{request}",
         prompt=list(prompt),
         n=n,
-        sampling=SamplingParams(seed=seed, logprobs=logprobs),
+        sampling=SamplingParams(seed=seed, logprobs=logprobs, beam_search=beams),
         stopping=StopParams(max_tokens=max_tokens, **stopping),
         text=TextParams(),
         priority=priority,

@@ -217,6 +217,8 @@ class ScriptedRunner:
         if not tokens:
             return Drawn(0)
         output = [*draw.output, *draw.drafted]
+        if draw.candidates:
+            return self._beam(tokens, state, draw)
         expected = [*draw.program, *output]
         seen = expected[len(expected) - len(tokens) :]
         if tokens != seen or state != digest(expected) or len(output) != draw.position:
@@ -228,6 +230,21 @@ class ScriptedRunner:
         seed = derive_seed(draw.sampling.seed, draw.sequence)
         token = choose(state + self.weights & MASK, seed, draw.position, draw.banned)
         return Drawn(token, logprob_of(token, draw.sampling))
+
+    def _beam(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
+        output = list(draw.output)
+        if self.window is None and output and tokens[-len(output) :] != output:
+            self.violations.append(f"{draw} from {tokens}")
+        if (draw.sampling.seed, 0) in self.faults:
+            return Drawn(0, fault=Fault(ErrorCode.NOTHING_TO_SAMPLE.name, "everything is masked"))
+        best = candidates(state, draw.banned)[: draw.candidates]
+        return Drawn(best[0][0], best=best)
+
+
+def candidates(state: int, banned=()) -> list[tuple[int, float]]:
+    """The possible tokens after tokens with this digest and their log-probabilities, the best first."""
+    scores = {token: -(mix(state, token) % 100_003) / 10_000 for token in range(VOCAB) if token not in banned}
+    return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
 class ScriptedCall:

@@ -64,7 +64,7 @@ def test_a_wide_nucleus_widens_its_own_row_only(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "topk", topk)
     draws = [draw(seed=1, top_p=0.9), draw(seed=2, top_p=0.9)]
-    tokens, valid, _ = filtered(scores, draws)
+    tokens, valid, *_ = filtered(scores, draws)
     assert valid.all()
     assert widths == [(2, 16), (1, 256), (1, 4096), (1, 5000)]
     for i in range(2):

@@ -83,30 +83,3 @@ def test_both_in_an_engine(policy, steps):
         bench.submit([90 - number, *range(1, size)], max_tokens=1)
     bench.run()
     assert [[len(part.tokens) for part in step.slices] for step in bench.runner.steps] == steps
-
-
-def test_only_one_beam_width_at_a_time_and_everybody_gets_there():
-    bench = EngineBench(max_batch_size=8)
-    requests = [bench.submit(range(number, number + 6), max_tokens=6) for number in range(6)]
-    begin, widths = bench.engine.live.begin, {}
-
-    def beginning(request, now, **held):
-        request.beam_width = widths[request.spec.request] = 1 + request.spec.request % 3
-        begin(request, now, **held)
-
-    bench.engine.live.begin = beginning
-    schedule, seen = bench.engine._scheduler.schedule, []
-
-    def looking(*asked):
-        found = schedule(*asked)
-        sequences = [*found.generation, *(chunk.sequence for chunk in found.context)]
-        if sequences:
-            (width,) = {sequence.request.beam_width for sequence in sequences}
-            assert width == min(bench.cache.holders, key=lambda s: s.order).request.beam_width
-            seen.append(width)
-        return found
-
-    bench.engine._scheduler.schedule = looking
-    bench.run()
-    assert set(seen) == {1, 2, 3}
-    assert all(bench.output(request) == bench.expected(request) for request in requests)

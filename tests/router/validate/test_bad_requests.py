@@ -37,6 +37,13 @@ def sampling(**fields):
     return text_spec(sampling=SamplingParams(**fields))
 
 
+BEAMS = SamplingParams(beam_search=BeamSearch(width=4))
+
+
+def beams(width: int = 4, **fields):
+    return sampling(beam_search=BeamSearch(width=width, **fields))
+
+
 def stopping(**fields):
     return text_spec(stopping=StoppingCriteria(**fields))
 
@@ -244,7 +251,6 @@ SPECS = [
     ("unknown model", text_spec(model="gpt-17"), StatusCode.NOT_FOUND, None),
     ("huge model name", text_spec(model="m" * 1_000_000), StatusCode.NOT_FOUND, None),
     # Not built yet.
-    ("beam search", sampling(beam_search=BeamSearch(width=4)), UNBUILT, "spec.sampling.beam_search"),
     (
         "an unknown processor",
         sampling(logits_processors=["p"]),
@@ -271,7 +277,53 @@ SPECS = [
         "spec.sampling.bad_words",
     ),
     ("n-grams of 17", sampling(no_repeat_ngram_size=17), INVALID, "spec.sampling.no_repeat_ngram_size"),
-    ("beam search of no width", sampling(beam_search=BeamSearch()), UNBUILT, "spec.sampling.beam_search"),
+    ("beam search of no width", beams(width=0), INVALID, "spec.sampling.beam_search.width"),
+    ("beam search of 129", beams(width=129), INVALID, "spec.sampling.beam_search.width"),
+    ("a length penalty", beams(length_penalty=10.5), INVALID, "spec.sampling.beam_search.length_penalty"),
+    ("no length penalty", beams(length_penalty=math.nan), INVALID, "spec.sampling.beam_search.length_penalty"),
+    ("much diversity", beams(diversity_rate=101), INVALID, "spec.sampling.beam_search.diversity_rate"),
+    (
+        "both stops",
+        beams(early_stopping=True, exhaustive=True),
+        INVALID,
+        "spec.sampling.beam_search.exhaustive",
+    ),
+    ("more outputs than beams", text_spec(sampling=BEAMS, n=5), INVALID, "spec.n"),
+    ("best_of of beams", text_spec(sampling=BEAMS, best_of=1), INVALID, "spec.best_of"),
+    ("beams that resume", text_spec(sampling=BEAMS, resume=[pb.ResumeFrom()]), INVALID, "spec.resume"),
+    ("guided beams", text_spec(sampling=BEAMS, guided=GuidedDecoding(regex="a")), INVALID, "spec.guided"),
+    (
+        "beams with drafts",
+        text_spec(sampling=BEAMS, speculation=pb.Speculation(max_draft_tokens=2)),
+        INVALID,
+        "spec.speculation",
+    ),
+    (
+        "beams with stop strings",
+        text_spec(sampling=BEAMS, stopping=StoppingCriteria(stop=["a"])),
+        INVALID,
+        "spec.stopping.stop",
+    ),
+    *(
+        (
+            f"beams with {name}",
+            sampling(beam_search=BeamSearch(width=4), **{name: value}),
+            INVALID,
+            f"spec.sampling.{name}",
+        )
+        for name, value in {
+            "temperature": 0.7,
+            "top_k": 4,
+            "top_p": 0.5,
+            "min_p": 0.5,
+            "repetition_penalty": 1.5,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "no_repeat_ngram_size": 2,
+            "bad_words": ["a"],
+            "logits_processors": ["p"],
+        }.items()
+    ),
     ("prompt_logprobs", output(prompt_logprobs=0), UNBUILT, "spec.output.prompt_logprobs"),
     ("context_logits", output(context_logits=True), UNBUILT, "spec.output.context_logits"),
     ("generation_logits", output(generation_logits=True), UNBUILT, "spec.output.generation_logits"),

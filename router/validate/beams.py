@@ -1,0 +1,84 @@
+"""Beam search: its parameters, and what cannot be combined with it."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from router.errors import Range, Violations
+from sluice.ring.message import MAX_SEQUENCES
+from sluice.ring.params import GREEDY_TEMPERATURE, BeamSearchParams, SamplingParams
+from sluice.v1 import generation_pb2 as pb
+
+LENGTH_PENALTY_RANGE = Range(-10, 10)
+DIVERSITY_RANGE = Range(0, 100)
+
+
+def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: Violations) -> SamplingParams:
+    """`sampling` with its beam search, if there is one. The model's defaults for choosing at random then do not count.
+    `n`: outputs."""
+    message, field = spec.sampling.beam_search, "spec.sampling.beam_search"
+    if not spec.sampling.HasField("beam_search"):
+        return sampling
+    bad.within(f"{field}.width", message.width, Range(1, MAX_SEQUENCES))
+    if message.HasField("length_penalty"):
+        bad.within(f"{field}.length_penalty", message.length_penalty, LENGTH_PENALTY_RANGE)
+    bad.within(f"{field}.diversity_rate", message.diversity_rate, DIVERSITY_RANGE)
+    if message.early_stopping and message.exhaustive:
+        bad.add(f"{field}.exhaustive", "is true, must be false or unset with early_stopping")
+    if message.width <= 1:
+        return sampling
+    if n > message.width:
+        bad.add("spec.n", f"is {n}, must be at most spec.sampling.beam_search.width, which is {message.width}")
+    for path, reason in _conflicts(spec, sampling):
+        bad.add(path, f"{reason}, cannot be combined with spec.sampling.beam_search")
+    return msgspec.structs.replace(
+        sampling,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        # Outputs come with the sum of their logprobs.
+        logprobs=sampling.logprobs or 0,
+        beam_search=BeamSearchParams(
+            min(message.width, MAX_SEQUENCES),
+            message.length_penalty if message.HasField("length_penalty") else 1.0,
+            message.early_stopping,
+            message.exhaustive,
+            message.diversity_rate,
+        ),
+    )
+
+
+def _conflicts(spec: pb.GenerationSpec, sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+    """(field, what it is) of each field that is on and does not go with beam search."""
+    asked, field = spec.sampling, "spec.sampling"
+    given = {set_field.name: value for set_field, value in asked.ListFields()}
+    if asked.temperature >= GREEDY_TEMPERATURE and asked.temperature != 1.0:
+        yield f"{field}.temperature", f"is {asked.temperature:g}"
+    for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0), ("no_repeat_ngram_size", 0)):
+        if given.get(name, off) != off:
+            yield f"{field}.{name}", f"is {given[name]:g}"
+    # Those of the model count too: without them it would say other things than it is known for.
+    for name, off in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+        if getattr(sampling, name) != off:
+            default = "" if name in given else " by the model's default"
+            yield f"{field}.{name}", f"is {getattr(sampling, name):g}{default}, must be {off:g}"
+    yield from _conflicting_messages(spec)
+
+
+def _conflicting_messages(spec: pb.GenerationSpec) -> Iterator[tuple[str, str]]:
+    lists = (
+        ("spec.sampling.bad_words", spec.sampling.bad_words),
+        ("spec.sampling.logits_processors", spec.sampling.logits_processors),
+        ("spec.stopping.stop", spec.stopping.stop),
+        ("spec.resume", spec.resume),
+    )
+    for path, entries in lists:
+        if entries:
+            yield path, f"has {len(entries)} entries"
+    if spec.HasField("best_of"):
+        yield "spec.best_of", f"is {spec.best_of}"
+    if spec.guided.WhichOneof("guide"):
+        yield "spec.guided", "is set"
+    if spec.speculation.max_draft_tokens or spec.speculation.draft_token_ids:
+        yield "spec.speculation", "is set"

@@ -1,0 +1,157 @@
+"""Beam search finds what transformers' `generate` does: tokens, order and scores, whatever runs beside it."""
+
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sluice.ring.params import BeamSearchParams, SamplingParams, StopParams
+from tests.parity.harness import EngineHarness
+
+pytestmark = pytest.mark.timeout(900)
+PAD = 1
+
+
+class Case(NamedTuple):
+    prompt: list[int]
+    beams: BeamSearchParams
+    stopping: StopParams
+    n: int
+    banned: tuple[int, ...] = ()
+
+
+class Found(NamedTuple):
+    tokens: list[int]
+    score: float
+
+
+def cases_of(model, prompts, count: int, seed: int = 0) -> list[Case]:
+    """End tokens and banned ones are some that come without them."""
+    random, cases = Random(seed), []
+    for i in range(count):
+        width = 2 + i % 7
+        stop = ({}, {"early_stopping": True}, {"exhaustive": True})[i % 3]
+        beams = BeamSearchParams(width, random.choice([1.0, 0.0, 0.5, 2.0, -1.0]), **stop)
+        most = random.choice([1, 3, 12, 20, 24])
+        plain = Case(random.choice(prompts)[:120], beams, StopParams(most), width)
+        common = sorted({token for found in oracle(model, plain) for token in found.tokens} - {PAD})
+        ends = tuple(random.sample(common, min(len(common), random.choice([0, 1, 3, 6]))))
+        stopping = StopParams(most, random.choice([0, 0, min(3, most)]) if ends else 0, eos_token_ids=ends)
+        banned = tuple(random.sample(common, 1)) if i % 5 == 4 else ()
+        cases.append(Case(plain.prompt, beams, stopping, random.randint(1, width), banned))
+    return cases
+
+
+@torch.inference_mode()
+def oracle(model, case: Case) -> list[Found]:
+    """Normalized after its edits, as here: what a ban takes from a token goes to the others."""
+    ids = torch.tensor([case.prompt])
+    params, stopping = case.beams, case.stopping
+    model.generation_config.eos_token_id = list(stopping.eos_token_ids) or None
+    found = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        num_beams=params.width,
+        num_return_sequences=case.n,
+        do_sample=False,
+        max_new_tokens=stopping.max_tokens,
+        min_new_tokens=stopping.min_tokens or None,
+        length_penalty=params.length_penalty,
+        early_stopping="never" if params.exhaustive else params.early_stopping,
+        suppress_tokens=list(case.banned) or None,
+        renormalize_logits=True,
+        pad_token_id=PAD,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    results = []
+    for row, score in zip(
+        found.sequences[:, len(case.prompt) :].tolist(), found.sequences_scores.tolist(), strict=True
+    ):
+        ends = [i for i, token in enumerate(row) if token in stopping.eos_token_ids and i >= stopping.min_tokens]
+        results.append(Found(row[: ends[0] + 1] if ends else row[: stopping.max_tokens], score))
+    return results
+
+
+def submit(harness: EngineHarness, case: Case) -> int:
+    sampling = SamplingParams(temperature=0.0, logprobs=0, beam_search=case.beams, bad_token_ids=case.banned)
+    return harness.send(case.prompt, sampling, case.stopping, n=case.n)
+
+
+def read(harness: EngineHarness, number: int, case: Case) -> list[Found]:
+    found = []
+    for index in range(case.n):
+        stream = harness.stream(number, index)
+        total = sum(each.logprob for each in stream.logprobs)
+        found.append(Found(stream.tokens, total / len(stream.tokens) ** case.beams.length_penalty))
+    return found
+
+
+def check(found: list[Found], expected: list[Found]) -> None:
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-3, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def model(model_folder):
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def cases(model, prompts):
+    return cases_of(model, prompts, 42)
+
+
+@pytest.fixture(scope="module")
+def expected(model, cases):
+    return [oracle(model, case) for case in cases]
+
+
+def test_ends_are_in_play(cases, expected):
+    lengths = [
+        (len(each.tokens), case.stopping.max_tokens)
+        for case, results in zip(cases, expected, strict=True)
+        for each in results
+    ]
+    assert sum(length < most for length, most in lengths) >= 10
+
+
+@pytest.mark.parametrize(
+    ("backend", "overlap", "tokens"),
+    [("torch", False, 64 << 10), ("torch", True, 640), ("openvino", True, 64 << 10), ("openvino", False, 640)],
+)
+def test_beams_equal_transformers_beside_sampled_requests(
+    model_folder, cases, expected, prompts, backend, overlap, tokens
+):
+    """All at once, in a pool that holds all or a few of them."""
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+    harness = EngineHarness(model_folder, backend=backend, overlap=overlap, kv_cache_tokens=tokens, max_batch_size=32)
+    sampled = SamplingParams(temperature=0.8, seed=3)
+    alone = harness.generate(prompts[6:10], sampled, 24) if tokens > 1000 else None
+    beside = []
+    numbers = []
+    for i, case in enumerate(cases):
+        if alone and i < 4:
+            beside.append(harness.submit(prompts[6 + i], sampled, 24))
+        numbers.append(submit(harness, case))
+    harness.run()
+    for number, case, wanted in zip(numbers, cases, expected, strict=True):
+        check(read(harness, number, case), wanted)
+    if alone:
+        assert [harness.stream(number).tokens for number in beside] == alone
+    else:
+        assert harness.pauses > 0
+    assert harness.engine.cache.pool.available == harness.engine.cache.pool.num_blocks
+
+
+@pytest.mark.long
+def test_200_searches_equal_transformers(model_folder, model, prompts):
+    cases = cases_of(model, prompts, 200, seed=1)
+    harness = EngineHarness(model_folder)
+    numbers = [submit(harness, case) for case in cases]
+    harness.run()
+    for number, case in zip(numbers, cases, strict=True):
+        check(read(harness, number, case), oracle(model, case))

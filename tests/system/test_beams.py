@@ -1,0 +1,107 @@
+"""A real ring that searches: the call of docs/beams.md, streams, refusals, an engine that is killed in the middle."""
+
+import math
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sluice import Client
+from sluice.client import InvalidRequest
+from sluice.executor import GenerationExecutor, SamplingParams
+from sluice.launch import Ring
+
+PAGE = Path(__file__).parents[2] / "docs" / "beams.md"
+SEARCH = {"n": 3, "max_tokens": 40, "token_ids": True, "logprobs": 2, "beam_search": {"width": 4}}
+
+
+@pytest.fixture(scope="module")
+def ring():
+    with Ring(engines=2, detokenizers=1, router_args={"peer_timeout": 5.0}) as ring:
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def client(ring):
+    with Client(ring.address, timeout=200) as client:
+        yield client
+
+
+def test_the_call_of_the_page(client):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    # No other text is on the page: it is ours.
+    names = {"client": client}
+    exec(code, names)
+    best, second = names["found"].outputs
+    scores = [output.cumulative_logprob / len(output.token_ids) ** 0.5 for output in (best, second)]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_stream_brings_all_at_the_end(client):
+    found = client.generate("def f(x):\n", **SEARCH)
+    stream = client.stream("def f(x):\n", **SEARCH)
+    texts, sums = ["", "", ""], {}
+    for chunk in stream:
+        texts[chunk.index] += chunk.text
+        if chunk.finish_reason is not None:
+            sums[chunk.index] = chunk.cumulative_logprob
+    assert texts == [output.text for output in found.outputs]
+    assert len({tuple(output.token_ids) for output in found.outputs}) == 3
+    for output in found.outputs:
+        total = sum(each.logprob for each in output.logprobs)
+        assert (sums[output.index], total) == pytest.approx((output.cumulative_logprob,) * 2, abs=1e-4)
+        assert all(len(each.top) == 2 and each.top[0].logprob >= each.logprob for each in output.logprobs)
+    assert found.usage.completion_tokens == sum(len(output.token_ids) for output in found.outputs)
+
+
+def test_beside_sampled_requests(client):
+    alone = client.generate("import os\n", seed=3, max_tokens=60).text
+    search = client.generate("def f(x):\n", **SEARCH)
+    texts: list[str] = []
+    thread = threading.Thread(target=lambda: texts.append(client.generate("import os\n", seed=3, max_tokens=60).text))
+    thread.start()
+    again = client.generate("def f(x):\n", **SEARCH)
+    thread.join()
+    assert texts == [alone]
+    assert [output.token_ids for output in again.outputs] == [output.token_ids for output in search.outputs]
+
+
+def test_what_does_not_go_with_it_is_named(client):
+    with pytest.raises(InvalidRequest, match=r"spec\.sampling\.temperature.*0\.7"):
+        client.generate("x", temperature=0.7, beam_search={"width": 2})
+
+
+@pytest.mark.timeout(300)
+def test_an_engine_that_is_killed_in_the_middle(ring, client):
+    asked = SEARCH | {"max_tokens": 900, "ignore_eos": True, "beam_search": {"width": 4, "exhaustive": True}}
+    started = time.monotonic()
+    expected = client.generate("# long\nimport os\n", **asked)
+    seconds = time.monotonic() - started
+    found = []
+    thread = threading.Thread(target=lambda: found.append(client.generate("# long\nimport os\n", **asked)))
+    thread.start()
+    time.sleep(min(1.0, seconds / 3))
+    running = [name for name in ("engine-0", "engine-1") if is_busy(client, name)]
+    assert len(running) == 1
+    os.kill(ring.pids[running[0]], signal.SIGKILL)
+    thread.join()
+    for before, after in zip(expected.outputs, found[0].outputs, strict=True):
+        assert (before.token_ids, before.text) == (after.token_ids, after.text)
+        assert math.isclose(before.cumulative_logprob, after.cumulative_logprob, abs_tol=1e-2)
+
+
+def is_busy(client, name: str) -> bool:
+    return any(engine.engine_id == name and engine.active_requests for engine in client.stats().engines)
+
+
+def test_the_executor(ring):
+    with GenerationExecutor.connect(ring.address) as executor:
+        params = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=12, early_stopping=2)
+        found = executor.generate("import os\n", sampling_params=params)
+    assert len(found.outputs) == 2
+    best, second = (output.cumulative_logprob / len(output.token_ids) for output in found.outputs)
+    assert best >= second
