@@ -158,10 +158,12 @@ class LiveRequests:
         spec, times = request.spec, request.sequences[0].times(now)
         for index in remaining(spec):
             tokens, logprobs, reason = results[index]
-            stop_token = tokens[-1] if tokens and reason is FinishReason.STOP_TOKEN else None
+            stop_token = tokens[-1] if reason is FinishReason.STOP_TOKEN else None
             end = End(reason, times, stop_token=stop_token, fault=fault)
-            offset = 0 if tokens else len(spec.resume.get(index, ()))
-            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, offset, tokens, logprobs, end))
+            # What an earlier attempt has delivered is the same.
+            known = len(spec.resume.get(index, ()))
+            new, their = tokens[known:], logprobs[known:]
+            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, known, new, their, end))
             self.ended[reason.name] += 1
         for beam in request.sequences:
             self._withdraw(beam)

@@ -15,9 +15,10 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import remaining
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
-from sluice.ring.params import RangeRetention, RetentionParams, Speculation
+from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
+from tests.fakes.beams import search_alone
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.runner import VOCAB, continuation
 
@@ -153,6 +154,8 @@ class EngineMachine(RuleBasedStateMachine):
         """Requests that may end otherwise than by themselves."""
         self.superseded: set[tuple[int, int]] = set()
         """Attempts that were followed by a next one."""
+        self.found: dict[tuple[int, int], list[list[int]]] = {}
+        """What beam searches find, by request and attempt."""
         self.checked: dict[tuple[int, int, int], int] = {}
 
     @rule(
@@ -172,8 +175,11 @@ class EngineMachine(RuleBasedStateMachine):
         left=st.one_of(st.none(), st.none(), st.randoms(use_true_random=False)),
         drafts=st.sampled_from([0, 4, 1, 9]),
         wrong=st.integers(0, 7),
+        beams=st.sampled_from([None, None, BeamSearchParams(3), BeamSearchParams(6, 0.5, exhaustive=True)]),
     )
-    def submit(self, base, shared, own, ends, lane, times, left=None, drafts=0, wrong=0, **asked):
+    def submit(self, base, shared, own, ends, lane, times, left=None, drafts=0, wrong=0, beams=None, **asked):
+        if beams is not None:
+            asked["n"], drafts = min(asked["n"], beams.width), 0
         for _ in range(times):
             number = len(self.bench.specs) + 1
             spec = spec_of(
@@ -183,6 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
                 detokenizer=lane,
                 eos_token_ids=ends[::2],
                 stop_token_ids=ends[1::2],
+                beams=beams,
                 **asked,
             )
             if drafts:
@@ -283,6 +290,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def continuation(self, spec: Submit, sequence: int) -> list[int]:
         """What an undisturbed sequence gets."""
+        if spec.sampling.beam_search is not None:
+            key = (spec.request, spec.attempt)
+            if key not in self.found:
+                self.found[key] = [tokens for tokens, _ in search_alone(spec)]
+            return self.found[key][sequence]
         return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
 
     def _speculation(self, spec: Submit, drafts: int, wrong: int) -> Speculation:
@@ -328,4 +340,4 @@ class EngineMachine(RuleBasedStateMachine):
         elif (number, attempt) in self.superseded and end.reason is FinishReason.ABORTED:
             pass
         elif number not in self.disturbed:
-            assert end.fault.code in REFUSED
+            assert end.fault.code in REFUSED | ({"NOT_BUILT_YET"} if not self.may_pause else set())

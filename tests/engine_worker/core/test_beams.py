@@ -4,28 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.beams import BeamSearch
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import BeamSearchParams
 from sluice.settings.engine import SchedulerNames
 from tests.examples import examples
+from tests.fakes.beams import search_alone
 from tests.fakes.engine import EngineBench
-from tests.fakes.runner import candidates, digest
-
-
-def search_alone(spec) -> list[tuple[list[int], FinishReason]]:
-    """What the rules find, without memory and steps."""
-    search, stopping = BeamSearch(spec.sampling.beam_search, spec.stopping), spec.stopping
-    beams: list[list[int]] = [[]]
-    while not search.ended:
-        banned = stopping.eos_token_ids + stopping.stop_token_ids
-        best = [
-            candidates(digest([*spec.prompt, *beam]), banned if len(beam) < stopping.min_tokens else ())
-            for beam in beams
-        ]
-        children = search.advance([each[: search.num_candidates] for each in best])
-        beams = [[*beams[child.parent], child.token] for child in children]
-    return [([step.token for step in found.path.steps()], found.reason) for found in search.finished]
 
 
 def check(bench: EngineBench, request: int, attempt: int = 0) -> None:

@@ -23,11 +23,12 @@ def draw(
     prompt: Sequence[int] = (),
     output: Sequence[int] = (),
     banned: tuple[int, ...] = (),
+    candidates: int = 0,
     **sampling: object,
 ) -> Draw:
     params = SamplingParams(**sampling)
     (program,) = build_programs(params, prompt)
-    return Draw(params, sequence, position, output, program, banned)
+    return Draw(params, sequence, position, output, program, banned, candidates=candidates)
 
 
 NOBODY: Mapping[int, int] = {}

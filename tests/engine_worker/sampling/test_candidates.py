@@ -1,0 +1,60 @@
+"""The candidates of beams: the most likely tokens after all edits, beside draws that are sampled."""
+
+import math
+
+import pytest
+import torch
+
+from sluice.ring.errors import ErrorCode
+from tests.engine_worker.sampling.draws import draw, sampled
+
+VOCAB = 300
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
+
+
+def test_they_are_the_best_of_the_normalized_logits_beside_sampled_draws(logits):
+    draws = [draw(candidates=6, temperature=0.0), draw(seed=1, logprobs=2), draw(candidates=4), draw(seed=2, top_k=5)]
+    found = sampled(logits.clone(), [0, 1, 2, 3], draws)
+    for row, count in ((0, 6), (2, 4)):
+        values, ids = logits[row].log_softmax(0).topk(count)
+        assert [token for token, _ in found[row].best] == ids.tolist()
+        assert [logprob for _, logprob in found[row].best] == pytest.approx(values.tolist(), abs=1e-5)
+        assert not found[row].drew
+        assert found[row].logprob is None
+    alone = sampled(logits[[1, 3]].clone(), [0, 1], [draws[1], draws[3]])
+    assert [found[1], found[3]] == alone
+
+
+def test_edits_come_before_the_normalization(logits):
+    best = int(logits[0].argmax())
+    asked = draw(candidates=5, banned=(best,), logit_bias=((7, 20.0),))
+    (found,) = sampled(logits[:1].clone(), [0], [asked])
+    edited = logits[0].clone()
+    edited[7] += 20.0
+    edited[best] = -math.inf
+    values, ids = edited.log_softmax(0).topk(5)
+    assert [token for token, _ in found.best] == ids.tolist()
+    assert [logprob for _, logprob in found.best] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_impossible_tokens_are_left_out(logits):
+    (found,) = sampled(logits[:1].clone(), [0], [draw(candidates=8, allowed_token_ids=(3, 9, 12))])
+    assert {token for token, _ in found.best} == {3, 9, 12}
+    assert sum(math.exp(logprob) for _, logprob in found.best) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_a_broken_row_is_a_fault(logits, broken):
+    logits[0] = broken
+    broken_one, other = sampled(logits.clone(), [0, 1], [draw(candidates=4), draw(candidates=4)])
+    assert broken_one.fault.code == ErrorCode.NOTHING_TO_SAMPLE.name
+    assert len(other.best) == 4
+
+
+def test_more_than_the_vocabulary_is_all_of_it(logits):
+    (found,) = sampled(logits[:1].clone(), [0], [draw(candidates=VOCAB + 5)])
+    assert len(found.best) == VOCAB
