@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from engine_worker.beams import BeamSearch
 from engine_worker.speculative.drafter import Drafter
+from engine_worker.step import SequenceProgram
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
 from sluice.ring.wire import Open, Submit, Times
@@ -53,7 +54,7 @@ class Sequence:
     """Sort key (place in line, arrival, index): the lowest is served first and preempted last."""
     num_tokens: int
     """Prompt and output, including promised tokens."""
-    program: object | None = None
+    program: SequenceProgram | None = None
     """See `Runner.programs`."""
     drafter: Drafter | None = None
     output: list[int] = field(default_factory=list)
@@ -160,6 +161,7 @@ class Sequence:
             State.WAITING,
             (*self.order[:2], index),
             self.num_tokens,
+            program=None if self.program is None else self.program.fork(),
             output=self.output.copy(),
             first_token_at=self.first_token_at,
             chain=self.chain.copy(),
@@ -202,7 +204,7 @@ class Request:
         number: int,
         now: float,
         aging_seconds: float = 0.0,
-        programs: abc.Sequence[object | None] | None = None,
+        programs: abc.Sequence[SequenceProgram | None] | None = None,
         max_drafts: int = 0,
     ) -> None:
         """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`.
@@ -244,7 +246,7 @@ class Request:
         place = place_in_line(spec.priority, now, aging_seconds)
         programs = programs or [None] * spec.n
         if self.search is not None:
-            first = Sequence(self, 0, State.AWAITING, (place, number, 0), self.num_prompt)
+            first = Sequence(self, 0, State.AWAITING, (place, number, 0), self.num_prompt, programs[0])
             self.sequences: tuple[Sequence, ...] = (first,)
         else:
             self.sequences = tuple(
@@ -258,7 +260,7 @@ class Request:
     def awaiting(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
-    def _sequence(self, index: int, order: tuple[float, int, int], program: object | None) -> Sequence:
+    def _sequence(self, index: int, order: tuple[float, int, int], program: SequenceProgram | None) -> Sequence:
         output = list(self.spec.resume.get(index, ()))
         state = State.WAITING if output else State.AWAITING
         return Sequence(self, index, state, order, self.num_prompt + len(output), program, None, output, len(output))

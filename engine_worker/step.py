@@ -19,6 +19,13 @@ from sluice.ring.params import SamplingParams
 from sluice.ring.wire import Submit, TokenLogprob
 
 
+class SequenceProgram(Protocol):
+    """What makes a sequence's logits depend on its tokens."""
+
+    def fork(self) -> "SequenceProgram":
+        """Its copy, for another sequence that begins with the same tokens. Not while a draw with it is in flight."""
+
+
 class Draw(msgspec.Struct, frozen=True):
     """One token to sample."""
 
@@ -29,7 +36,7 @@ class Draw(msgspec.Struct, frozen=True):
     """Offset of the new token in the continuation, from 0."""
     output: Sequence[int] = ()
     """Token ids so far. The engine's own list, which only grows. Read only by a program."""
-    program: object | None = None
+    program: SequenceProgram | None = None
     """The sequence's own, from `Runner.programs`."""
     banned: tuple[int, ...] = ()
     """Token ids that may not be drawn: end and stop ids before min_tokens."""
@@ -158,7 +165,7 @@ class Runner(Protocol):
     def prepare(self, spec: Submit) -> Preparation | None:
         """Begin what the request needs before its first step; None: it can run at once."""
 
-    def programs(self, spec: Submit) -> Sequence[object | None]:
+    def programs(self, spec: Submit) -> Sequence[SequenceProgram | None]:
         """For each of the request's n sequences what makes its logits depend on its tokens; None: nothing does. The
         engine keeps it with the sequence and passes it back in the sequence's draws."""
 

@@ -11,7 +11,7 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.request import Request, remaining
-from engine_worker.step import Preparation, Runner
+from engine_worker.step import Preparation, Runner, SequenceProgram
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
@@ -19,7 +19,7 @@ from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
 
-Programs = Callable[[Submit], Sequence[object | None]]
+Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
 Prepare = Callable[[Submit], Preparation | None]
 
 HOLD_SECONDS = 0.05

@@ -4,7 +4,7 @@ A program is a function of the sequence's tokens and grows with them. A new one 
 the same state as one that was fed step by step, which lets a stream continue on any engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -44,16 +44,17 @@ class Program:
 
     def __init__(
         self,
-        rules: Sequence[Rule],
+        rules: Callable[[], Sequence[Rule]],
         prompt_end: Sequence[int],
         processing: Processing | None = None,
         guide: GuidedSequence | None = None,
     ) -> None:
-        """`prompt_end`: as many of the prompt's last tokens as any rule reads."""
+        """`rules`: makes them, as they stand after the prompt. `prompt_end`: as many of the prompt's last tokens as any rule reads."""
         self.processing = processing
         self.guide = guide
         """Asked for all draws of a step together; see `programs`."""
-        self._rules = rules
+        self._make_rules = rules
+        self._rules = rules()
         self._tokens = list(prompt_end)
         self._num_prompt = len(self._tokens)
 
@@ -61,6 +62,13 @@ class Program:
     def num_fed(self) -> int:
         """Output tokens."""
         return len(self._tokens) - self._num_prompt
+
+    def fork(self) -> "Program":
+        """Of a sequence without processors and guide. Takes as long as feeding all tokens again."""
+        forked = Program(self._make_rules, self._tokens[: self._num_prompt])
+        for token in self._tokens[self._num_prompt :]:
+            forked.feed(token)
+        return forked
 
     def feed(self, token: int) -> None:
         self._tokens.append(token)
@@ -117,4 +125,4 @@ def build_programs(
         return found
 
     guide_of: Sequence[GuidedSequence | None] = guides or [None] * len(processing)
-    return [Program(rules(), prompt[-longest:], each, guide) for each, guide in zip(processing, guide_of, strict=True)]
+    return [Program(rules, prompt[-longest:], each, guide) for each, guide in zip(processing, guide_of, strict=True)]

@@ -29,7 +29,7 @@ def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: 
         return sampling
     if n > message.width:
         bad.add("spec.n", f"is {n}, must be at most spec.sampling.beam_search.width, which is {message.width}")
-    for path, reason in _conflicts(spec, sampling):
+    for path, reason in _conflicts(spec):
         bad.add(path, f"{reason}, cannot be combined with spec.sampling.beam_search")
     return msgspec.structs.replace(
         sampling,
@@ -49,30 +49,20 @@ def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: 
     )
 
 
-def _conflicts(spec: pb.GenerationSpec, sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+def _conflicts(spec: pb.GenerationSpec) -> Iterator[tuple[str, str]]:
     """(field, what it is) of each field that is on and does not go with beam search."""
     asked, field = spec.sampling, "spec.sampling"
     given = {set_field.name: value for set_field, value in asked.ListFields()}
     if asked.temperature >= GREEDY_TEMPERATURE and asked.temperature != 1.0:
         yield f"{field}.temperature", f"is {asked.temperature:g}"
-    for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0), ("no_repeat_ngram_size", 0)):
+    for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
         if given.get(name, off) != off:
             yield f"{field}.{name}", f"is {given[name]:g}"
-    # Those of the model count too: without them it would say other things than it is known for.
-    for name, off in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
-        if getattr(sampling, name) != off:
-            default = "" if name in given else " by the model's default"
-            yield f"{field}.{name}", f"is {getattr(sampling, name):g}{default}, must be {off:g}"
-    yield from _conflicting_messages(spec)
-
-
-def _conflicting_messages(spec: pb.GenerationSpec) -> Iterator[tuple[str, str]]:
-    lists = (
-        ("spec.sampling.bad_words", spec.sampling.bad_words),
-        ("spec.sampling.logits_processors", spec.sampling.logits_processors),
-        ("spec.stopping.stop", spec.stopping.stop),
-        ("spec.resume", spec.resume),
-    )
+        lists = (
+            ("spec.sampling.logits_processors", spec.sampling.logits_processors),
+            ("spec.stopping.stop", spec.stopping.stop),
+            ("spec.resume", spec.resume),
+        )
     for path, entries in lists:
         if entries:
             yield path, f"has {len(entries)} entries"

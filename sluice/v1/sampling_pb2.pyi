@@ -95,8 +95,8 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def beam_search(self) -> Global___BeamSearch:
         """Beam search. Unset samples. With it the whole result comes at the end, the best output first, and these must be
-        unset or off: temperature (0 and 1 are off), top_k, top_p, min_p, penalties, bad_words, no_repeat_ngram_size,
-        logits_processors, best_of, stop strings, guided, speculation and resume. See docs/beams.md.
+        unset or off: temperature (0 and 1 are off), top_k, top_p, min_p, logits_processors, best_of, stop strings, guided,
+        speculation and resume. See docs/beams.md.
         """
 
     @_builtins.property

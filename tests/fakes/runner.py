@@ -50,6 +50,15 @@ def continuation(prompt, stopping, seed: int = 0, sequence: int = 0) -> list[int
     return output
 
 
+class ScriptedProgram(tuple):
+    """A prompt."""
+
+    __slots__ = ()
+
+    def fork(self) -> "ScriptedProgram":
+        return self
+
+
 class ScriptedRunner:
     """Keeps (token, digest up to it) in every slot and reads whole contexts back through the block tables.
 
@@ -102,7 +111,7 @@ class ScriptedRunner:
 
     def programs(self, spec: Submit) -> list[object]:
         """The prompt, so that draws can be checked."""
-        return [tuple(spec.prompt)] * spec.n
+        return [ScriptedProgram(spec.prompt)] * spec.n
 
     def call(self, call: MethodCall) -> "ScriptedCall":
         return ScriptedCall(call)
@@ -217,24 +226,21 @@ class ScriptedRunner:
         if not tokens:
             return Drawn(0)
         output = [*draw.output, *draw.drafted]
-        if draw.candidates:
-            return self._beam(tokens, state, draw)
         expected = [*draw.program, *output]
         seen = expected[len(expected) - len(tokens) :]
         if tokens != seen or state != digest(expected) or len(output) != draw.position:
             self.violations.append(f"{draw} from {tokens}")
         if self.window is None and len(tokens) != len(expected):
             self.violations.append(f"{draw} after {len(tokens)} tokens")
+        if draw.candidates:
+            return self._beam(state, draw)
         if (draw.sampling.seed, draw.sequence) in self.faults:
             return Drawn(0, fault=Fault(ErrorCode.NOTHING_TO_SAMPLE.name, "everything is masked"))
         seed = derive_seed(draw.sampling.seed, draw.sequence)
         token = choose(state + self.weights & MASK, seed, draw.position, draw.banned)
         return Drawn(token, logprob_of(token, draw.sampling))
 
-    def _beam(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
-        output = list(draw.output)
-        if self.window is None and output and tokens[-len(output) :] != output:
-            self.violations.append(f"{draw} from {tokens}")
+    def _beam(self, state: int, draw: Draw) -> Drawn:
         if (draw.sampling.seed, 0) in self.faults:
             return Drawn(0, fault=Fault(ErrorCode.NOTHING_TO_SAMPLE.name, "everything is masked"))
         best = candidates(state, draw.banned)[: draw.candidates]

@@ -20,6 +20,8 @@ class Case(NamedTuple):
     stopping: StopParams
     n: int
     banned: tuple[int, ...] = ()
+    words: tuple[tuple[int, ...], ...] = ()
+    ngram: int = 0
 
 
 class Found(NamedTuple):
@@ -40,7 +42,9 @@ def cases_of(model, prompts, count: int, seed: int = 0) -> list[Case]:
         ends = tuple(random.sample(common, min(len(common), random.choice([0, 1, 3, 6]))))
         stopping = StopParams(most, random.choice([0, 0, min(3, most)]) if ends else 0, eos_token_ids=ends)
         banned = tuple(random.sample(common, 1)) if i % 5 == 4 else ()
-        cases.append(Case(plain.prompt, beams, stopping, random.randint(1, width), banned))
+        words = (tuple(random.choices(common, k=2)), (*random.choices(common, k=1), PAD)) if i % 5 == 3 else ()
+        ngram = 2 if i % 5 == 2 else 0
+        cases.append(Case(plain.prompt, beams, stopping, random.randint(1, width), banned, words, ngram))
     return cases
 
 
@@ -60,6 +64,8 @@ def oracle(model, case: Case) -> list[Found]:
         min_new_tokens=stopping.min_tokens or None,
         length_penalty=params.length_penalty,
         early_stopping="never" if params.exhaustive else params.early_stopping,
+        bad_words_ids=[list(word) for word in case.words] or None,
+        no_repeat_ngram_size=case.ngram or None,
         suppress_tokens=list(case.banned) or None,
         renormalize_logits=True,
         pad_token_id=PAD,
@@ -76,7 +82,14 @@ def oracle(model, case: Case) -> list[Found]:
 
 
 def submit(harness: EngineHarness, case: Case) -> int:
-    sampling = SamplingParams(temperature=0.0, logprobs=0, beam_search=case.beams, bad_token_ids=case.banned)
+    sampling = SamplingParams(
+        temperature=0.0,
+        logprobs=0,
+        beam_search=case.beams,
+        bad_token_ids=case.banned,
+        bad_words=case.words,
+        no_repeat_ngram_size=case.ngram,
+    )
     return harness.send(case.prompt, sampling, case.stopping, n=case.n)
 
 

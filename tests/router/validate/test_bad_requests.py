@@ -316,11 +316,6 @@ SPECS = [
             "top_k": 4,
             "top_p": 0.5,
             "min_p": 0.5,
-            "repetition_penalty": 1.5,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.5,
-            "no_repeat_ngram_size": 2,
-            "bad_words": ["a"],
             "logits_processors": ["p"],
         }.items()
     ),
