@@ -26,8 +26,6 @@ HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
 process."""
 QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
-
-
 NO_BEAMS = Fault(
     ErrorCode.NOT_BUILT_YET.name,
     "is not built yet for engines with a capacity_scheduler_policy other than max_utilization, or a scheduler of their "
@@ -221,13 +219,17 @@ class Intake:
         drafted = spec.speculation.draft_token_ids
         if drafted and not 0 <= min(drafted) <= max(drafted) < terms.vocab_size:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {terms.vocab_size - 1}")
-        unknown = [name for name in spec.sampling.logits_processors if name not in terms.processors]
+        problem = _resume_problem(spec, terms.vocab_size)
+        return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
+
+    def _unable(self, spec: Submit) -> Fault | None:
+        """What other engines may be able to do."""
+        unknown = [name for name in spec.sampling.logits_processors if name not in self._terms.processors]
         if unknown:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
         if spec.sampling.beam_search is not None and not self._beams:
             return NO_BEAMS
-        problem = _resume_problem(spec, terms.vocab_size)
-        return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
+        return None
 
 
 def _resume_problem(spec: Submit, vocab_size: int) -> str | None:

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from engine_worker.sampling.choose import Best, Chosen, finite
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.step import Draw
+
+MAX_ID = (1 << 32) - 1
 
 
 class Candidates(NamedTuple):
@@ -21,9 +24,21 @@ class Candidates(NamedTuple):
         return Candidates(max(draw.candidates for draw in draws))
 
     def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
-        values, ids = scores.topk(min(self.most, scores.shape[1]), dim=1)
+        ids = most_likely(scores, min(self.most, scores.shape[1]))
+        values = scores.gather(1, ids)
         logprobs = values - scores.logsumexp(dim=1, keepdim=True)
         return Chosen(ids[:, 0], finite(values[:, 0]), best=Best(ids, logprobs))
+
+
+def most_likely(scores: Tensor, count: int) -> Tensor:
+    """Ids of the highest scores [N, count], the lowest id first among equals: the first ones do not depend on `count`,
+    which other draws raise. scores: [N, vocab] float32."""
+    bits = scores.view(torch.int32)
+    # As integers, floats of two's complement are in their own order, but for the negative ones, which are reversed.
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    ids = torch.arange(scores.shape[1], device=scores.device)
+    keys = (ordered << 32) + (MAX_ID - ids)
+    return MAX_ID - (keys.topk(count, dim=1).values & MAX_ID)
 
 
 class BestOfDraws(NamedTuple):
@@ -33,9 +48,6 @@ class BestOfDraws(NamedTuple):
     best: Best
 
     def entries(self) -> dict[int, list[tuple[int, float]]]:
-        """Only once the tensors are on the host. The lowest id first among equals."""
+        """Only once the tensors are on the host."""
         rows = zip(self.draws, self.best.ids.tolist(), self.best.logprobs.tolist(), strict=True)
-        return {
-            draw: sorted(zip(ids, logprobs, strict=True), key=lambda entry: (-entry[1], entry[0]))
-            for draw, ids, logprobs in rows
-        }
+        return {draw: list(zip(ids, logprobs, strict=True)) for draw, ids, logprobs in rows}

@@ -49,7 +49,8 @@ class Program:
         processing: Processing | None = None,
         guide: GuidedSequence | None = None,
     ) -> None:
-        """`rules`: makes them, as they stand after the prompt. `prompt_end`: as many of the prompt's last tokens as any rule reads."""
+        """`rules`: makes them, as they stand after the prompt. `prompt_end`: as many of the prompt's last tokens as any
+        rule reads."""
         self.processing = processing
         self.guide = guide
         """Asked for all draws of a step together; see `programs`."""

@@ -58,3 +58,13 @@ def test_a_broken_row_is_a_fault(logits, broken):
 def test_more_than_the_vocabulary_is_all_of_it(logits):
     (found,) = sampled(logits[:1].clone(), [0], [draw(candidates=VOCAB + 5)])
     assert len(found.best) == VOCAB
+
+
+def test_equals_come_by_id_however_many_other_draws_ask_for():
+    scores = torch.zeros(2, VOCAB)
+    scores[:, 200:210] = torch.tensor([1.0, -0.5, 1.0, 1.0, 0.0, -torch.inf, 1.0, 2.0, 1.0, 1.0])
+    ties = [207, 200, 202, 203, 206, 208, 209, 0, 1]
+    (alone,) = sampled(scores[:1].clone(), [0], [draw(candidates=9)])
+    beside, _ = sampled(scores.clone(), [0, 1], [draw(candidates=9), draw(candidates=30)])
+    assert [token for token, _ in alone.best] == ties
+    assert beside == alone
