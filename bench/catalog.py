@@ -6,6 +6,7 @@ from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
 from bench.topics import (
+    beams,
     cache,
     guided,
     long_context,
@@ -29,6 +30,7 @@ TOPICS: Mapping[str, Topic] = {
     "programs": programs.TOPIC,
     "speculation": speculation.TOPIC,
     "guided": guided.TOPIC,
+    "beams": beams.TOPIC,
     "cache": cache.TOPIC,
     "peers": peers.TOPIC,
     "peers_large": peers.LARGE_TOPIC,

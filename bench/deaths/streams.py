@@ -54,10 +54,11 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "speculation": {"max_draft_tokens": 5},
         "frequency_penalty": 0.05,
     },
+    "beams": {"n": 2, "beam_search": {"width": 4}, "logprobs": 1},
 }
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, n-grams with bad words, a logits processor, "
-    "speculation and guided decoding mixed"
+    "speculation, guided decoding and beam search mixed"
 )
 NEARLY = 1e-3
 """Logprobs may differ by this: batches of other sequences sum in another order."""

@@ -29,6 +29,10 @@ class Ask(msgspec.Struct, frozen=True):
     temperature: float = 0.0
     expected: list[int] = []
     """Tokens that the caller expects as the output: drafts."""
+    n: int = 1
+    """Sequences."""
+    beams: bool = False
+    """Search with `n` beams, instead of sampling as many sequences."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -43,7 +47,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        return sum(ask.max_tokens if ask.ends_after is None else ask.ends_after for ask in self.asks)
+        return sum(ask.n * (ask.max_tokens if ask.ends_after is None else ask.ends_after) for ask in self.asks)
 
     def salted(self) -> "Load":
         """For systems without such domains: the salt in the first two tokens of each prompt, the same in all, so that
@@ -114,6 +118,8 @@ class Arrivals:
         """Initial requests without a token so far."""
         self._zero = 0.0
         """When the last of them got its first token: timed requests count from here."""
+        self._running = [ask.n for ask in load.asks]
+        """Sequences of each request that have not ended."""
         self._unfinished = len(load.asks)
 
     @property
@@ -134,9 +140,11 @@ class Arrivals:
 
     def on_rows(self, now: float, rows: Iterable[tuple[int, TokenRow]]) -> None:
         for i, row in rows:
-            self._unfinished -= row.end is not None
-            if i < self._untimed and row.end is not None:
-                self._feed.on_ended()
-            if i < self._untimed and row.offset == 0 and row.tokens:
+            if i < self._untimed and row.sequence == 0 and row.offset == 0 and row.tokens:
                 self._silent -= 1
                 self._zero = now
+            self._running[i] -= row.end is not None
+            if row.end is not None and not self._running[i]:
+                self._unfinished -= 1
+                if i < self._untimed:
+                    self._feed.on_ended()

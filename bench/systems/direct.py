@@ -35,7 +35,16 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
-def submit(number: int, prompt: list[int], max_tokens: int, sampling: SamplingParams = GREEDY, **more: Any) -> Submit:
+def submit(
+    number: int,
+    prompt: list[int],
+    max_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    *,
+    n: int = 1,
+    salt: str = "",
+    **more: Any,
+) -> Submit:
     """`more`: further fields of Submit, such as `salt`."""
     return Submit(
         request=number,
@@ -43,7 +52,8 @@ def submit(number: int, prompt: list[int], max_tokens: int, sampling: SamplingPa
         engine_epoch=1,
         name=str(number),
         prompt=prompt,
-        n=1,
+        n=n,
+        salt=salt,
         sampling=sampling,
         stopping=StopParams(max_tokens=max_tokens),
         text=TextParams(),
@@ -51,5 +61,5 @@ def submit(number: int, prompt: list[int], max_tokens: int, sampling: SamplingPa
         time_limit=None,
         detokenizer=HERE,
         router=HERE,
-        **({"salt": ""} | more),
+        **more,
     )

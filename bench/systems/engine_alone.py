@@ -22,7 +22,7 @@ from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import SamplingParams, Speculation
+from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation
 from sluice.ring.wire import Open, Submit, TokenRow
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
@@ -126,10 +126,11 @@ class EngineAlone:
 
 
 def _submit(number: int, seed: int, ask: Ask, salt: str) -> Submit:
-    sampling = SamplingParams(temperature=ask.temperature, seed=seed)
+    search = BeamSearchParams(ask.n) if ask.beams else None
+    sampling = SamplingParams(temperature=ask.temperature, seed=seed, beam_search=search)
     speculation = Speculation(draft_token_ids=tuple(ask.expected))
-    others = {"salt": salt, "retention": ask.retention, "speculation": speculation}
-    return submit(number, ask.prompt, ask.max_tokens, sampling, **others)
+    others = {"retention": ask.retention, "speculation": speculation}
+    return submit(number, ask.prompt, ask.max_tokens, sampling, n=ask.n, salt=salt, **others)
 
 
 def _is_enough(ask: Ask, row: TokenRow) -> bool:

@@ -51,8 +51,10 @@ class StreamState {
   request() {
     this.events = 0;
     this.admitted = false;
-    const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length);
-    for (const [, output] of outputs) output.tail = '';
+    for (const output of this.outputs.values()) output.tail = '';
+    // A beam search starts again. Each of its outputs comes in one event, so known ones are just repeated.
+    const searches = this.spec.sampling?.beam_search?.width > 1;
+    const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length && !searches);
     const limit = this.spec.time_limit && { time_limit: left(this.spec.time_limit, Date.now() - this.beganAt) };
     const resume = outputs.map(([index, { token_ids }]) => ({ index, token_ids, model_fingerprint: this.model }));
     return { spec: { ...this.spec, ...limit, resume } };

@@ -58,11 +58,11 @@ def _conflicts(spec: pb.GenerationSpec) -> Iterator[tuple[str, str]]:
     for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
         if given.get(name, off) != off:
             yield f"{field}.{name}", f"is {given[name]:g}"
-        lists = (
-            ("spec.sampling.logits_processors", spec.sampling.logits_processors),
-            ("spec.stopping.stop", spec.stopping.stop),
-            ("spec.resume", spec.resume),
-        )
+    lists = (
+        (f"{field}.logits_processors", asked.logits_processors),
+        ("spec.stopping.stop", spec.stopping.stop),
+        ("spec.resume", spec.resume),
+    )
     for path, entries in lists:
         if entries:
             yield path, f"has {len(entries)} entries"

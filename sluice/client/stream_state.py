@@ -75,7 +75,8 @@ class StreamState:
         if self._begun:
             del self._spec.resume[:]
             for index, output in sorted(self._outputs.items()):
-                if output.token_ids:
+                # A beam search starts again. Each of its outputs comes in one event, so known ones are just repeated.
+                if output.token_ids and self._spec.sampling.beam_search.width <= 1:
                     self._spec.resume.add(index=index, token_ids=output.token_ids, model_fingerprint=self._model)
         self._spec.engine_deaths = self._retries.engine_deaths
         if self._time_limit is not None:

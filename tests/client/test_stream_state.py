@@ -144,6 +144,16 @@ def test_text_before_an_end_that_is_lost_is_not_shown_twice() -> None:
     assert second[-1].finish_reason is FinishReason.TIME_LIMIT
 
 
+def test_a_beam_search_starts_again() -> None:
+    search, _ = begin(pb.GenerationSpec(text="p", n=2, sampling={"beam_search": {"width": 2}}))
+    best = pb.Delta(text="ab", token_ids=[1, 2], token_count=2), pb.Finished(completion_tokens=2)
+    second = pb.Delta(index=1, text="c", token_ids=[3], token_count=1), pb.Finished(index=1, completion_tokens=1)
+    first = tell(search, pb.Started(request_id="r", seed=1), *best, second[0])
+    assert not search.request(0.0).spec.resume
+    again = tell(search, pb.Started(), *best, *second)
+    assert [(chunk.index, chunk.text) for chunk in first + again] == [(0, "ab"), (0, ""), (1, "c"), (1, "")]
+
+
 def test_what_has_come_is_dropped() -> None:
     resume, _ = begin(pb.GenerationSpec(text="p", n=2))
     a, b = (

@@ -14,6 +14,7 @@ from bench.systems import ring as ring_system
 from bench.systems.router_alone import Seen
 from bench.systems.step_profile import PARTS
 from bench.topics import (
+    beams,
     cache,
     guided,
     long_context,
@@ -115,6 +116,13 @@ def guided_result() -> guided.GuidedResult:
         for i, name in enumerate((guided.PLAIN, *guided.GUIDES))
     ]
     return guided.GuidedResult(points=points, waits=[guided.Wait(name, 12.0) for name in guided.GUIDES])
+
+
+def beams_result() -> beams.BeamsResult:
+    points = [
+        beams.BeamsPoint(model, width, 900.0 * width, 1.0 - width / 40) for model in ("tiny", "25M") for width in (2, 8)
+    ]
+    return beams.BeamsResult(widths=(2, 8), points=points)
 
 
 def cache_result() -> cache.CacheResult:
@@ -247,6 +255,7 @@ RESULTS = {
     "programs": programs_result,
     "speculation": speculation_result,
     "guided": guided_result,
+    "beams": beams_result,
     "cache": cache_result,
     "peers": peers_result,
     "peers_large": peers_result,

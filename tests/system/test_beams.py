@@ -44,12 +44,15 @@ def test_the_call_of_the_page(client):
 def test_a_stream_brings_all_at_the_end(client):
     found = client.generate("def f(x):\n", **SEARCH)
     stream = client.stream("def f(x):\n", **SEARCH)
-    texts, sums = ["", "", ""], {}
+    texts, sums, counts = ["", "", ""], {}, [0, 0, 0]
     for chunk in stream:
         texts[chunk.index] += chunk.text
+        counts[chunk.index] += chunk.token_count > 0
         if chunk.finish_reason is not None:
             sums[chunk.index] = chunk.cumulative_logprob
     assert texts == [output.text for output in found.outputs]
+    # A client that repeats a broken search relies on that.
+    assert counts == [1, 1, 1]
     assert len({tuple(output.token_ids) for output in found.outputs}) == 3
     for output in found.outputs:
         total = sum(each.logprob for each in output.logprobs)

@@ -70,6 +70,13 @@ def test_the_guided_call_of_the_documentation(ring, example) -> None:
     assert (found.returncode, found.stdout) in ((0, "yes\n"), (0, "no\n"))
 
 
+def test_the_searching_call_of_the_documentation(ring, example) -> None:
+    with Client(ring.address) as client:
+        expected = client.generate("import os", beam_search={"width": 4}, max_tokens=24).text
+    found = run(example, ring.address, "import os", spec_of("beams.md"))
+    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+
+
 def test_the_speculating_call_of_the_documentation(ring, example) -> None:
     more = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
     plain = run(example, ring.address, "def add_one(x):", more)

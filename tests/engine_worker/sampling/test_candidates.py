@@ -4,7 +4,10 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine_worker.sampling.candidates import _most_likely_keys, most_likely
 from sluice.ring.errors import ErrorCode
 from tests.engine_worker.sampling.draws import draw, sampled
 
@@ -68,3 +71,15 @@ def test_equals_come_by_id_however_many_other_draws_ask_for():
     beside, _ = sampled(scores.clone(), [0, 1], [draw(candidates=9), draw(candidates=30)])
     assert [token for token, _ in alone.best] == ties
     assert beside == alone
+
+
+@given(st.data())
+def test_the_order_is_that_of_all_scores_sorted(data):
+    values = st.sampled_from([-torch.inf, -2.5, -1.0, 0.0, 0.5, 3.0, 3.5])
+    rows = data.draw(st.lists(st.lists(values, min_size=9, max_size=9), min_size=1, max_size=4))
+    count = data.draw(st.integers(1, 9))
+    for find in (most_likely, _most_likely_keys):
+        for row, found in zip(rows, find(torch.tensor(rows), count).tolist(), strict=True):
+            expected = sorted(range(9), key=lambda i: (-row[i], i))[:count]
+            possible = [i for i in expected if row[i] > -torch.inf]
+            assert found[: len(possible)] == possible
