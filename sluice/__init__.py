@@ -1,6 +1,6 @@
 """Sluice serves large language models over gRPC: the Python library and command line.
 
-The clients are imported on first access: the services import this package too, and need no client.
+Clients and `LLM` are imported on first access: the services import this package too, and need none of them.
 """
 
 from importlib import import_module
@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sluice.client import AsyncClient, Client, SluiceError
+    from sluice.executor import SamplingParams
+    from sluice.llm import LLM
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncClient", "Client", "SluiceError", "__version__"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "SluiceError", "__version__"]
+
+_MODULES = {
+    "AsyncClient": "sluice.client",
+    "Client": "sluice.client",
+    "LLM": "sluice.llm",
+    "SamplingParams": "sluice.executor",
+    "SluiceError": "sluice.client",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("sluice.client"), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")

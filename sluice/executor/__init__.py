@@ -7,6 +7,7 @@ from sluice.executor.request import (
     GenerationRequest,
     KvCacheRetentionConfig,
     LoRARequest,
+    Priority,
     TokenRangeRetentionConfig,
 )
 from sluice.executor.response import CompletionOutput, Logprob, Response, Result
@@ -20,11 +21,12 @@ from sluice.executor.stats import (
     RequestStats,
     StaticBatchingStats,
 )
+from sluice.executor.waiting import Deadline
 
 __all__ = [
     "AdditionalModelOutput", "CapacitySchedulerPolicy", "CollectiveRpcError", "CompletionOutput",
-    "ContextChunkingPolicy", "GenerationExecutor", "GenerationRequest", "GenerationResult", "GuidedDecodingParams",
-    "InflightBatchingStats", "IterationStats", "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats",
-    "LoRARequest", "Logprob", "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams",
-    "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig",
+    "ContextChunkingPolicy", "Deadline", "GenerationExecutor", "GenerationRequest", "GenerationResult",
+    "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KvCacheConfig", "KvCacheRetentionConfig",
+    "KvCacheStats", "LoRARequest", "Logprob", "Priority", "RequestError", "RequestStage", "RequestStats", "Response",
+    "Result", "SamplingParams", "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig",
 ]  # fmt: skip

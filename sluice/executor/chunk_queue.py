@@ -67,6 +67,11 @@ class ChunkQueue:
             # Under the lock: with several readers, chunks must be applied in order.
             return apply(self._take())
 
+    def peek(self) -> Unread:
+        """What can be read, without reading it."""
+        with self._lock:
+            return Unread() if self._taken else Unread(list(self._chunks), self._ending)
+
     async def aread(self, apply: Callable[[Unread], T]) -> T:
         """As `read`, in an event loop and without a timeout."""
         loop = asyncio.get_running_loop()

@@ -214,10 +214,14 @@ class GenerationExecutor:
         deadline = Deadline(timeout)
         ready = self._submissions.ready
         if request_id is None:
-            return ready.read_any(deadline)
+            return [response for _, responses in ready.read_any(deadline) for response in responses]
         if isinstance(request_id, int):
             return ready.find(request_id).read_within(deadline)
         return [result.read_within(deadline) for result in map(ready.find, request_id)]
+
+    def read_any(self, timeout: Timeout = None) -> list[tuple[GenerationResult, list[Response]]]:
+        """As `await_responses` of any request, with the results that the responses were applied to."""
+        return self._submissions.ready.read_any(Deadline(timeout))
 
     def get_latest_iteration_stats(self, timeout: Timeout = 0.0) -> list[IterationStats]:
         """Steps of all engines since the last call, oldest first; waits up to `timeout` for the first.
@@ -233,6 +237,11 @@ class GenerationExecutor:
         """The latest statistics of each request that changed since the last call; as `get_latest_iteration_stats`."""
         requests = self._session.steps.take_requests(timeout)
         return [read_request(stats, self._submissions.request_id(stats.request_id)) for stats in requests]
+
+    @property
+    def latest_iteration(self) -> int:
+        """Number of the newest step that an engine has reported; 0 before the first."""
+        return self._session.steps.latest_iteration
 
     def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]:
         """Token ids of a text, as the server would tokenize it as a prompt. Raises SluiceError."""

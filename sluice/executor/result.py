@@ -141,6 +141,10 @@ class GenerationResult:
         except TimeoutError:
             return []
 
+    def unread(self) -> Unread:
+        """What was received and not read yet; this does not read it."""
+        return self._queue.peek()
+
     async def aread(self) -> list[Response]:
         """As `read`, in an event loop and without a timeout."""
         return await self._queue.aread(self._apply)

@@ -14,8 +14,8 @@ from sluice.executor.errors import check_name
 NO_END = -1
 """TensorRT-LLM's `end_id` that disables the end token."""
 SAME_NAMES = (
-    "max_tokens", "min_tokens", "stop", "bad_token_ids", "n", "temperature", "top_k", "top_p", "min_p", "seed",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "logprobs",
+    "max_tokens", "min_tokens", "stop", "bad_token_ids", "allowed_token_ids", "n", "temperature", "top_k", "top_p",
+    "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "logprobs",
     "prompt_logprobs", "add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens", "stream_interval",
 )  # fmt: skip
 """Parameters that are options of `sluice.client` under the same name."""
@@ -81,6 +81,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     bad: str | Sequence[str] | None = None
     bad_token_ids: Sequence[int] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that can be chosen."""
     embedding_bias: Mapping[int, float] | None = None
     """Added to the logits of these token ids."""
     logits_processor: str | Sequence[str] | None = None

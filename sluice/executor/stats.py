@@ -219,6 +219,7 @@ class StepsLog:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.latest_iteration = 0
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._steps: deque[pb.EngineStats] = deque(maxlen=limit)
@@ -229,6 +230,8 @@ class StepsLog:
     def put(self, response: pb.StreamStepsResponse) -> None:
         with self._lock:
             self._steps.extend(response.steps)
+            if response.steps:
+                self.latest_iteration = response.steps[-1].iteration
             for each in response.requests:
                 # Removed first, so that the dict is in order of change.
                 self._requests.pop(each.request_id, None)

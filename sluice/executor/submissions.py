@@ -103,14 +103,15 @@ class ReadySet:
             self._closed = True
             self._condition.notify_all()
 
-    def read_any(self, deadline: Deadline) -> list[Response]:
+    def read_any(self, deadline: Deadline) -> list[tuple[GenerationResult, list[Response]]]:
         """Empty at the deadline. Raises RuntimeError once closed and empty."""
-        responses: list[Response] = []
+        found: list[tuple[GenerationResult, list[Response]]] = []
         # Again, if another reader was faster: a mark only says that there was something to read.
-        while not responses and (marked := self._take(deadline.left)):
+        while not found and (marked := self._take(deadline.left)):
             for result in marked:
-                responses += result.read_within(Deadline(0.0))
-        return responses
+                if responses := result.read_within(Deadline(0.0)):
+                    found.append((result, responses))
+        return found
 
     def _take(self, timeout: float | None) -> list[GenerationResult]:
         with self._lock:

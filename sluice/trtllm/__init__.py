@@ -1,0 +1,72 @@
+"""The names of tensorrt_llm.bindings.executor over `sluice.executor`: `import sluice.trtllm as trtllm`.
+
+See docs/trtllm.md for what each name does here, and what is refused.
+"""
+
+from sluice import __version__
+from sluice.trtllm.cache_config import KvCacheConfig, KvCacheRetentionConfig, RuntimeDefaults
+from sluice.trtllm.config import (
+    CacheTransceiverConfig,
+    DebugConfig,
+    ExecutorConfig,
+    ExtendedRuntimePerfKnobConfig,
+    LogitsPostProcessorConfig,
+    PeftCacheConfig,
+)
+from sluice.trtllm.enums import (
+    BatchingType,
+    CapacitySchedulerPolicy,
+    CommunicationMode,
+    CommunicationType,
+    ContextChunkingPolicy,
+    FinishReason,
+    KvCacheTransferMode,
+    ModelType,
+    RequestStage,
+    RequestType,
+)
+from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.executor import Executor
+from sluice.trtllm.guided import GuidedDecodingConfig, GuidedDecodingParams
+from sluice.trtllm.metrics import KvCacheMetrics, RequestPerfMetrics, SpeculativeDecodingMetrics, TimingMetrics
+from sluice.trtllm.model_inputs import ContextPhaseParams, LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
+from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
+from sluice.trtllm.request import Request
+from sluice.trtllm.result import AdditionalOutput, Response, Result
+from sluice.trtllm.sampling import AdditionalModelOutput, OutputConfig, SamplingConfig
+from sluice.trtllm.scheduler import DynamicBatchConfig, SchedulerConfig
+from sluice.trtllm.speculation import (
+    DecodingConfig,
+    DecodingMode,
+    EagleConfig,
+    ExternalDraftTokensConfig,
+    LookaheadDecodingConfig,
+    SpeculativeDecodingConfig,
+    SpeculativeDecodingFastLogitsInfo,
+)
+from sluice.trtllm.statistics import (
+    DebugTensorsPerIteration,
+    DisServingRequestStats,
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    RequestStats,
+    RequestStatsPerIteration,
+    SpecDecodingStats,
+    StaticBatchingStats,
+)
+
+__all__ = [
+    "AdditionalModelOutput", "AdditionalOutput", "BatchingType", "CacheTransceiverConfig", "CapacitySchedulerPolicy",
+    "CommunicationMode", "CommunicationType", "ContextChunkingPolicy", "ContextPhaseParams", "DebugConfig",
+    "DebugTensorsPerIteration", "DecodingConfig", "DecodingMode", "DisServingRequestStats", "DynamicBatchConfig",
+    "EagleConfig", "Executor", "ExecutorConfig", "ExtendedRuntimePerfKnobConfig", "ExternalDraftTokensConfig",
+    "FinishReason", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats", "IterationStats",
+    "KvCacheConfig", "KvCacheMetrics", "KvCacheRetentionConfig", "KvCacheStats", "KvCacheTransferMode",
+    "LogitsPostProcessorConfig", "LookaheadDecodingConfig", "LoraConfig", "ModelType", "MropeConfig", "MultimodalInput",
+    "OptionError", "OrchestratorConfig", "OutputConfig", "ParallelConfig", "PeftCacheConfig", "PromptTuningConfig",
+    "Request", "RequestPerfMetrics", "RequestStage", "RequestStats", "RequestStatsPerIteration", "RequestType",
+    "Response", "Result", "RuntimeDefaults", "SamplingConfig", "SchedulerConfig", "SpecDecodingStats",
+    "SpeculativeDecodingConfig", "SpeculativeDecodingFastLogitsInfo", "SpeculativeDecodingMetrics",
+    "StaticBatchingStats", "TimingMetrics", "UnsupportedOptionError", "__version__",
+]  # fmt: skip

@@ -1,0 +1,98 @@
+"""The KV cache and its retention priorities."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from sluice.trtllm.checked import ALL_POSITIVE, FRACTION, POSITIVE, Checked, Limit, from_to
+from sluice.trtllm.enums import KvCacheTransferMode
+from sluice.trtllm.errors import OptionError
+
+DEFAULT_PRIORITY = 35
+PRIORITY = from_to(0, 100)
+
+
+@dataclass
+class RuntimeDefaults:
+    """A model's own values for fields of `KvCacheConfig` that are not set."""
+
+    max_attention_window: list[int] | None = None
+    sink_token_length: int | None = None
+
+
+@dataclass
+class KvCacheConfig(Checked):
+    enable_block_reuse: bool = True
+    max_tokens: int | None = None
+    max_attention_window: list[int] | None = None
+    sink_token_length: int | None = None
+    free_gpu_memory_fraction: float | None = None
+    host_cache_size: int | None = None
+    onboard_blocks: bool = True
+    cross_kv_cache_fraction: float | None = None
+    secondary_offload_min_priority: int | None = None
+    event_buffer_max_size: int = 0
+    _: KW_ONLY
+    enable_partial_reuse: bool = True
+    copy_on_partial_reuse: bool = True
+    use_uvm: bool = False
+    runtime_defaults: InitVar[RuntimeDefaults | None] = None
+
+    LIMITS: ClassVar[Mapping[str, Limit]] = {
+        "max_tokens": POSITIVE,
+        "max_attention_window": ALL_POSITIVE,
+        "sink_token_length": POSITIVE,
+        "free_gpu_memory_fraction": FRACTION,
+        "cross_kv_cache_fraction": FRACTION,
+    }
+
+    def __post_init__(self, runtime_defaults: RuntimeDefaults | None) -> None:
+        if runtime_defaults is not None:
+            self.fill_empty_fields_from_runtime_defaults(runtime_defaults)
+
+    def fill_empty_fields_from_runtime_defaults(self, runtime_defaults: RuntimeDefaults) -> None:
+        if self.max_attention_window is None:
+            self.max_attention_window = runtime_defaults.max_attention_window
+        if self.sink_token_length is None:
+            self.sink_token_length = runtime_defaults.sink_token_length
+
+
+@dataclass
+class TokenRangeRetentionConfig(Checked):
+    """Priority of the blocks of the prompt tokens [token_start, token_end)."""
+
+    token_start: int
+    token_end: int | None
+    priority: int
+    duration_ms: timedelta | None = None
+
+    LIMITS: ClassVar[Mapping[str, Limit]] = {"priority": PRIORITY}
+
+
+@dataclass
+class KvCacheRetentionConfig(Checked):
+    """Ranges are sorted. Raises OptionError for ranges that are empty or overlap."""
+
+    token_range_retention_configs: Sequence[TokenRangeRetentionConfig]
+    decode_retention_priority: int = DEFAULT_PRIORITY
+    decode_duration_ms: timedelta | None = None
+    transfer_mode: KvCacheTransferMode = KvCacheTransferMode.DRAM
+    directory: str | None = None
+
+    TokenRangeRetentionConfig: ClassVar[type[TokenRangeRetentionConfig]] = TokenRangeRetentionConfig
+    LIMITS: ClassVar[Mapping[str, Limit]] = {"decode_retention_priority": PRIORITY}
+
+    def __post_init__(self) -> None:
+        ranges = sorted(self.token_range_retention_configs, key=lambda each: each.token_start)
+        self.token_range_retention_configs = ranges
+        for each, following in zip(ranges, [*ranges[1:], None], strict=True):
+            _check_range(each, following)
+
+
+def _check_range(each: TokenRangeRetentionConfig, following: TokenRangeRetentionConfig | None) -> None:
+    shown = f"the token range [{each.token_start}, {each.token_end})"
+    if each.token_start < 0 or (each.token_end is not None and each.token_start >= each.token_end):
+        raise OptionError(f"{shown} must begin at 0 or later and not be empty")
+    if following is not None and (each.token_end is None or each.token_end > following.token_start):
+        raise OptionError(f"{shown} overlaps the one from {following.token_start} on")

@@ -1,0 +1,107 @@
+"""The configuration of an executor."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sluice.trtllm.cache_config import KvCacheConfig
+from sluice.trtllm.checked import NOT_NEGATIVE, POSITIVE, Checked, Limit
+from sluice.trtllm.enums import BatchingType
+from sluice.trtllm.guided import GuidedDecodingConfig
+from sluice.trtllm.parallel import ParallelConfig
+from sluice.trtllm.sampling import AdditionalModelOutput
+from sluice.trtllm.scheduler import SchedulerConfig
+from sluice.trtllm.speculation import DecodingConfig, SpeculativeDecodingConfig
+
+Processor = Callable[..., None] | str
+"""A function of a module that the engine can import, or its name as "module:function"."""
+
+
+@dataclass
+class PeftCacheConfig:
+    num_host_module_layer: int = 0
+    num_device_module_layer: int = 0
+    optimal_adapter_size: int = 8
+    max_adapter_size: int = 64
+    num_put_workers: int = 1
+    num_ensure_workers: int = 1
+    num_copy_streams: int = 1
+    max_pages_per_block_host: int = 24
+    max_pages_per_block_device: int = 8
+    device_cache_percent: float | None = None
+    host_cache_size: int | None = None
+    lora_prefetch_dir: str | None = None
+
+
+@dataclass
+class LogitsPostProcessorConfig:
+    processor_map: dict[str, Processor] | None = None
+    processor_batched: Processor | None = None
+    replicate: bool = True
+    """Only the rank that samples calls processors, so this changes nothing."""
+
+
+@dataclass
+class ExtendedRuntimePerfKnobConfig:
+    multi_block_mode: bool = True
+    enable_context_fmha_fp32_acc: bool = False
+    cuda_graph_mode: bool = field(default=False, init=False)
+    cuda_graph_cache_size: int = field(default=0, init=False)
+
+
+@dataclass
+class DebugConfig:
+    debug_input_tensors: bool = False
+    debug_output_tensors: bool = False
+    debug_tensor_names: Sequence[str] | None = None
+    debug_tensors_max_iterations: int = 0
+
+
+@dataclass
+class CacheTransceiverConfig:
+    max_num_tokens: int | None = None
+
+
+@dataclass
+class ExecutorConfig(Checked):
+    """May be changed until an `Executor` is made of it, which raises UnsupportedOptionError for what it cannot do."""
+
+    max_beam_width: int = 1
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    enable_chunked_context: bool = False
+    normalize_log_probs: bool = True
+    iter_stats_max_iterations: int = 1000
+    request_stats_max_iterations: int = 0
+    batching_type: BatchingType = BatchingType.INFLIGHT
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    parallel_config: ParallelConfig | None = None
+    peft_cache_config: PeftCacheConfig = field(default_factory=PeftCacheConfig)
+    logits_post_processor_config: LogitsPostProcessorConfig | None = None
+    decoding_config: DecodingConfig | None = None
+    use_gpu_direct_storage: bool = False
+    gpu_weights_percent: float = 1.0
+    max_queue_size: int | None = None
+    extended_runtime_perf_knob_config: ExtendedRuntimePerfKnobConfig = field(
+        default_factory=ExtendedRuntimePerfKnobConfig
+    )
+    debug_config: DebugConfig | None = None
+    recv_poll_period_ms: int = 0
+    max_seq_idle_microseconds: int = 180_000_000
+    spec_dec_config: SpeculativeDecodingConfig | None = None
+    guided_decoding_config: GuidedDecodingConfig | None = None
+    additional_model_outputs: list[AdditionalModelOutput] | None = None
+    cache_transceiver_config: CacheTransceiverConfig | None = None
+    gather_generation_logits: bool = False
+    mm_embedding_offloading: bool = False
+    enable_trt_overlap: bool = False
+
+    LIMITS: ClassVar[Mapping[str, Limit]] = {
+        "max_beam_width": POSITIVE,
+        "iter_stats_max_iterations": NOT_NEGATIVE,
+        "request_stats_max_iterations": NOT_NEGATIVE,
+        "max_batch_size": POSITIVE,
+        "max_num_tokens": POSITIVE,
+        "max_seq_idle_microseconds": POSITIVE,
+    }

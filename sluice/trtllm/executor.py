@@ -1,0 +1,193 @@
+"""tensorrt_llm.bindings.executor.Executor over `sluice.executor`."""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn, Self, overload
+from weakref import WeakKeyDictionary
+
+from sluice import executor
+from sluice.executor import GenerationExecutor, GenerationResult
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.trtllm.config import ExecutorConfig
+from sluice.trtllm.enums import ModelType
+from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.open_request import OpenRequest
+from sluice.trtllm.read_statistics import read_request, read_step
+from sluice.trtllm.request import Request
+from sluice.trtllm.result import Response
+from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
+from sluice.trtllm.to_request import Translator
+from sluice.trtllm.to_ring import is_static, ring_arguments
+from sluice.trtllm.words import Words
+
+Timeout = timedelta | float | None
+"""A number is seconds."""
+
+
+class Executor:
+    """Starts a ring on this machine for the checkpoint at `model_path`. Thread-safe.
+
+    Raises UnsupportedOptionError for an option that cannot be honoured, OptionError for a path without a folder.
+    """
+
+    def __init__(
+        self, model_path: str | PathLike[str], model_type: ModelType, executor_config: ExecutorConfig, *more: Any
+    ) -> None:
+        if more or model_type is not ModelType.DECODER_ONLY or isinstance(model_path, bytes):
+            raise UnsupportedOptionError(
+                "Executor", "only Executor(model_path, ModelType.DECODER_ONLY, executor_config) is implemented"
+            )
+        path = Path(model_path)
+        if not path.is_dir():
+            raise OptionError(f"File does not exist: {path} (must be the folder of a checkpoint)")
+        arguments = ring_arguments(executor_config)
+        checkpoint = open_checkpoint(str(path))
+        self._is_static = is_static(executor_config)
+        self._max_request_stats = executor_config.request_stats_max_iterations
+        self._keeps_steps = executor_config.iter_stats_max_iterations > 0
+        self._translator = Translator(
+            Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width
+        )
+        self._open: dict[int, GenerationResult] = {}
+        # By result, not by id: another thread may still hold a part of a request whose end was read.
+        self._requests: WeakKeyDictionary[GenerationResult, OpenRequest] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._last_id = 0
+        self._shut_down = False
+        self._executor = GenerationExecutor.create(str(path), **arguments)
+
+    def enqueue_request(self, request: Request) -> int:
+        """Raises UnsupportedOptionError; RuntimeError once shut down."""
+        self._check_running()
+        translated = self._translator.translate(request)
+        # Locked, so that a response in another thread finds its request.
+        with self._lock:
+            result = self._executor.submit(translated)
+            self._open[result.request_id] = result
+            self._requests[result] = OpenRequest(request, len(result.outputs))
+            self._last_id = max(self._last_id, result.request_id)
+        return result.request_id
+
+    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
+        return [self.enqueue_request(request) for request in requests]
+
+    @overload
+    def await_responses(self, timeout: timedelta | float | None = None) -> list[Response]: ...
+
+    @overload
+    def await_responses(self, id: int, timeout: Timeout = None) -> list[Response]: ...
+
+    @overload
+    def await_responses(self, ids: Sequence[int], timeout: Timeout = None) -> list[list[Response]]: ...
+
+    def await_responses(self, *args: Any, **kwargs: Any) -> list[Response] | list[list[Response]]:
+        """Wait for responses of any request, of one, or of each of several. Empty at the timeout, and when a shutdown
+        in another thread ends the wait. Raises RuntimeError once shut down, ValueError for an unknown id."""
+        which, timeout = _parse(args, kwargs)
+        self._check_running()
+        if which is None:
+            return self._await_any(timeout)
+        if isinstance(which, int):
+            return self._await_one(which, timeout)
+        deadline = executor.Deadline(timeout)
+        return [self._await_one(each, deadline.left) for each in which]
+
+    def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
+        self._check_running()
+        with self._lock:
+            found = self._open.values() if id is None else filter(None, [self._open.get(id)])
+            return sum(self._requests[each].num_ready(each.unread()) for each in found)
+
+    def cancel_request(self, id: int) -> None:  # noqa: A002
+        """Its outputs end with CANCELLED. Without effect on a request that has ended."""
+        self._check_running()
+        self._executor.abort_request(id)
+
+    def can_enqueue_requests(self) -> bool:
+        return self._executor.can_enqueue_requests()
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        """Steps since the last call, oldest first. Engines report twice a second."""
+        self._check_running()
+        steps = self._executor.get_latest_iteration_stats() if self._keeps_steps else []
+        return [read_step(step, self._is_static) for step in steps]
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        """The latest statistics of each request since the last call. Needs request_stats_max_iterations above 0."""
+        self._check_running()
+        if not self._max_request_stats:
+            return []
+        found = self._executor.get_latest_request_stats()[-self._max_request_stats :]
+        requests = [read_request(each, each.id) for each in found if each.id is not None]
+        return [RequestStatsPerIteration(self._executor.latest_iteration, requests)] if requests else []
+
+    def get_latest_debug_tensors(self) -> list[DebugTensorsPerIteration]:
+        """Always empty: a DebugConfig that asks for tensors is refused."""
+        self._check_running()
+        return []
+
+    def get_kv_cache_event_manager(self) -> NoReturn:
+        raise UnsupportedOptionError("get_kv_cache_event_manager", "KV cache events are not implemented")
+
+    def shutdown(self) -> None:
+        """Wait for the requests that run, then stop the ring. Idempotent."""
+        try:
+            self._executor.shutdown()
+        finally:
+            self._shut_down = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._executor.shutdown(abort=kind is not None)
+        finally:
+            self._shut_down = True
+
+    def _await_any(self, timeout: Timeout) -> list[Response]:
+        try:
+            found = self._executor.read_any(timeout)
+        except RuntimeError:
+            # The executor was shut down meanwhile.
+            return []
+        return [each for result, received in found for each in self._read(result, received)]
+
+    def _await_one(self, request_id: int, timeout: Timeout) -> list[Response]:
+        with self._lock:
+            if request_id not in self._open:
+                if not 0 < request_id <= self._last_id:
+                    raise ValueError(f"no request {request_id}: it was never enqueued")
+                message = f"ReqId {request_id} has already been processed and was terminated."
+                return [Response(request_id, message)]
+            result = self._open[request_id]
+        return self._read(result, result.read_within(executor.Deadline(timeout)))
+
+    def _read(self, result: GenerationResult, received: Sequence[executor.Response]) -> list[Response]:
+        with self._lock:
+            request = self._requests[result]
+            if result.done:
+                self._open.pop(result.request_id, None)
+        return [each for response in received for each in request.read(result, response)]
+
+    def _check_running(self) -> None:
+        if self._shut_down:
+            raise RuntimeError("the executor was shut down")
+
+
+def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | Sequence[int] | None, Timeout]:
+    """The id or ids, and the timeout, of any overload of `await_responses`. Raises TypeError."""
+    unknown = set(kwargs) - {"id", "ids", "timeout"}
+    if unknown or len(args) + len(kwargs) > 2:
+        raise TypeError(f"await_responses takes id or ids, and timeout; not {args} with {kwargs}")
+    rest = list(args)
+    which = kwargs.get("id", kwargs.get("ids"))
+    if which is None and rest and not isinstance(rest[0], timedelta | float | None):
+        which = rest.pop(0)
+    timeout = rest.pop(0) if rest else kwargs.get("timeout")
+    if rest or not isinstance(timeout, timedelta | float | int | None):
+        raise TypeError(f"await_responses takes id or ids, and timeout; not {args} with {kwargs}")
+    return which, timeout

@@ -1,0 +1,39 @@
+"""Inputs of a request beside its tokens. They can be made and pickled; no model here takes them yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(eq=False)
+class LoraConfig:
+    task_id: int
+    weights: Any = None
+    config: Any = None
+
+
+@dataclass(eq=False)
+class PromptTuningConfig:
+    embedding_table: Any
+    input_token_extra_ids: Sequence[int] | None = None
+
+
+@dataclass
+class MultimodalInput:
+    multimodal_hashes: Sequence[Sequence[int]]
+    multimodal_positions: Sequence[int]
+    multimodal_lengths: Sequence[int]
+
+
+@dataclass(eq=False)
+class MropeConfig:
+    mrope_rotary_cos_sin: Any
+    mrope_position_deltas: Any
+
+
+@dataclass
+class ContextPhaseParams:
+    first_gen_tokens: Sequence[int]
+    req_id: int
+    opaque_state: bytes | None = None
+    draft_tokens: Sequence[int] | None = None

@@ -1,0 +1,88 @@
+"""Responses."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.trtllm.enums import FinishReason
+from sluice.trtllm.metrics import RequestPerfMetrics
+from sluice.trtllm.model_inputs import ContextPhaseParams
+from sluice.trtllm.speculation import SpeculativeDecodingFastLogitsInfo
+
+
+@dataclass(eq=False)
+class AdditionalOutput:
+    name: str
+    output: Any
+
+
+@dataclass(eq=False)
+class Result:
+    """New tokens of one output. Lists have one entry per beam."""
+
+    is_final: bool = False
+    """The last result of the request."""
+    output_token_ids: list[list[int]] = field(default_factory=list)
+    cum_log_probs: list[float] | None = None
+    """Sum over all tokens so far."""
+    log_probs: list[list[float]] | None = None
+    """Of all tokens so far."""
+    context_logits: Any = None
+    generation_logits: Any = None
+    spec_dec_fast_logits_info: SpeculativeDecodingFastLogitsInfo | None = None
+    encoder_output: Any = None
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+    sequence_index: int = 0
+    is_sequence_final: bool = False
+    decoding_iter: int = 0
+    """Number of tokens so far."""
+    context_phase_params: ContextPhaseParams | None = None
+    request_perf_metrics: RequestPerfMetrics | None = None
+    additional_outputs: list[AdditionalOutput] = field(default_factory=list)
+
+
+class Response:
+    """A result or an error: `Response(request_id, result)`, `Response(request_id, error_msg)`."""
+
+    def __init__(
+        self,
+        request_id: int,
+        outcome: Result | str | None = None,
+        client_id: int | None = None,
+        *,
+        result: Result | None = None,
+        error_msg: str | None = None,
+    ) -> None:
+        given = [each for each in (outcome, result, error_msg) if each is not None]
+        if len(given) != 1:
+            raise TypeError("a Response has either a result or an error_msg")
+        self.request_id = request_id
+        self.client_id = client_id
+        self._outcome = given[0]
+
+    def has_error(self) -> bool:
+        return isinstance(self._outcome, str)
+
+    @property
+    def error_msg(self) -> str:
+        """Raises RuntimeError if there is no error."""
+        if isinstance(self._outcome, str):
+            return self._outcome
+        raise RuntimeError(f"the response of request {self.request_id} has no error")
+
+    @property
+    def result(self) -> Result:
+        """Raises RuntimeError if the request failed."""
+        if isinstance(self._outcome, Result):
+            return self._outcome
+        raise RuntimeError(f"request {self.request_id} failed and has no result: {self._outcome}")
+
+    def clear_context_logits(self) -> None:
+        if not self.has_error():
+            self.result.context_logits = None
+
+    def clear_generation_logits(self) -> None:
+        if not self.has_error():
+            self.result.generation_logits = None
+
+    def __repr__(self) -> str:
+        return f"Response(request_id={self.request_id}, client_id={self.client_id}, {self._outcome!r})"

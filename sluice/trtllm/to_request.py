@@ -1,0 +1,225 @@
+"""A `Request` as the executor's `GenerationRequest`."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sluice import executor
+from sluice.client import Options
+from sluice.executor import GenerationRequest, SamplingParams
+from sluice.trtllm.bias import Bias, read_bias
+from sluice.trtllm.cache_config import KvCacheRetentionConfig
+from sluice.trtllm.enums import KvCacheTransferMode
+from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
+from sluice.trtllm.guided import GuidedDecodingParams, GuideType
+from sluice.trtllm.request import DEFAULT_PRIORITY, Request
+from sluice.trtllm.sampling import OutputConfig, SamplingConfig
+from sluice.trtllm.speculation import ExternalDraftTokensConfig
+from sluice.trtllm.words import Words
+
+NO_END = -1
+DECODER_ONLY = "only decoder-only models are served"
+LORA = "LoRA adapters are not implemented"
+EMBEDDINGS = "prompt embeddings are not implemented"
+MODEL_DRAFTS = "only the drafts of external_draft_tokens_config and of engines' n-grams are implemented"
+REQUEST_REASONS = {
+    "prompt_tuning_config": EMBEDDINGS,
+    "multimodal_input": EMBEDDINGS,
+    "multimodal_embedding": EMBEDDINGS,
+    "mrope_config": EMBEDDINGS,
+    "lora_config": LORA,
+    "lookahead_config": MODEL_DRAFTS,
+    "eagle_config": MODEL_DRAFTS,
+    "logits_post_processor": "name one of ExecutorConfig.logits_post_processor_config in logits_post_processor_name",
+    "encoder_input_token_ids": DECODER_ONLY,
+    "encoder_input_features": DECODER_ONLY,
+    "encoder_output_length": DECODER_ONLY,
+    "cross_attention_mask": DECODER_ONLY,
+    "skip_cross_attn_blocks": DECODER_ONLY,
+    "language_adapter_uid": DECODER_ONLY,
+    "request_type": "context and generation always run in the same engine",
+    "context_phase_params": "context and generation always run in the same engine",
+}
+SAMPLING_REASONS = {
+    "top_p_min": "top_p does not decay",
+    "top_p_reset_ids": "top_p does not decay",
+    "beam_search_diversity_rate": "it is not implemented",
+    "beam_width_array": "the width of a beam search is constant",
+}
+OUTPUT_REASONS = {
+    "return_encoder_output": DECODER_ONLY,
+    "return_perf_metrics": "they are in get_latest_request_stats and get_latest_iteration_stats",
+}
+DRAFT_REASON = "drafts never change the output here: they are compared by token"
+GUIDES = {
+    GuideType.JSON_SCHEMA: "json",
+    GuideType.REGEX: "regex",
+    GuideType.EBNF_GRAMMAR: "grammar",
+    GuideType.STRUCTURAL_TAG: "structural_tag",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidParams(SamplingParams):
+    """Fails its request, by its response."""
+
+    reason: str
+
+    def options(self) -> Options:
+        raise OptionError(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Translator:
+    """Raises UnsupportedOptionError for what cannot be done, OptionError for a beam width above the executor's."""
+
+    words: Words
+    vocab_size: int
+    max_beam_width: int
+
+    def translate(self, request: Request) -> GenerationRequest:
+        _check(request)
+        beam_width = request.sampling_config.beam_width
+        if beam_width > self.max_beam_width:
+            raise OptionError(f"beam_width is {beam_width}, must be at most max_beam_width, {self.max_beam_width}")
+        drafts = request.external_draft_tokens_config
+        return GenerationRequest(
+            list(map(int, request.input_token_ids)),
+            self._sampling_params(request),
+            request.streaming,
+            kv_cache_retention_config=_retention(request.kv_cache_retention_config),
+            client_id=request.client_id,
+            priority=_priority(request.priority),
+            allotted_time_ms=request.allotted_time_ms,
+            draft_token_ids=None if drafts is None else _drafts(drafts),
+        )
+
+    def _sampling_params(self, request: Request) -> SamplingParams:
+        params = replace(
+            _sampling(request.sampling_config, request.num_return_sequences),
+            max_tokens=request.max_tokens,
+            end_id=NO_END if request.end_id is None else request.end_id,
+            logits_processor=request.logits_post_processor_name,
+            guided_decoding=_guide(request.guided_decoding_params),
+            **self._words(request),
+            **_outputs(request.output_config),
+        )
+        if request.embedding_bias is None:
+            return params
+        bias = read_bias(request.embedding_bias, self.vocab_size)
+        return _biased(params, bias) if isinstance(bias, Bias) else InvalidParams(reason=bias)
+
+    def _words(self, request: Request) -> dict[str, Any]:
+        stops, bads = request.stop_words or (), request.bad_words or ()
+        return {
+            "stop_token_ids": [ids[0] for ids in stops if len(ids) == 1] or None,
+            "stop": [self.words.text("Request.stop_words", ids) for ids in stops if len(ids) > 1] or None,
+            "include_stop_str_in_output": True,
+            "bad_token_ids": [ids[0] for ids in bads if len(ids) == 1] or None,
+            "bad": [self.words.text("Request.bad_words", ids) for ids in bads if len(ids) > 1] or None,
+        }
+
+
+def _check(request: Request) -> None:
+    refuse_added(request)
+    defaults = Request([0], 1)
+    refuse_changed(request, defaults, REQUEST_REASONS)
+    refuse_changed(request.sampling_config, defaults.sampling_config, SAMPLING_REASONS)
+    refuse_changed(request.output_config, defaults.output_config, OUTPUT_REASONS)
+    if (decay := request.sampling_config.top_p_decay) not in (None, 1.0):
+        raise UnsupportedOptionError(f"SamplingConfig.top_p_decay = {decay}", "top_p does not decay")
+    positions = request.position_ids
+    if positions is not None and list(positions) != list(range(len(request.input_token_ids))):
+        raise UnsupportedOptionError("Request.position_ids", "positions are always 0, 1, 2, …")
+
+
+def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingParams:
+    n = config.num_return_sequences or num_return_sequences
+    greedy = not config.top_k and config.top_p is None
+    params = SamplingParams(
+        n=n,
+        temperature=0.0 if greedy else _or(config.temperature, 1.0),
+        top_k=config.top_k or 0,
+        top_p=_or(config.top_p, 1.0),
+        min_p=_or(config.min_p, 0.0),
+        seed=config.seed or 0,
+        min_tokens=config.min_tokens,
+        repetition_penalty=_or(config.repetition_penalty, 1.0),
+        presence_penalty=_or(config.presence_penalty, 0.0),
+        frequency_penalty=_or(config.frequency_penalty, 0.0),
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
+    )
+    if config.beam_width == 1:
+        # Without beams, length_penalty and early_stopping have no meaning, in TensorRT-LLM too.
+        return params
+    return replace(
+        params,
+        n=config.num_return_sequences or config.beam_width,
+        best_of=config.beam_width,
+        use_beam_search=True,
+        length_penalty=config.length_penalty,
+        early_stopping=config.early_stopping,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _outputs(config: OutputConfig) -> dict[str, Any]:
+    tensors = [
+        executor.AdditionalModelOutput(name=each.name, gather_context=each.gather_context)
+        for each in config.additional_model_outputs or ()
+    ]
+    return {
+        "logprobs": 0 if config.return_log_probs else None,
+        "return_context_logits": config.return_context_logits,
+        "return_generation_logits": config.return_generation_logits,
+        "additional_model_outputs": tensors or None,
+    }
+
+
+def _biased(params: SamplingParams, bias: Bias) -> SamplingParams:
+    banned = [*(params.bad_token_ids or ()), *bias.banned]
+    return replace(
+        params,
+        embedding_bias=bias.added or None,
+        bad_token_ids=banned or None,
+        allowed_token_ids=bias.forced or None,
+    )
+
+
+def _guide(params: GuidedDecodingParams | None) -> executor.GuidedDecodingParams | None:
+    if params is None:
+        return None
+    if params.guide_type is GuideType.JSON:
+        return executor.GuidedDecodingParams(json_object=True)
+    guide: dict[str, Any] = {GUIDES[params.guide_type]: params.guide}
+    return executor.GuidedDecodingParams(**guide)
+
+
+def _drafts(config: ExternalDraftTokensConfig) -> list[int]:
+    for name in ("logits", "acceptance_threshold", "fast_logits"):
+        if getattr(config, name) not in (None, False):
+            raise UnsupportedOptionError(f"ExternalDraftTokensConfig.{name}", DRAFT_REASON)
+    return list(config.tokens)
+
+
+def _retention(config: KvCacheRetentionConfig | None) -> executor.KvCacheRetentionConfig | None:
+    if config is None:
+        return None
+    if config.transfer_mode is not KvCacheTransferMode.DRAM or config.directory:
+        raise UnsupportedOptionError("KvCacheRetentionConfig.transfer_mode", "evicted blocks go to main memory alone")
+    return executor.KvCacheRetentionConfig(
+        [
+            executor.TokenRangeRetentionConfig(each.token_start, each.token_end, each.priority, each.duration_ms)
+            for each in config.token_range_retention_configs
+        ],
+        config.decode_retention_priority,
+        config.decode_duration_ms,
+    )
+
+
+def _priority(priority: float) -> executor.Priority:
+    if priority == DEFAULT_PRIORITY:
+        return "normal"
+    return "low" if priority < DEFAULT_PRIORITY else "high"

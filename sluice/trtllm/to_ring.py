@@ -1,0 +1,173 @@
+"""An `ExecutorConfig` as arguments of `GenerationExecutor.create`."""
+
+import logging
+from typing import Any
+
+from sluice import executor
+from sluice.trtllm.cache_config import KvCacheConfig
+from sluice.trtllm.config import (
+    ExecutorConfig,
+    ExtendedRuntimePerfKnobConfig,
+    LogitsPostProcessorConfig,
+    PeftCacheConfig,
+    Processor,
+)
+from sluice.trtllm.enums import BatchingType, CapacitySchedulerPolicy
+from sluice.trtllm.errors import UnsupportedOptionError, refuse_added, refuse_changed
+from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
+from sluice.trtllm.scheduler import SchedulerConfig
+from sluice.trtllm.speculation import DecodingConfig
+
+log = logging.getLogger("sluice.trtllm")
+
+TENSORS = "logits and other tensors are not implemented"
+CONFIG_REASONS = {
+    "use_gpu_direct_storage": "it is not implemented",
+    "gpu_weights_percent": "weights are always whole on the device",
+    "additional_model_outputs": TENSORS,
+    "gather_generation_logits": TENSORS,
+    "cache_transceiver_config": "context and generation always run in the same engine",
+    "mm_embedding_offloading": "prompt embeddings are not implemented",
+}
+KV_CACHE_REASONS = {
+    "sink_token_length": "attention sinks are not implemented",
+    "onboard_blocks": "blocks in host memory are always copied back before use",
+    "cross_kv_cache_fraction": "only decoder-only models are served",
+    "secondary_offload_min_priority": "blocks of every priority go to host memory",
+    "event_buffer_max_size": "KV cache events are not implemented",
+    "enable_partial_reuse": "it cannot be turned off alone",
+    "copy_on_partial_reuse": "it cannot be turned off alone",
+    "use_uvm": "it is not implemented",
+}
+PARALLEL_REASONS = {
+    "device_ids": "set CUDA_VISIBLE_DEVICES",
+    "participant_ids": "there are no MPI ranks: the executor starts its own services",
+    "num_nodes": "an executor starts its ring on this machine; GenerationExecutor.connect uses others",
+}
+ORCHESTRATOR_REASONS = {
+    "is_orchestrator": "every executor starts its own services",
+    "orch_leader_comm": "there are no MPI ranks: the executor starts its own services",
+    "spawn_processes": "every executor starts its own services",
+}
+LORA_REASONS = dict.fromkeys(PeftCacheConfig.__dataclass_fields__, "LoRA adapters are not implemented")
+SPEED_ONLY = ("recv_poll_period_ms", "max_seq_idle_microseconds")
+
+
+def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
+    """Raises UnsupportedOptionError."""
+    _check(config)
+    engine_args = _processors(config.logits_post_processor_config)
+    if config.enable_trt_overlap:
+        engine_args["overlap"] = True
+    router_args = {} if config.max_queue_size is None else {"max_waiting": config.max_queue_size}
+    return {
+        "max_batch_size": config.max_batch_size,
+        "max_num_tokens": config.max_num_tokens,
+        # The default, False, leaves it to the engine: chunks change no token.
+        "enable_chunked_context": config.enable_chunked_context or None,
+        "kv_cache_config": _kv_cache(config.kv_cache_config),
+        "scheduler_config": _scheduler(config.scheduler_config, config.batching_type),
+        "iter_stats_max_iterations": max(config.iter_stats_max_iterations, config.request_stats_max_iterations),
+        "engine_args": engine_args,
+        "router_args": router_args,
+    }
+
+
+def is_static(config: ExecutorConfig) -> bool:
+    policy = config.scheduler_config.capacity_scheduler_policy
+    return config.batching_type is BatchingType.STATIC or policy is CapacitySchedulerPolicy.STATIC_BATCH
+
+
+def _check(config: ExecutorConfig) -> None:
+    refuse_added(config)
+    defaults = ExecutorConfig()
+    refuse_changed(config, defaults, CONFIG_REASONS)
+    refuse_changed(config.peft_cache_config, defaults.peft_cache_config, LORA_REASONS)
+    if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
+        raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")
+    if (debug := config.debug_config) is not None and (
+        debug.debug_input_tensors or debug.debug_output_tensors or debug.debug_tensor_names
+    ):
+        raise UnsupportedOptionError(f"ExecutorConfig.debug_config = {debug}", TENSORS)
+    _check_decoding(config.decoding_config)
+    _check_parallel(config.parallel_config)
+    _mention_speed(config)
+
+
+def _mention_speed(config: ExecutorConfig) -> None:
+    """Options that change no result, and have no counterpart."""
+    knobs = config.extended_runtime_perf_knob_config
+    changed = [name for name in SPEED_ONLY if getattr(config, name) != getattr(ExecutorConfig(), name)]
+    if knobs != ExtendedRuntimePerfKnobConfig():
+        changed.append("extended_runtime_perf_knob_config")
+    if config.guided_decoding_config is not None and config.guided_decoding_config.stop_token_ids is not None:
+        changed.append("guided_decoding_config.stop_token_ids")
+    for name in changed:
+        log.warning("ExecutorConfig.%s has no effect here", name)
+
+
+def _check_decoding(config: DecodingConfig | None) -> None:
+    if config is None or config.decoding_mode is None:
+        return
+    mode = config.decoding_mode
+    if mode.isMedusa() or mode.isLookahead() or mode.isExplicitDraftTokens() or mode.isEagle():
+        raise UnsupportedOptionError(
+            f"DecodingConfig.decoding_mode = {mode!r}", "engines draft by n-grams, or with the drafts of a request"
+        )
+
+
+def _check_parallel(config: ParallelConfig | None) -> None:
+    if config is None:
+        return
+    refuse_changed(config, ParallelConfig(), PARALLEL_REASONS)
+    if config.orchestrator_config is not None:
+        refuse_changed(config.orchestrator_config, OrchestratorConfig(), ORCHESTRATOR_REASONS)
+
+
+def _kv_cache(config: KvCacheConfig) -> executor.KvCacheConfig:
+    refuse_changed(config, KvCacheConfig(), KV_CACHE_REASONS)
+    return executor.KvCacheConfig(
+        max_tokens=config.max_tokens,
+        free_gpu_memory_fraction=config.free_gpu_memory_fraction,
+        enable_block_reuse=config.enable_block_reuse,
+        host_cache_size=config.host_cache_size,
+        max_attention_window=config.max_attention_window,
+    )
+
+
+def _scheduler(config: SchedulerConfig, batching: BatchingType) -> executor.SchedulerConfig:
+    dynamic = config.dynamic_batch_config
+    if dynamic is not None and (dynamic.enable_batch_size_tuning or dynamic.enable_max_num_tokens_tuning):
+        raise UnsupportedOptionError(
+            "SchedulerConfig.dynamic_batch_config", "max_batch_size and max_num_tokens are fixed"
+        )
+    policy, chunking = config.capacity_scheduler_policy, config.context_chunking_policy
+    return executor.SchedulerConfig(
+        "STATIC_BATCH" if batching is BatchingType.STATIC else policy.name,
+        None if chunking is None else executor.ContextChunkingPolicy[chunking.name],
+    )
+
+
+def _processors(config: LogitsPostProcessorConfig | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    named = {
+        name: _processor_name(f"processor_map[{name!r}]", each) for name, each in (config.processor_map or {}).items()
+    }
+    batched = config.processor_batched
+    args: dict[str, Any] = {"logits_processors": named} if named else {}
+    if batched is not None:
+        args["logits_processor_batched"] = _processor_name("processor_batched", batched)
+    return args
+
+
+def _processor_name(option: str, processor: Processor) -> str:
+    if isinstance(processor, str):
+        return processor
+    module, name = getattr(processor, "__module__", "__main__"), getattr(processor, "__qualname__", "")
+    if module == "__main__" or not name.isidentifier():
+        raise UnsupportedOptionError(
+            f"LogitsPostProcessorConfig.{option} = {processor!r}",
+            "the engine is another process: define the function at the top of a module that it can import",
+        )
+    return f"{module}:{name}"
