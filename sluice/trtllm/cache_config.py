@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from typing import ClassVar
 
 from sluice.trtllm.checked import ALL_POSITIVE, FRACTION, POSITIVE, Checked, Limit, from_to
@@ -86,7 +87,7 @@ class KvCacheRetentionConfig(Checked):
     def __post_init__(self) -> None:
         ranges = sorted(self.token_range_retention_configs, key=lambda each: each.token_start)
         self.token_range_retention_configs = ranges
-        for each, following in zip(ranges, [*ranges[1:], None], strict=True):
+        for each, following in zip_longest(ranges, ranges[1:]):
             _check_range(each, following)
 
 

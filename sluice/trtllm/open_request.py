@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sluice import executor
 from sluice.executor import GenerationResult
@@ -17,16 +18,25 @@ REASONS = {
 }
 
 
+class Token(NamedTuple):
+    id: int
+    log_prob: float | None
+
+
 @dataclass(slots=True)
 class Output:
-    """What was returned of one output."""
-
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    """Returned."""
+    held: list[Token] = field(default_factory=list)
+    """At most one, received and not returned."""
 
 
 class OpenRequest:
-    """In a stream each response has one token. An output that ended by `end_id` ends before that token."""
+    """In a stream each response has one token. An output that ended by `end_id` ends before that token.
+
+    The server may say that an output has ended just after its last token. So that this token's response is the final
+    one, a token that may be the last is held back until more arrives.
+    """
 
     def __init__(self, request: Request, num_outputs: int) -> None:
         self._streaming = request.streaming
@@ -34,17 +44,29 @@ class OpenRequest:
         self._log_probs = request.output_config.return_log_probs
         with_prompt = not request.streaming and not request.output_config.exclude_input_from_output
         self._prompt = list(request.input_token_ids) if with_prompt else []
+        self._max_tokens = request.max_tokens
+        self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
         self._outputs = [Output() for _ in range(num_outputs)]
         self._lock = threading.Lock()
 
     def num_ready(self, unread: Unread) -> int:
         """Responses that could be read without waiting."""
-        tokens: dict[int, int] = {}
+        received: dict[int, list[int]] = {chunk.index: [] for chunk in unread.chunks}
         for chunk in unread.chunks:
-            ended = chunk.finish_reason is not None
-            tokens[chunk.index] = max(tokens.get(chunk.index, 0) + len(chunk.token_ids), int(ended))
+            received[chunk.index] += chunk.token_ids
+        ended = {chunk.index for chunk in unread.chunks if chunk.finish_reason is not None}
         failed = unread.ending is not None and unread.ending.error is not None
-        return (sum(tokens.values()) if self._streaming else len(tokens)) + failed
+        if not self._streaming:
+            return len(received) + failed
+        with self._lock:
+            return failed + sum(self._num_ready(index, ids, index in ended) for index, ids in received.items())
+
+    def _num_ready(self, index: int, received: list[int], ended: bool) -> int:
+        output = self._outputs[index]
+        ids = [*(token.id for token in output.held), *received]
+        if ended:
+            return max(1, len(ids))
+        return len(ids) - self._may_end(len(output.tokens) + len(ids), ids[-1:])
 
     def read(self, result: GenerationResult, response: executor.Response) -> list[Response]:
         if response.error is not None:
@@ -55,40 +77,45 @@ class OpenRequest:
         return [Response(response.request_id, each, response.client_id) for each in results]
 
     def _results(self, received: executor.Result, reason: FinishReason) -> list[Result]:
-        index = received.sequence_index
-        output = self._outputs[index]
-        tokens = list(received.output_token_ids[0])
-        log_probs = [entry[token].logprob or 0.0 for entry, token in zip(received.log_probs[0], tokens, strict=False)]
-        if reason is FinishReason.END_ID and tokens:
-            tokens, log_probs = tokens[:-1], log_probs[: len(tokens) - 1]
-            ends_apart = True
-        else:
-            ends_apart = not tokens
+        output = self._outputs[received.sequence_index]
+        tokens = output.held + _tokens(received)
+        output.held = []
         parts = [[token] for token in tokens] if self._streaming else [tokens]
-        if self._streaming and ends_apart and received.is_sequence_final:
-            parts.append([])
-        results = []
-        for position, part in enumerate(parts):
-            output.tokens += part
-            start = position if self._streaming else 0
-            output.log_probs += log_probs[start : start + len(part)]
-            is_last = position == len(parts) - 1
-            results.append(self._result(index, part, reason if is_last else FinishReason.NOT_FINISHED))
-        if results:
-            results[-1].is_sequence_final = received.is_sequence_final
+        if reason is FinishReason.END_ID and tokens:
+            parts[-1] = parts[-1][:-1]
+        elif not received.is_sequence_final and self._streaming:
+            if self._may_end(len(output.tokens) + len(tokens), [token.id for token in tokens[-1:]]):
+                output.held = parts.pop()
+        elif not parts:
+            parts = [[]]
+        results = [self._result(received.sequence_index, part) for part in parts]
+        if results and received.is_sequence_final:
+            results[-1].finish_reasons = [reason]
+            results[-1].is_sequence_final = True
             results[-1].is_final = received.is_final
         return results
 
-    def _result(self, index: int, part: list[int], reason: FinishReason) -> Result:
+    def _may_end(self, num_tokens: int, last: list[int]) -> bool:
+        """`num_tokens`: of the output, with `last`, which is empty or its last token."""
+        return bool(last) and (num_tokens >= self._max_tokens or last[0] in self._last_ids)
+
+    def _result(self, index: int, part: list[Token]) -> Result:
         output = self._outputs[index]
+        output.tokens += part
+        log_probs = [token.log_prob or 0.0 for token in output.tokens]
         return Result(
-            output_token_ids=[self._prompt + (list(output.tokens) if self._whole else part)],
-            cum_log_probs=[sum(output.log_probs)] if self._log_probs else None,
-            log_probs=[list(output.log_probs)] if self._log_probs else None,
-            finish_reasons=[reason],
+            output_token_ids=[self._prompt + [token.id for token in (output.tokens if self._whole else part)]],
+            cum_log_probs=[sum(log_probs)] if self._log_probs else None,
+            log_probs=[log_probs] if self._log_probs else None,
+            finish_reasons=[FinishReason.NOT_FINISHED],
             sequence_index=index,
             decoding_iter=len(output.tokens),
         )
+
+
+def _tokens(received: executor.Result) -> list[Token]:
+    ids, log_probs = received.output_token_ids[0], received.log_probs[0]
+    return [Token(each, log_probs[i][each].logprob if log_probs else None) for i, each in enumerate(ids)]
 
 
 def _reason(result: GenerationResult, received: executor.Result) -> FinishReason:

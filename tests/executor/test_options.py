@@ -34,6 +34,7 @@ SAMPLING = {
     "include_stop_str_in_output": True,
     "bad": ["y"],
     "bad_token_ids": [4],
+    "allowed_token_ids": [6, 7],
     "embedding_bias": {1: 0.5},
     "logits_processor": "mine",
     "n": 2,

@@ -1,0 +1,14 @@
+"""Logits post-processors in TensorRT-LLM's form, for the engine to import."""
+
+import torch
+
+
+def only_42(request_id, logits, token_ids, stream, client_id):
+    logits[:] = -torch.inf
+    logits[..., 42] = client_id - 123
+
+
+def only_43(request_ids, logits_batch, token_ids_batch, stream, client_ids):
+    for logits in logits_batch:
+        logits[:] = -torch.inf
+        logits[..., 43] = 0

@@ -1,0 +1,62 @@
+"""`sluice.LLM`, with a ring of its own."""
+
+import asyncio
+
+import pytest
+
+import sluice
+from sluice import LLM, SamplingParams
+
+pytestmark = pytest.mark.process
+
+PARAMS = SamplingParams(max_tokens=6, temperature=0, end_id=-1)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(num_postprocess_workers=1) as llm:
+        yield llm
+
+
+def test_a_list_and_a_single_prompt(llm) -> None:
+    prompts = ["import ", {"prompt": "class "}, {"prompt_token_ids": [1, 2, 3, 4]}]
+    found = llm.generate(prompts, PARAMS, use_tqdm=False)
+    assert [result.finished for result in found] == [True] * 3
+    assert found[2].outputs[0].token_ids == llm.generate([1, 2, 3, 4], PARAMS).outputs[0].token_ids
+    assert found[1].outputs[0].text == llm.generate("class ", PARAMS).outputs[0].text
+    assert found[0].prompt == "import "
+    assert llm.generate([[1, 2], [3]], PARAMS, use_tqdm=False)[1].prompt_token_ids == [3]
+    assert llm.generate([], PARAMS, use_tqdm=False) == []
+
+
+def test_generate_async(llm) -> None:
+    whole = llm.generate("import ", PARAMS).outputs[0]
+    assert llm.generate_async({"prompt": "import "}, PARAMS).result(60).outputs[0].text == whole.text
+    parts = [result.outputs[0].text_diff for result in llm.generate_async("import ", PARAMS, streaming=True)]
+    assert "".join(parts) == whole.text
+
+    async def awaited() -> str:
+        return (await llm.generate_async("import ", PARAMS)).outputs[0].text
+
+    assert asyncio.run(awaited()) == whole.text
+
+
+def test_chat(llm) -> None:
+    assert llm.chat([{"role": "user", "content": "sort a list"}], PARAMS).outputs[0].token_ids
+
+
+def test_statistics(llm) -> None:
+    llm.generate("import ", PARAMS)
+    assert llm.get_stats(30)[-1].max_num_active_requests > 0
+
+
+def test_a_prompt_of_unknown_shape(llm) -> None:
+    for given in ({"text": "x"}, {"prompt": "x", "multi_modal_data": {}}, {}):
+        with pytest.raises(TypeError, match="a prompt must have one of the keys"):
+            llm.generate_async(given)
+
+
+def test_names_of_the_package() -> None:
+    assert all(getattr(sluice, name) is not None for name in sluice.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = sluice.nothing

@@ -1,0 +1,237 @@
+"""Real requests through the ring that an executor starts."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+import sluice.trtllm as trtllm
+from sluice import tiny_model
+from tests.fakes.processes import wait_until
+from tests.fakes.trtllm_processors import only_42, only_43
+
+pytestmark = pytest.mark.process
+
+LIMIT = timedelta(seconds=60)
+PROMPT = [1, 2, 3, 4]
+GREEDY = [2, 2, 220, 16, 15]
+"""What the tiny model continues with."""
+Finish = trtllm.FinishReason
+
+
+def start(**options) -> trtllm.Executor:
+    config = trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(max_tokens=8192), **options)
+    return trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, config)
+
+
+@pytest.fixture(scope="module")
+def executor():
+    processors = trtllm.LogitsPostProcessorConfig({"only_42": only_42}, only_43)
+    with start(request_stats_max_iterations=100, logits_post_processor_config=processors) as executor:
+        yield executor
+
+
+def run(executor, max_tokens=5, prompt=PROMPT, **options) -> list[trtllm.Response]:
+    """All responses of a request."""
+    request_id = executor.enqueue_request(trtllm.Request(prompt, max_tokens, **options))
+    responses = []
+    while not responses or not (responses[-1].has_error() or responses[-1].result.is_final):
+        received = executor.await_responses(request_id, LIMIT)
+        assert received
+        responses += received
+    return responses
+
+
+def results(*arguments, **options) -> list[trtllm.Result]:
+    return [response.result for response in run(*arguments, **options)]
+
+
+def test_the_whole_output_begins_with_the_prompt(executor) -> None:
+    (result,) = results(executor)
+    assert result.output_token_ids == [PROMPT + GREEDY]
+    assert (result.finish_reasons, result.is_sequence_final, result.log_probs) == ([Finish.LENGTH], True, None)
+    (result,) = results(executor, output_config=trtllm.OutputConfig(exclude_input_from_output=True))
+    assert result.output_token_ids == [GREEDY]
+
+
+def test_a_stream_has_a_response_per_token(executor) -> None:
+    found = results(executor, streaming=True, output_config=trtllm.OutputConfig(return_log_probs=True))
+    assert [result.output_token_ids for result in found] == [[[token]] for token in GREEDY]
+    assert [result.is_final for result in found] == [False] * 4 + [True]
+    assert [result.finish_reasons[0] for result in found] == [Finish.NOT_FINISHED] * 4 + [Finish.LENGTH]
+    assert [len(result.log_probs[0]) for result in found] == [1, 2, 3, 4, 5]
+    assert found[-1].cum_log_probs == [pytest.approx(sum(found[-1].log_probs[0]))]
+    assert all(value < 0 for value in found[-1].log_probs[0])
+
+
+def test_a_stream_that_repeats_all_tokens(executor) -> None:
+    found = results(executor, streaming=True, return_all_generated_tokens=True)
+    assert [result.output_token_ids[0] for result in found] == [GREEDY[:count] for count in range(1, 6)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_ends(executor, streaming) -> None:
+    def tokens_and_reason(**options):
+        config = trtllm.OutputConfig(exclude_input_from_output=True, return_log_probs=True)
+        found = results(executor, streaming=streaming, output_config=config, **options)
+        tokens = [token for result in found for token in result.output_token_ids[0]]
+        assert len(found[-1].log_probs[0]) == len(tokens)
+        return tokens, found[-1].finish_reasons[0]
+
+    assert tokens_and_reason(end_id=16) == (GREEDY[:3], Finish.END_ID)
+    assert tokens_and_reason(stop_words=[[16]]) == (GREEDY[:4], Finish.STOP_WORDS)
+    assert tokens_and_reason(stop_words=[[220, 16]]) == (GREEDY[:4], Finish.STOP_WORDS)
+    assert tokens_and_reason(bad_words=[[2]])[0][0] != 2
+
+
+def test_several_sequences(executor) -> None:
+    sampling = trtllm.SamplingConfig(top_k=50, temperature=1.5, num_return_sequences=3)
+    found = results(executor, sampling_config=sampling)
+    assert [result.sequence_index for result in found] == [0, 1, 2]
+    assert [result.is_final for result in found] == [False, False, True]
+    assert len({tuple(result.output_token_ids[0]) for result in found}) == 3
+    again = results(executor, sampling_config=sampling)
+    assert [result.output_token_ids for result in again] == [result.output_token_ids for result in found]
+
+
+def test_the_number_of_ready_responses(executor) -> None:
+    whole = executor.enqueue_request(trtllm.Request(PROMPT, 4, num_return_sequences=2))
+    stream = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True))
+    ended = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True, end_id=16))
+    wait_until(lambda: executor.get_num_responses_ready() == 2 + 5 + 4)
+    expected = {whole: 2, stream: 5, ended: 4}
+    assert {each: executor.get_num_responses_ready(each) for each in expected} == expected
+    assert [len(each) for each in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
+    assert executor.get_num_responses_ready() == 0
+
+
+def test_overloads_of_await_responses(executor) -> None:
+    ids = executor.enqueue_requests([trtllm.Request(PROMPT, 3), trtllm.Request(PROMPT, 3, client_id=7)])
+    (first,) = executor.await_responses(id=ids[0], timeout=LIMIT)
+    (second,) = executor.await_responses(LIMIT)
+    assert [first.request_id, second.request_id] == ids
+    assert (first.client_id, second.client_id) == (None, 7)
+    assert executor.await_responses(timedelta(milliseconds=1)) == []
+    assert executor.await_responses(timeout=0.001) == []
+    ((again,), _) = executor.await_responses(ids=ids, timeout=LIMIT)
+    assert again.error_msg == f"ReqId {ids[0]} has already been processed and was terminated."
+    with pytest.raises(ValueError, match="never enqueued"):
+        executor.await_responses(10**6)
+    for arguments, options in [((1, 2, 3), {}), (("x", "y"), {}), ((), {"request_id": 1})]:
+        with pytest.raises(TypeError, match="await_responses takes"):
+            executor.await_responses(*arguments, **options)
+
+
+def test_a_cancelled_request(executor) -> None:
+    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 1500, streaming=True))
+    first = executor.await_responses(request_id, LIMIT)
+    executor.cancel_request(request_id)
+    while not first[-1].result.is_final:
+        first += executor.await_responses(request_id, LIMIT)
+    assert first[-1].result.finish_reasons == [Finish.CANCELLED]
+    assert len(first) < 1500
+    executor.cancel_request(request_id)
+
+
+def test_allotted_time(executor) -> None:
+    (result,) = results(executor, 1500, allotted_time_ms=timedelta(milliseconds=100))
+    assert result.finish_reasons == [Finish.TIMED_OUT]
+
+
+def test_a_bias(executor) -> None:
+    bias = torch.zeros(4096)
+    bias[10] = torch.finfo(torch.float32).max
+    assert results(executor, embedding_bias=bias)[0].output_token_ids == [PROMPT + [10] * 5]
+    (response,) = run(executor, embedding_bias=torch.ones(1))
+    assert "embedding bias shape is not as expected" in response.error_msg
+
+
+def test_processors(executor) -> None:
+    (result,) = results(executor, logits_post_processor_name="only_42", client_id=123)
+    assert result.output_token_ids == [PROMPT + [42] * 5]
+    name = trtllm.Request.BATCHED_POST_PROCESSOR_NAME
+    assert results(executor, logits_post_processor_name=name)[0].output_token_ids == [PROMPT + [43] * 5]
+
+
+def test_guides(executor) -> None:
+    kind = trtllm.GuidedDecodingParams.GuideType.REGEX
+    guide = trtllm.GuidedDecodingParams(kind, "[0-9]{3}")
+    (result,) = results(executor, 20, guided_decoding_params=guide, output_config=trtllm.OutputConfig())
+    assert result.finish_reasons == [Finish.END_ID]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"output_config": trtllm.OutputConfig(return_context_logits=True)}, "context_logits"),
+        ({"output_config": trtllm.OutputConfig(return_generation_logits=True)}, "generation_logits"),
+    ],
+)
+def test_what_the_server_refuses_is_in_the_response(executor, options, named) -> None:
+    (response,) = run(executor, **options)
+    assert named in response.error_msg
+
+
+def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
+    with pytest.raises(NotImplementedError, match="lora_config"):
+        executor.enqueue_request(trtllm.Request(PROMPT, 1, lora_config=trtllm.LoraConfig(1)))
+    assert executor.get_num_responses_ready() == 0
+
+
+def test_statistics(executor) -> None:
+    run(executor)
+    steps, requests = [], []
+
+    def reported() -> bool:
+        steps.extend(executor.get_latest_iteration_stats())
+        requests.extend(each for found in executor.get_latest_request_stats() for each in found.request_stats)
+        return bool(steps) and any(each.stage is trtllm.RequestStage.GENERATION_COMPLETE for each in requests)
+
+    wait_until(reported)
+    assert steps[-1].kv_cache_stats.max_num_blocks > 0
+    assert requests[-1].num_generated_tokens > 0
+    assert executor.get_latest_debug_tensors() == []
+    with pytest.raises(NotImplementedError, match="events"):
+        executor.get_kv_cache_event_manager()
+
+
+def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:
+    executor = start()
+    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 5))
+    assert executor.await_responses(request_id, LIMIT)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(executor.await_responses()))
+    waiting.start()
+    time.sleep(0.2)
+    assert executor.can_enqueue_requests()
+    executor.shutdown()
+    waiting.join(10)
+    assert found == [[]]
+    assert not executor.can_enqueue_requests()
+    for call in (
+        lambda: executor.enqueue_request(trtllm.Request(PROMPT, 5)),
+        executor.await_responses,
+        executor.get_latest_iteration_stats,
+        executor.get_latest_request_stats,
+        executor.get_latest_debug_tensors,
+        lambda: executor.cancel_request(request_id),
+        executor.get_num_responses_ready,
+    ):
+        with pytest.raises(RuntimeError, match="shut down"):
+            call()
+    executor.shutdown()
+
+
+def test_what_is_no_checkpoint() -> None:
+    config = trtllm.ExecutorConfig()
+    with pytest.raises(RuntimeError, match="File does not exist: Bla"):
+        trtllm.Executor("Bla", trtllm.ModelType.DECODER_ONLY, config)
+    for arguments in [
+        (tiny_model.path(), trtllm.ModelType.ENCODER_ONLY, config),
+        (tiny_model.path(), tiny_model.path(), trtllm.ModelType.ENCODER_DECODER, config),
+        (b"engine", "{}", trtllm.ModelType.DECODER_ONLY, config),
+    ]:
+        with pytest.raises(NotImplementedError, match="DECODER_ONLY"):
+            trtllm.Executor(*arguments)

@@ -1,0 +1,81 @@
+"""Statistics as values and as JSON, and read from the executor's."""
+
+import json
+
+import sluice.trtllm as trtllm
+from sluice import executor
+from sluice.executor.stats import read_request as executor_request
+from sluice.executor.stats import read_step as executor_step
+from sluice.trtllm.read_statistics import read_request, read_step
+from sluice.v1 import admin_pb2 as pb
+
+
+def test_names_in_json() -> None:
+    stats = trtllm.IterationStats(iter=3, iter_latency_ms=1.5, kv_cache_stats=trtllm.KvCacheStats(4))
+    found = json.loads(stats.to_json_str())
+    assert (found["iter"], found["iterLatencyMS"], found["kvCacheStats"]["maxNumBlocks"]) == (3, 1.5, 4)
+    assert found["inflightBatchingStats"] is None
+    assert {"newActiveRequestsQueueLatencyMS", "numCompletedRequests", "gpuMemUsage", "specDecodingStats"} <= set(found)
+
+
+def test_requests_in_json() -> None:
+    request = trtllm.RequestStats(1, trtllm.RequestStage.CONTEXT_IN_PROGRESS)
+    request.dis_serving_stats = trtllm.DisServingRequestStats(2.0)
+    found = json.loads(trtllm.RequestStatsPerIteration(5, [request]).to_json_str())
+    assert (found["iter"], found["requestStats"][0]["stage"]) == (5, "CONTEXT_IN_PROGRESS")
+    assert found["requestStats"][0]["disServingStats"] == {"kvCacheTransferMS": 2.0, "kvCacheSize": 0}
+    assert json.loads(request.to_json_str()) == found["requestStats"][0]
+
+
+STEP = pb.EngineStats(
+    iteration=8, active_requests=3, queued_requests=2, max_requests=64, max_kv_blocks=10, free_kv_blocks=4,
+    scheduled_requests=3, context_requests=1, generation_requests=2, total_context_tokens=7,
+    draft_tokens=4, accepted_draft_tokens=2, drafting_requests=1,
+)  # fmt: skip
+
+
+def test_a_step() -> None:
+    found = read_step(executor_step(STEP), is_static=False)
+    assert (found.iter, found.num_active_requests, found.num_queued_requests) == (8, 3, 2)
+    assert found.kv_cache_stats.free_num_blocks == 4
+    assert found.inflight_batching_stats.num_gen_requests == 2
+    assert found.inflight_batching_stats.avg_num_decoded_tokens_per_iter == 2.0
+    assert found.specdec_stats.num_accepted_tokens == 2
+    assert found.static_batching_stats is None
+    assert found.gpu_mem_usage is None
+    static = read_step(executor_step(STEP), is_static=True)
+    assert static.static_batching_stats.num_ctx_tokens == 7
+    assert static.inflight_batching_stats is None
+
+
+def request(stage: int, **counts: int) -> trtllm.RequestStats:
+    return read_request(executor_request(pb.RequestStats(stage=stage, prompt_tokens=9, **counts), 5), 5)
+
+
+def test_stages_of_a_request() -> None:
+    queued, context = request(pb.REQUEST_STAGE_QUEUED), request(pb.REQUEST_STAGE_CONTEXT)
+    assert (queued.stage, queued.context_prefill_position, queued.scheduled) == (trtllm.RequestStage.QUEUED, 0, False)
+    assert (context.context_prefill_position, context.scheduled) == (None, True)
+    paused = request(pb.REQUEST_STAGE_PAUSED, generated_tokens=4)
+    assert paused.stage is trtllm.RequestStage.GENERATION_IN_PROGRESS
+    assert (paused.paused, paused.scheduled, paused.context_prefill_position) == (True, False, 9)
+
+
+def test_counts_of_a_request() -> None:
+    found = request(
+        pb.REQUEST_STAGE_ENDED,
+        generated_tokens=6,
+        accepted_draft_tokens=4,
+        blocks_allocated=2,
+        blocks_reused=3,
+        blocks_missed=1,
+    )
+    assert (found.id, found.num_generated_tokens, found.avg_num_decoded_tokens_per_iter) == (5, 6, 3.0)
+    assert (found.alloc_total_blocks_per_request, found.alloc_new_blocks_per_request) == (5, 2)
+    assert found.kv_cache_hit_rate_per_request == 0.75
+
+
+def test_every_stage_of_the_executor_is_known() -> None:
+    assert {each for each in executor.RequestStage if each.value not in ("paused", "unknown")} == set(
+        trtllm.read_statistics.STAGES
+    )

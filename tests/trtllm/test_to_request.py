@@ -1,0 +1,192 @@
+"""A request as the executor's: what each option becomes, and what is refused."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+
+import sluice.trtllm as trtllm
+from sluice import executor, tiny_model
+from sluice.trtllm.to_request import Translator
+from sluice.trtllm.words import Words
+
+VOCABULARY = 4096
+TOKENIZER = tiny_model.path() / "tokenizer.json"
+Range = trtllm.KvCacheRetentionConfig.TokenRangeRetentionConfig
+Guide = trtllm.GuidedDecodingParams.GuideType
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator(Words(TOKENIZER), VOCABULARY, 4)
+
+
+def params(translator, **options) -> executor.SamplingParams:
+    return translator.translate(trtllm.Request([1, 2], 7, **options)).sampling_params
+
+
+def sampling(translator, *beam_width, **options) -> executor.SamplingParams:
+    return params(translator, sampling_config=trtllm.SamplingConfig(*beam_width, **options))
+
+
+def test_a_plain_request_is_greedy_and_has_no_end_token(translator) -> None:
+    found = params(translator)
+    assert (found.max_tokens, found.temperature, found.end_id, found.seed, found.n) == (7, 0.0, -1, 0, 1)
+    assert (found.repetition_penalty, found.presence_penalty, found.logprobs) == (1.0, 0.0, None)
+
+
+def test_sampling(translator) -> None:
+    assert sampling(translator, temperature=0.5).temperature == 0.0
+    k = sampling(translator, top_k=5)
+    assert (k.top_k, k.top_p, k.temperature) == (5, 1.0, 1.0)
+    p = sampling(translator, top_p=0.5, temperature=0.25)
+    assert (p.top_k, p.top_p, p.temperature) == (0, 0.5, 0.25)
+    found = sampling(
+        translator, top_k=1, seed=3, min_tokens=2, no_repeat_ngram_size=4, min_p=0.5, frequency_penalty=1.5
+    )
+    assert (found.seed, found.min_tokens, found.no_repeat_ngram_size) == (3, 2, 4)
+    assert (found.min_p, found.frequency_penalty) == (0.5, 1.5)
+
+
+def test_several_sequences(translator) -> None:
+    assert sampling(translator, num_return_sequences=3).n == 3
+    assert params(translator, num_return_sequences=2).n == 2
+
+
+def test_beams(translator) -> None:
+    found = sampling(translator, 4, num_return_sequences=2, length_penalty=0.5, early_stopping=1)
+    assert (found.use_beam_search, found.best_of, found.n, found.length_penalty) == (True, 4, 2, 0.5)
+    assert sampling(translator, 3).n == 3
+    assert sampling(translator, length_penalty=0.5).length_penalty is None
+    with pytest.raises(RuntimeError, match="beam_width is 5, must be at most max_beam_width, 4"):
+        sampling(translator, 5)
+
+
+def test_ends_and_words(translator) -> None:
+    tokenizer = translator.words._tokenizer
+    several, one = tokenizer.encode("return x").ids, tokenizer.encode("import").ids[:1]
+    assert len(several) > 1
+    found = params(translator, end_id=9, stop_words=[several, one], bad_words=[several, one])
+    assert (found.end_id, found.stop, found.stop_token_ids) == (9, ["return x"], one)
+    assert found.include_stop_str_in_output
+    assert (found.bad, found.bad_token_ids) == (["return x"], one)
+
+
+def test_words_that_are_no_usual_tokens(translator) -> None:
+    letters = [translator.words._tokenizer.token_to_id(each) for each in "def"]
+    with pytest.raises(NotImplementedError, match=r"Request\.stop_words .* several tokens are matched as text"):
+        params(translator, stop_words=[letters])
+
+
+def test_outputs(translator) -> None:
+    outputs = trtllm.OutputConfig(
+        True, True, True, additional_model_outputs=[trtllm.AdditionalModelOutput("hidden", True)]
+    )
+    found = params(translator, output_config=outputs)
+    assert (found.logprobs, found.return_context_logits, found.return_generation_logits) == (0, True, True)
+    assert found.additional_model_outputs == [executor.AdditionalModelOutput(name="hidden", gather_context=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (Guide.REGEX, "regex"),
+        (Guide.JSON_SCHEMA, "json"),
+        (Guide.EBNF_GRAMMAR, "grammar"),
+        (Guide.STRUCTURAL_TAG, "structural_tag"),
+    ],
+)
+def test_guides(translator, kind, field) -> None:
+    found = params(translator, guided_decoding_params=trtllm.GuidedDecodingParams(kind, "x"))
+    assert getattr(found.guided_decoding, field) == "x"
+
+
+def test_any_json(translator) -> None:
+    assert params(
+        translator, guided_decoding_params=trtllm.GuidedDecodingParams(Guide.JSON)
+    ).guided_decoding.json_object
+
+
+def test_other_options(translator) -> None:
+    request = trtllm.Request(
+        [1, 2],
+        7,
+        streaming=True,
+        client_id=5,
+        priority=0.9,
+        allotted_time_ms=timedelta(seconds=1),
+        logits_post_processor_name="mine",
+        external_draft_tokens_config=trtllm.ExternalDraftTokensConfig([3, 4]),
+        kv_cache_retention_config=trtllm.KvCacheRetentionConfig([Range(0, 2, 30)], 80),
+        position_ids=[0, 1],
+        pad_id=9,
+    )
+    found = translator.translate(request)
+    assert (found.prompt_token_ids, found.streaming, found.client_id, found.priority) == ([1, 2], True, 5, "high")
+    assert (found.allotted_time_ms, found.draft_token_ids) == (timedelta(seconds=1), [3, 4])
+    assert found.sampling_params.logits_processor == "mine"
+    assert found.kv_cache_retention_config.token_range_retention_configs == [
+        executor.TokenRangeRetentionConfig(0, 2, 30)
+    ]
+    assert found.kv_cache_retention_config.decode_retention_priority == 80
+    assert translator.translate(trtllm.Request([1], 1, priority=0.1)).priority == "low"
+
+
+def test_a_bias(translator) -> None:
+    bias = torch.zeros(VOCABULARY)
+    bias[3], bias[4], bias[5] = 0.5, -torch.inf, -2.0
+    found = params(translator, embedding_bias=bias, bad_words=[[8]])
+    assert (found.embedding_bias, found.bad_token_ids, found.allowed_token_ids) == ({3: 0.5, 5: -2.0}, [8, 4], None)
+    bias[6] = torch.finfo(torch.float32).max
+    assert params(translator, embedding_bias=bias).allowed_token_ids == [6]
+
+
+@pytest.mark.parametrize("bias", [torch.ones(3), torch.full((VOCABULARY,), torch.nan)])
+def test_a_wrong_bias_fails_by_the_response(translator, bias) -> None:
+    found = params(translator, embedding_bias=bias)
+    with pytest.raises(ValueError, match="embedding bias"):
+        found.options()
+
+
+DRAFTS = trtllm.ExternalDraftTokensConfig
+GDS = trtllm.KvCacheTransferMode.GDS
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"lora_config": trtllm.LoraConfig(1)}, "lora_config"),
+        ({"prompt_tuning_config": trtllm.PromptTuningConfig(torch.ones(2, 2))}, "prompt_tuning_config"),
+        ({"multimodal_embedding": torch.ones(2, 2)}, "multimodal_embedding"),
+        ({"lookahead_config": trtllm.LookaheadDecodingConfig(3, 5, 7)}, "lookahead_config"),
+        ({"encoder_input_token_ids": [1]}, "encoder_input_token_ids"),
+        ({"position_ids": [5, 6]}, "position_ids"),
+        ({"type": trtllm.RequestType.REQUEST_TYPE_CONTEXT_ONLY}, "request_type"),
+        ({"logits_post_processor": print}, "logits_post_processor"),
+        ({"output_config": trtllm.OutputConfig(return_perf_metrics=True)}, "return_perf_metrics"),
+        ({"output_config": trtllm.OutputConfig(return_encoder_output=True)}, "return_encoder_output"),
+        ({"sampling_config": trtllm.SamplingConfig(top_p_decay=0.5)}, "top_p_decay"),
+        ({"sampling_config": trtllm.SamplingConfig(top_p_min=0.5)}, "top_p_min"),
+        ({"sampling_config": trtllm.SamplingConfig(beam_width_array=[1])}, "beam_width_array"),
+        ({"external_draft_tokens_config": DRAFTS([1], torch.ones(1, 2))}, "logits"),
+        ({"external_draft_tokens_config": DRAFTS([1], None, 0.5)}, "acceptance_threshold"),
+        ({"kv_cache_retention_config": trtllm.KvCacheRetentionConfig([], transfer_mode=GDS)}, "transfer_mode"),
+    ],
+)
+def test_what_cannot_be_done_is_named(translator, options, named) -> None:
+    with pytest.raises(NotImplementedError, match=named):
+        translator.translate(trtllm.Request([1], 1, **options))
+
+
+def test_an_unknown_attribute(translator) -> None:
+    request = trtllm.Request([1], 1)
+    request.max_token = 3
+    with pytest.raises(NotImplementedError, match=r"Request\.max_token = 3: there is no such option"):
+        translator.translate(request)
+
+
+def test_invalid_params_can_be_replaced_like_others(translator) -> None:
+    found = params(translator, embedding_bias=torch.ones(3))
+    with pytest.raises(ValueError, match="embedding bias"):
+        replace(found, max_tokens=1).options()

@@ -1,0 +1,138 @@
+"""An executor's configuration as settings of a ring, and what is refused."""
+
+import logging
+
+import pytest
+
+import sluice.trtllm as trtllm
+from sluice import executor
+from sluice.trtllm.to_ring import is_static, ring_arguments
+from tests.fakes.trtllm_processors import only_42, only_43
+
+POLICIES = trtllm.CapacitySchedulerPolicy
+
+
+def test_the_default() -> None:
+    found = ring_arguments(trtllm.ExecutorConfig())
+    assert found["scheduler_config"].engine_args() == {"capacity_scheduler_policy": "guaranteed_no_evict"}
+    assert found["kv_cache_config"] == executor.KvCacheConfig()
+    assert (found["engine_args"], found["router_args"], found["enable_chunked_context"]) == ({}, {}, None)
+
+
+def test_settings() -> None:
+    chunking = trtllm.ContextChunkingPolicy.EQUAL_PROGRESS
+    config = trtllm.ExecutorConfig(
+        scheduler_config=trtllm.SchedulerConfig(POLICIES.MAX_UTILIZATION, chunking),
+        kv_cache_config=trtllm.KvCacheConfig(False, 64, [32], host_cache_size=1024, free_gpu_memory_fraction=0.5),
+        enable_chunked_context=True,
+        max_batch_size=8,
+        max_num_tokens=128,
+        max_queue_size=5,
+        enable_trt_overlap=True,
+        request_stats_max_iterations=2000,
+    )
+    found = ring_arguments(config)
+    assert found["scheduler_config"].engine_args() == {
+        "capacity_scheduler_policy": "max_utilization",
+        "context_chunking_policy": "equal_progress",
+    }
+    assert found["kv_cache_config"].engine_args() == {
+        "kv_cache_tokens": 64,
+        "kv_memory_fraction": 0.5,
+        "block_reuse": False,
+        "kv_host_memory": 1024,
+        "max_attention_window": (32,),
+    }
+    assert (found["max_batch_size"], found["max_num_tokens"], found["enable_chunked_context"]) == (8, 128, True)
+    assert (found["engine_args"], found["router_args"]) == ({"overlap": True}, {"max_waiting": 5})
+    assert found["iter_stats_max_iterations"] == 2000
+
+
+def test_static_batches() -> None:
+    config = trtllm.ExecutorConfig(batching_type=trtllm.BatchingType.STATIC)
+    assert ring_arguments(config)["scheduler_config"].engine_args() == {"capacity_scheduler_policy": "static_batch"}
+    assert is_static(config)
+    assert is_static(trtllm.ExecutorConfig(scheduler_config=trtllm.SchedulerConfig(POLICIES.STATIC_BATCH)))
+    assert not is_static(trtllm.ExecutorConfig())
+
+
+def test_processors_by_name() -> None:
+    processors = trtllm.LogitsPostProcessorConfig({"a": only_42, "b": "my_module:my_function"}, only_43)
+    found = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
+    module = "tests.fakes.trtllm_processors"
+    assert found["engine_args"] == {
+        "logits_processors": {"a": f"{module}:only_42", "b": "my_module:my_function"},
+        "logits_processor_batched": f"{module}:only_43",
+    }
+
+
+def processors(**options) -> dict:
+    return {"logits_post_processor_config": trtllm.LogitsPostProcessorConfig(**options)}
+
+
+def cache(**options) -> dict:
+    return {"kv_cache_config": trtllm.KvCacheConfig(**options)}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (processors(processor_map={"a": lambda: None}), r"processor_map\['a'\]"),
+        (processors(processor_map={"a": None}), r"processor_map\['a'\]"),
+        (cache(sink_token_length=4), "sink_token_length"),
+        (cache(onboard_blocks=False), "onboard_blocks"),
+        (cache(event_buffer_max_size=8), "event_buffer_max_size"),
+        (cache(enable_partial_reuse=False), "enable_partial_reuse"),
+        (cache(use_uvm=True), "use_uvm"),
+        ({"peft_cache_config": trtllm.PeftCacheConfig(num_put_workers=4)}, "num_put_workers"),
+        ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
+        ({"gather_generation_logits": True}, "gather_generation_logits"),
+        ({"gpu_weights_percent": 0.5}, "gpu_weights_percent"),
+        ({"use_gpu_direct_storage": True}, "use_gpu_direct_storage"),
+        ({"spec_dec_config": trtllm.SpeculativeDecodingConfig(True)}, "fast_logits"),
+        ({"decoding_config": trtllm.DecodingConfig(trtllm.DecodingMode.Medusa())}, "decoding_mode"),
+        ({"parallel_config": trtllm.ParallelConfig(device_ids=[0])}, "device_ids"),
+        ({"parallel_config": trtllm.ParallelConfig(num_nodes=2)}, "num_nodes"),
+        ({"cache_transceiver_config": trtllm.CacheTransceiverConfig()}, "cache_transceiver_config"),
+        (
+            {
+                "scheduler_config": trtllm.SchedulerConfig(
+                    dynamic_batch_config=trtllm.DynamicBatchConfig(True, False, 8)
+                )
+            },
+            "dynamic",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_named(options, named) -> None:
+    with pytest.raises(NotImplementedError, match=named):
+        ring_arguments(trtllm.ExecutorConfig(**options))
+
+
+def test_an_unknown_attribute() -> None:
+    config = trtllm.ExecutorConfig()
+    config.logits_post_processor_map = {}
+    with pytest.raises(NotImplementedError, match=r"ExecutorConfig\.logits_post_processor_map"):
+        ring_arguments(config)
+
+
+def test_an_orchestrator_and_neutral_options() -> None:
+    orchestrator = trtllm.OrchestratorConfig(True, "/opt/worker")
+    mode = trtllm.CommunicationMode.ORCHESTRATOR
+    config = trtllm.ExecutorConfig(
+        parallel_config=trtllm.ParallelConfig(communication_mode=mode, orchestrator_config=orchestrator),
+        decoding_config=trtllm.DecodingConfig(trtllm.DecodingMode.TopKTopP()),
+        debug_config=trtllm.DebugConfig(),
+    )
+    assert ring_arguments(config) == ring_arguments(trtllm.ExecutorConfig())
+
+
+def test_options_of_speed_alone_are_logged(caplog) -> None:
+    config = trtllm.ExecutorConfig(recv_poll_period_ms=5)
+    config.extended_runtime_perf_knob_config.multi_block_mode = False
+    with caplog.at_level(logging.WARNING, "sluice.trtllm"):
+        assert ring_arguments(config) == ring_arguments(trtllm.ExecutorConfig())
+    assert [record.message for record in caplog.records] == [
+        "ExecutorConfig.recv_poll_period_ms has no effect here",
+        "ExecutorConfig.extended_runtime_perf_knob_config has no effect here",
+    ]
