@@ -149,12 +149,19 @@ class Executor:
             self._shut_down = True
 
     def _await_any(self, timeout: Timeout) -> list[Response]:
-        try:
-            found = self._executor.read_any(timeout)
-        except RuntimeError:
-            # The executor was shut down meanwhile.
-            return []
-        return [each for result, received in found for each in self._read(result, received)]
+        deadline = executor.Deadline(timeout)
+        responses: list[Response] = []
+        # What was received may be held back, and then is no response yet.
+        while not responses:
+            try:
+                found = self._executor.read_any(deadline.left)
+            except RuntimeError:
+                # The executor was shut down meanwhile.
+                return []
+            if not found:
+                break
+            responses = [each for result, received in found for each in self._read(result, received)]
+        return responses
 
     def _await_one(self, request_id: int, timeout: Timeout) -> list[Response]:
         with self._lock:
@@ -164,7 +171,11 @@ class Executor:
                 message = f"ReqId {request_id} has already been processed and was terminated."
                 return [Response(request_id, message)]
             result = self._open[request_id]
-        return self._read(result, result.read_within(executor.Deadline(timeout)))
+        deadline = executor.Deadline(timeout)
+        while received := result.read_within(deadline):
+            if responses := self._read(result, received):
+                return responses
+        return []
 
     def _read(self, result: GenerationResult, received: Sequence[executor.Response]) -> list[Response]:
         with self._lock:

@@ -47,6 +47,8 @@ class OpenRequest:
         self._max_tokens = request.max_tokens
         self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
         self._outputs = [Output() for _ in range(num_outputs)]
+        self._beams: list[Result] | None = [] if request.sampling_config.beam_width > 1 else None
+        """Of a beam search, which is one result: the outputs that have ended."""
         self._lock = threading.Lock()
 
     def num_ready(self, unread: Unread) -> int:
@@ -56,6 +58,9 @@ class OpenRequest:
             received[chunk.index] += chunk.token_ids
         ended = {chunk.index for chunk in unread.chunks if chunk.finish_reason is not None}
         failed = unread.ending is not None and unread.ending.error is not None
+        if self._beams is not None:
+            with self._lock:
+                return failed or len(ended) + len(self._beams) == len(self._outputs)
         if not self._streaming:
             return len(received) + failed
         with self._lock:
@@ -74,6 +79,8 @@ class OpenRequest:
         assert response.result is not None  # noqa: S101  # it has one or the other
         with self._lock:
             results = self._results(response.result, _reason(result, response.result))
+            if self._beams is not None:
+                results = self._joined(self._beams, results)
         return [Response(response.request_id, each, response.client_id) for each in results]
 
     def _results(self, received: executor.Result, reason: FinishReason) -> list[Result]:
@@ -94,6 +101,24 @@ class OpenRequest:
             results[-1].is_sequence_final = True
             results[-1].is_final = received.is_final
         return results
+
+    def _joined(self, beams: list[Result], results: list[Result]) -> list[Result]:
+        """One result, once all beams have ended."""
+        beams += [result for result in results if result.is_sequence_final]
+        if len(beams) < len(self._outputs):
+            return []
+        beams.sort(key=lambda result: result.sequence_index)
+        joined = Result(
+            is_final=True,
+            output_token_ids=[ids for beam in beams for ids in beam.output_token_ids],
+            finish_reasons=[reason for beam in beams for reason in beam.finish_reasons],
+            is_sequence_final=True,
+            decoding_iter=max(beam.decoding_iter for beam in beams),
+        )
+        if self._log_probs:
+            joined.cum_log_probs = [total for beam in beams for total in beam.cum_log_probs or ()]
+            joined.log_probs = [values for beam in beams for values in beam.log_probs or ()]
+        return [joined]
 
     def _may_end(self, num_tokens: int, last: list[int]) -> bool:
         """`num_tokens`: of the output, with `last`, which is empty or its last token."""

@@ -42,7 +42,6 @@ REQUEST_REASONS = {
 SAMPLING_REASONS = {
     "top_p_min": "top_p does not decay",
     "top_p_reset_ids": "top_p does not decay",
-    "beam_search_diversity_rate": "it is not implemented",
     "beam_width_array": "the width of a beam search is constant",
 }
 OUTPUT_REASONS = {
@@ -149,7 +148,7 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
         no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
     if config.beam_width == 1:
-        # Without beams, length_penalty and early_stopping have no meaning, in TensorRT-LLM too.
+        # Without beams, what is about them has no meaning, in TensorRT-LLM too.
         return params
     return replace(
         params,
@@ -158,6 +157,7 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
         use_beam_search=True,
         length_penalty=config.length_penalty,
         early_stopping=config.early_stopping,
+        beam_search_diversity_rate=config.beam_search_diversity_rate,
     )
 
 
@@ -199,7 +199,9 @@ def _guide(params: GuidedDecodingParams | None) -> executor.GuidedDecodingParams
 
 def _drafts(config: ExternalDraftTokensConfig) -> list[int]:
     for name in ("logits", "acceptance_threshold", "fast_logits"):
-        if getattr(config, name) not in (None, False):
+        value = getattr(config, name)
+        # Tensors compare by element.
+        if value is not None and value is not False:
             raise UnsupportedOptionError(f"ExternalDraftTokensConfig.{name}", DRAFT_REASON)
     return list(config.tokens)
 

@@ -135,7 +135,7 @@ def test_decoding_modes(name) -> None:
 
 def test_both_filters() -> None:
     both = trtllm.DecodingMode.TopKTopP()
-    assert both.isTopK() and both.isTopP() and both.isTopKandTopP() and both.isTopKorTopP()
+    assert all((both.isTopK(), both.isTopP(), both.isTopKandTopP(), both.isTopKorTopP()))
     assert not trtllm.DecodingMode.TopK().isTopKandTopP()
     assert both.name == "TopKTopP"
 

@@ -29,7 +29,8 @@ def start(**options) -> trtllm.Executor:
 @pytest.fixture(scope="module")
 def executor():
     processors = trtllm.LogitsPostProcessorConfig({"only_42": only_42}, only_43)
-    with start(request_stats_max_iterations=100, logits_post_processor_config=processors) as executor:
+    options = {"max_beam_width": 4, "request_stats_max_iterations": 100}
+    with start(logits_post_processor_config=processors, **options) as executor:
         yield executor
 
 
@@ -94,6 +95,18 @@ def test_several_sequences(executor) -> None:
     assert len({tuple(result.output_token_ids[0]) for result in found}) == 3
     again = results(executor, sampling_config=sampling)
     assert [result.output_token_ids for result in again] == [result.output_token_ids for result in found]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_beams_are_one_result(executor, streaming) -> None:
+    sampling = trtllm.SamplingConfig(3, length_penalty=0.5, num_return_sequences=2)
+    config = trtllm.OutputConfig(exclude_input_from_output=True, return_log_probs=True)
+    (result,) = results(executor, 6, streaming=streaming, sampling_config=sampling, output_config=config)
+    assert result.is_sequence_final
+    assert [len(ids) for ids in result.output_token_ids] == [6, 6]
+    assert result.cum_log_probs == [pytest.approx(sum(values)) for values in result.log_probs]
+    assert result.cum_log_probs == sorted(result.cum_log_probs, reverse=True)
+    assert result.finish_reasons == [Finish.LENGTH] * 2
 
 
 def test_the_number_of_ready_responses(executor) -> None:
@@ -191,7 +204,7 @@ def test_statistics(executor) -> None:
 
     wait_until(reported)
     assert steps[-1].kv_cache_stats.max_num_blocks > 0
-    assert requests[-1].num_generated_tokens > 0
+    assert max(each.num_generated_tokens for each in requests) > 0
     assert executor.get_latest_debug_tensors() == []
     with pytest.raises(NotImplementedError, match="events"):
         executor.get_kv_cache_event_manager()
