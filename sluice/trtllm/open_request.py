@@ -39,7 +39,8 @@ class OpenRequest:
     """
 
     def __init__(self, request: Request, num_outputs: int) -> None:
-        self._streaming = request.streaming
+        searches = request.sampling_config.beam_width > 1
+        self._streaming = request.streaming and not searches
         self._whole = request.return_all_generated_tokens
         self._log_probs = request.output_config.return_log_probs
         with_prompt = not request.streaming and not request.output_config.exclude_input_from_output
@@ -47,7 +48,7 @@ class OpenRequest:
         self._max_tokens = request.max_tokens
         self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
         self._outputs = [Output() for _ in range(num_outputs)]
-        self._beams: list[Result] | None = [] if request.sampling_config.beam_width > 1 else None
+        self._beams: list[Result] | None = [] if searches else None
         """Of a beam search, which is one result: the outputs that have ended."""
         self._lock = threading.Lock()
 

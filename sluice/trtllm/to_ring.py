@@ -66,7 +66,7 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
         # The default, False, leaves it to the engine: chunks change no token.
         "enable_chunked_context": config.enable_chunked_context or None,
         "kv_cache_config": _kv_cache(config.kv_cache_config),
-        "scheduler_config": _scheduler(config.scheduler_config, config.batching_type),
+        "scheduler_config": _scheduler(config.scheduler_config, _policy(config)),
         "iter_stats_max_iterations": max(config.iter_stats_max_iterations, config.request_stats_max_iterations),
         "engine_args": engine_args,
         "router_args": router_args,
@@ -76,6 +76,18 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
 def is_static(config: ExecutorConfig) -> bool:
     policy = config.scheduler_config.capacity_scheduler_policy
     return config.batching_type is BatchingType.STATIC or policy is CapacitySchedulerPolicy.STATIC_BATCH
+
+
+def _policy(config: ExecutorConfig) -> CapacitySchedulerPolicy:
+    if is_static(config):
+        if config.max_beam_width > 1:
+            reason = "beam search needs in-flight batching"
+            raise UnsupportedOptionError(f"ExecutorConfig.max_beam_width = {config.max_beam_width}", reason)
+        return CapacitySchedulerPolicy.STATIC_BATCH
+    if config.max_beam_width > 1:
+        # The only one that knows of forks. A pause, which the default rules out, changes no token.
+        return CapacitySchedulerPolicy.MAX_UTILIZATION
+    return config.scheduler_config.capacity_scheduler_policy
 
 
 def _check(config: ExecutorConfig) -> None:
@@ -135,16 +147,15 @@ def _kv_cache(config: KvCacheConfig) -> executor.KvCacheConfig:
     )
 
 
-def _scheduler(config: SchedulerConfig, batching: BatchingType) -> executor.SchedulerConfig:
+def _scheduler(config: SchedulerConfig, policy: CapacitySchedulerPolicy) -> executor.SchedulerConfig:
     dynamic = config.dynamic_batch_config
     if dynamic is not None and (dynamic.enable_batch_size_tuning or dynamic.enable_max_num_tokens_tuning):
         raise UnsupportedOptionError(
             "SchedulerConfig.dynamic_batch_config", "max_batch_size and max_num_tokens are fixed"
         )
-    policy, chunking = config.capacity_scheduler_policy, config.context_chunking_policy
+    chunking = config.context_chunking_policy
     return executor.SchedulerConfig(
-        "STATIC_BATCH" if batching is BatchingType.STATIC else policy.name,
-        None if chunking is None else executor.ContextChunkingPolicy[chunking.name],
+        policy.name, None if chunking is None else executor.ContextChunkingPolicy[chunking.name]
     )
 
 

@@ -109,6 +109,13 @@ def test_what_cannot_be_done_is_named(options, named) -> None:
         ring_arguments(trtllm.ExecutorConfig(**options))
 
 
+def test_beams_need_the_policy_that_knows_of_forks() -> None:
+    found = ring_arguments(trtllm.ExecutorConfig(4))["scheduler_config"]
+    assert found.engine_args() == {"capacity_scheduler_policy": "max_utilization"}
+    with pytest.raises(NotImplementedError, match="max_beam_width = 4"):
+        ring_arguments(trtllm.ExecutorConfig(4, batching_type=trtllm.BatchingType.STATIC))
+
+
 def test_an_unknown_attribute() -> None:
     config = trtllm.ExecutorConfig()
     config.logits_post_processor_map = {}
