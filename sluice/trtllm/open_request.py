@@ -109,16 +109,17 @@ class OpenRequest:
         if len(beams) < len(self._outputs):
             return []
         beams.sort(key=lambda result: result.sequence_index)
+        outputs = [output.tokens for output in self._outputs]
         joined = Result(
             is_final=True,
-            output_token_ids=[ids for beam in beams for ids in beam.output_token_ids],
+            output_token_ids=[self._prompt + [token.id for token in tokens] for tokens in outputs],
             finish_reasons=[reason for beam in beams for reason in beam.finish_reasons],
             is_sequence_final=True,
-            decoding_iter=max(beam.decoding_iter for beam in beams),
+            decoding_iter=max(map(len, outputs)),
         )
         if self._log_probs:
-            joined.cum_log_probs = [total for beam in beams for total in beam.cum_log_probs or ()]
-            joined.log_probs = [values for beam in beams for values in beam.log_probs or ()]
+            joined.log_probs = [[token.log_prob or 0.0 for token in tokens] for tokens in outputs]
+            joined.cum_log_probs = list(map(sum, joined.log_probs))
         return [joined]
 
     def _may_end(self, num_tokens: int, last: list[int]) -> bool:
