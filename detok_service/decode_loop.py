@@ -45,6 +45,11 @@ class StreamTable:
         streams = self._requests.get(request)
         return streams[0].key[1] if streams else None
 
+    def router(self, request: int, attempt: int) -> str | None:
+        """Where the text of this attempt goes; None if it does not live."""
+        streams = self._requests.get(request)
+        return streams[0].router if streams and streams[0].key[1] == attempt else None
+
     # A scan over all streams: an engine or a router is lost too rarely to pay for an index in every `add`.
     def of_engine(self, engine: Engine) -> list[TextStream]:
         return [stream for stream in self.live.values() if stream.engine == engine]
@@ -142,6 +147,10 @@ class DecodeLoop:
         """Queue the rows of a batch; `advance` decodes them."""
         for opened in batch.opens:
             self._open(opened, engine, now)
+        for found in batch.prompt_logprobs:
+            # Of an attempt that is not live there is nobody to tell: it was given up, or its rows will be unknown.
+            if (router := self._table.router(found.request, found.attempt)) is not None:
+                self._links.by_address[router].add_prompt_logprobs(found)
         self.tokens += len(batch.tokens)
         # Reads the columns directly: this loop runs for every row of every step.
         find, queued = self._table.live.get, self._queued

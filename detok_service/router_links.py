@@ -11,6 +11,7 @@ import structlog
 from detok_service.stream import Engine, Row, TextStream
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
 from sluice.ring.lane import SendLane
+from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Started, TextBatch
 from sluice.telemetry.histogram import Histogram
@@ -56,6 +57,7 @@ class RouterLink:
         self._epochs = Epochs()
         self._detokenizer = detokenizer
         self._started: list[Started] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._streams: list[TextStream] = []
         self._unsent: TextBatch | None = None
         self._delay = delay
@@ -65,7 +67,8 @@ class RouterLink:
     @property
     def waiting(self) -> int:
         """Rows that the lane has not taken yet."""
-        return len(self._started) + len(self._streams) + (len(self._unsent.request) if self._unsent else 0)
+        built = len(self._unsent.request) + len(self._unsent.prompt_logprobs) if self._unsent else 0
+        return len(self._started) + len(self._prompt_logprobs) + len(self._streams) + built
 
     def on_hello(self, epoch: int, now: float) -> bool:
         """Whether the router is a new process, which replaced the one that sent the hellos before."""
@@ -75,6 +78,9 @@ class RouterLink:
 
     def start(self, started: Started) -> None:
         self._started.append(started)
+
+    def add_prompt_logprobs(self, found: PromptLogprobs) -> None:
+        self._prompt_logprobs.append(found)
 
     def add(self, stream: TextStream) -> None:
         if not stream.in_link:
@@ -94,6 +100,7 @@ class RouterLink:
             return attempt > attempts.get(request, -1)
 
         self._started = [one for one in self._started if wanted(one.request, one.attempt)]
+        self._prompt_logprobs = [one for one in self._prompt_logprobs if wanted(one.request, one.attempt)]
         self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
 
     def flush(self, arrived: float) -> None:
@@ -115,8 +122,13 @@ class RouterLink:
     def _batch(self) -> TextBatch:
         rows: list[Row] = []
         accepted: dict[int, int] = {}
-        tokens = 0
-        for stream in self._streams:
+        scored, tokens = 0, 0
+        for found in self._prompt_logprobs:
+            if tokens >= MAX_BATCH_TOKENS:
+                break
+            scored, tokens = scored + 1, tokens + found.rows
+        # A prompt's log-probabilities must not come after its tokens.
+        for stream in self._streams if scored == len(self._prompt_logprobs) else ():
             if tokens >= MAX_BATCH_TOKENS:
                 break
             stream.in_link = False
@@ -129,7 +141,8 @@ class RouterLink:
         # All of them go with the first batch: a stream's Started must not come after its rows.
         started, self._started = self._started, []
         self._streams = self._streams[len(rows) :]
-        return _batch_of(self._detokenizer, started, rows, accepted)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs[:scored], self._prompt_logprobs[scored:]
+        return _batch_of(self._detokenizer, started, rows, accepted, prompt_logprobs)
 
 
 class RouterLinks:
@@ -227,9 +240,15 @@ class RouterLinks:
             link.lane.close(linger)
 
 
-def _batch_of(detokenizer: str, started: list[Started], rows: list[Row], accepted: dict[int, int]) -> TextBatch:
+def _batch_of(
+    detokenizer: str,
+    started: list[Started],
+    rows: list[Row],
+    accepted: dict[int, int],
+    prompt_logprobs: list[PromptLogprobs],
+) -> TextBatch:
     if not rows:
-        return TextBatch(detokenizer, started, [], [], [], [], [], [], {}, {}, [])
+        return TextBatch(detokenizer, started, [], [], [], [], [], [], {}, {}, [], prompt_logprobs=prompt_logprobs)
     keys, offset, tokens, logprobs, text, ends = zip(*rows, strict=True)
     request, attempt, sequence = zip(*keys, strict=True)
     return TextBatch(
@@ -245,4 +264,5 @@ def _batch_of(detokenizer: str, started: list[Started], rows: list[Row], accepte
         {i: end for i, end in enumerate(ends) if end is not None},
         list(text),
         accepted,
+        prompt_logprobs,
     )

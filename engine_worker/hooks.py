@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sluice.ring.errors import Fault
+from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Open, Submit, TokenRow
 
@@ -26,12 +27,14 @@ class Responses:
 
     opened: list[Open] = field(default_factory=list)
     """Requests that were first scheduled, or ended before that. Precede their first row."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """All of a prompt precede the first row of their request with tokens."""
     rows: list[TokenRow] = field(default_factory=list)
     refused: list[tuple[Submit, Fault]] = field(default_factory=list)
     """Requests that get no rows. If the number of one is in use, the live request is unaffected."""
 
     def __bool__(self) -> bool:
-        return bool(self.opened or self.rows or self.refused)
+        return bool(self.opened or self.rows or self.refused or self.prompt_logprobs)
 
 
 class Report(NamedTuple):

@@ -223,6 +223,8 @@ class Request:
         """None: the request does not say how long to keep its blocks."""
         self.arrived_at = now
         self.max_drafts = max_drafts
+        self.num_scored = 0
+        """Of the prompt's log-probabilities, how many are among the responses."""
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         beams = spec.sampling.beam_search
         self.search = None if beams is None else BeamSearch(beams, spec.stopping, spec.sampling.logprobs or 0)
@@ -256,6 +258,11 @@ class Request:
             computes_prompt.state = State.WAITING
         self.num_live = len(self.sequences)
         """Sequences that have not ended."""
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are still wanted; then none of its sequences has output."""
+        return self.spec.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     def awaiting(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]

@@ -46,6 +46,17 @@ class Draw(msgspec.Struct, frozen=True):
     """Of a beam: how many of the most likely tokens are wanted, instead of one that is chosen."""
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """Prompt tokens whose log-probabilities are wanted, given those before each."""
+
+    start: int
+    """Position of the first token that is followed by one of them, in this slice."""
+    tokens: Sequence[int]
+    """The tokens themselves, from position start + 1 on: at least one."""
+    top: int
+    """Number of alternatives."""
+
+
 class Slice(msgspec.Struct, frozen=True):
     """Consecutive tokens of one sequence."""
 
@@ -63,6 +74,7 @@ class Slice(msgspec.Struct, frozen=True):
     id in `tokens` is then a placeholder, and the draws' `output` lacks that token."""
     drafts: int = 0
     """So many of `tokens`, the last ones, are guesses: each of them, and the token before them, has a draw."""
+    scored: Scored | None = None
 
 
 class MoveKind(Enum):
@@ -117,6 +129,9 @@ class Launched(Protocol):
 
     def collect(self) -> list[Drawn]:
         """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
+
+    def prompt_logprobs(self) -> list[bytes]:
+        """Once collected: of each slice with `scored`, in order, the rows as in `sluice.ring.prompt_logprobs`."""
 
 
 class Preparation(Protocol):

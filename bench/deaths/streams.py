@@ -43,6 +43,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "stop strings": {"temperature": 0.8, "stop": ["\n\n\n", "return None", "# end"], "min_tokens": 20},
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
     "logprobs": {"temperature": 0.6, "logprobs": 2},
+    "prompt logprobs": {"temperature": 0.6, "prompt_logprobs": 2, "n": 2},
     "n-grams": {"temperature": 0.8, "no_repeat_ngram_size": 2, "bad_words": ["return", "self.", "import os"]},
     "processor": {"temperature": 0.9, "logits_processors": ["no_repeats"], "logprobs": 1},
     "drafts": {"temperature": 0.3, "speculation": {"max_draft_tokens": 6}},
@@ -57,9 +58,11 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "beams": {"n": 2, "beam_search": {"width": 4}, "logprobs": 1},
 }
 MIXED = (
-    "greedy, seeded, n = 2, stop strings, penalties, logprobs, n-grams with bad words, a logits processor, "
-    "speculation, guided decoding and beam search mixed"
+    "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
+    "logits processor, speculation, guided decoding and beam search mixed"
 )
+REPEATED: Mapping[str, int] = {"prompt logprobs": 40}
+"""How often the prompt is repeated, so that a death may come in its midst; of other kinds once."""
 NEARLY = 1e-3
 """Logprobs may differ by this: batches of other sequences sum in another order."""
 RESUME_SECONDS = 120.0
@@ -103,7 +106,8 @@ class StreamsPlan(Plan, frozen=True):
         for i in range(self.streams):
             kind, options = kinds[i % len(kinds)]
             common = {"max_tokens": self.max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
-            found.append(StreamRequest(kind, PROMPTS[i // len(kinds) % len(PROMPTS)], {**common, **options}))
+            prompt = PROMPTS[i // len(kinds) % len(PROMPTS)] * REPEATED.get(kind, 1)
+            found.append(StreamRequest(kind, prompt, {**common, **options}))
         return found
 
     def ring(self, engine: Mapping[str, Any], **options: Any) -> Ring:
@@ -151,6 +155,8 @@ class StreamSeen(msgspec.Struct, frozen=True):
     """Longest time between two chunks, in seconds."""
     resumed: int
     repeated: bool
+    prompt: tuple[tuple[int, float], ...] = ()
+    """Token and log-probability, if asked for."""
 
     def difference(self, truth: "StreamSeen") -> str:
         """From the undisturbed stream, timing aside, in words; empty if equal."""
@@ -161,9 +167,17 @@ class StreamSeen(msgspec.Struct, frozen=True):
         for index, (output, other) in enumerate(zip(self.outputs, truth.outputs, strict=True)):
             if found := output.difference(other):
                 return f"{self.kind}: output {index} differs in {found}"
+        if _far_apart(self.prompt, truth.prompt):
+            return f"{self.kind}: the log-probabilities of the prompt differ"
         if self.usage != truth.usage:
             return f"{self.kind}: (prompt, completion) tokens {self.usage} for {truth.usage}"
         return ""
+
+
+def _far_apart(found: Sequence[tuple[int, float]], truth: Sequence[tuple[int, float]]) -> bool:
+    if [token for token, _ in found] != [token for token, _ in truth]:
+        return True
+    return any(abs(a - b) > NEARLY for (_, a), (_, b) in zip(found, truth, strict=True))
 
 
 def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[OutputSeen, bool]:
@@ -216,6 +230,7 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
         stall,
         stream.resumed,
         any(repeated for _, repeated in outputs),
+        tuple((found.token_id, found.logprob or 0.0) for found in stream.prompt_logprobs),
     )
 
 

@@ -107,6 +107,9 @@ class Done(NamedTuple):
     def collect(self) -> list[Drawn]:
         return self.drawn
 
+    def prompt_logprobs(self) -> list[bytes]:
+        return []
+
 
 class ScriptedEngine:
     """The engine's core without a model: sequences that generate while others wait for a slot."""

@@ -14,7 +14,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
-from engine_worker.core.planning import InFlightStep, StepEntry
+from engine_worker.core.planning import InFlightStep, StepEntry, StepResults
 from engine_worker.core.stats import Stats
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
@@ -163,14 +163,16 @@ class Engine:
     def _collect(self, restarting: Container[Sequence] = ()) -> None:
         """Wait for the oldest in-flight step and commit its results, except those of sequences in `restarting`."""
         step = self._in_flight.popleft()
-        drawn = self._results(step)
+        results = self._results(step)
         now = self._clock()
         # With overlap the step was planned before the previous one ended: its time counts from that end.
         start, self._collected_at = max(step.start, self._collected_at), now
-        if drawn is None:
+        if results is None:
             num_drawn, lost = 0, self._fail(step, now)
         else:
-            num_drawn, lost = self._commit(step.entries, drawn, now, restarting), []
+            # Before the tokens: whoever has a token has these too.
+            self._respond_scored(results, restarting)
+            num_drawn, lost = self._commit(step.entries, results.drawn, now, restarting), []
         drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
         self._report(self.stats.record_step(step.schedule, num_drawn, drafts, start, now))
         if lost:
@@ -179,7 +181,7 @@ class Engine:
                 self._collect(restarting=set(lost))
             self.live.restart(lost)
 
-    def _results(self, step: InFlightStep) -> list[Drawn] | None:
+    def _results(self, step: InFlightStep) -> StepResults | None:
         """None if the step failed. Raises DeviceLostError."""
         try:
             return step.collect()
@@ -190,12 +192,17 @@ class Engine:
             self._runner.check()
             return None
 
+    def _respond_scored(self, results: StepResults, restarting: Container[Sequence]) -> None:
+        for (sequence, _, _, _, scored), data in results.prompt_logprobs:
+            if scored is not None and sequence.state is not State.ENDED and sequence not in restarting:
+                self.live.add_prompt_logprobs(sequence.request, scored, data)
+
     def _commit(self, entries: list[StepEntry], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
         """Advance the sequences of a step, except those that have ended since; returns the number of new tokens."""
         # Local names, because the loop runs for every sequence in every step.
         results, live, commit, ended = iter(drawn), self.live, self.cache.commit, State.ENDED
         num_drawn = 0
-        for sequence, num_tokens, drawers, drafts in entries:
+        for sequence, num_tokens, drawers, drafts, _ in entries:
             sequence.num_inflight -= num_tokens
             if drafts and sequence.state is not ended and sequence not in restarting:
                 num_drawn += self._commit_drafts(sequence, drafts, list(islice(results, num_tokens)), now)
@@ -257,7 +264,7 @@ class Engine:
 
     def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
         """End the sequences of a failed step; returns others that hold blocks which its moves should have filled."""
-        for sequence, num_tokens, drawers, _ in step.entries:
+        for sequence, num_tokens, drawers, _, _ in step.entries:
             sequence.num_inflight -= num_tokens
             if sequence.state is State.ENDED:
                 self.live.release_ended(sequence)

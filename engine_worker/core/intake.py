@@ -239,6 +239,8 @@ def _resume_problem(spec: Submit, vocab_size: int) -> str | None:
             return f"{name} must name sequences from 0 to {spec.n - 1}, got {unknown[0]}"
     if not remaining(spec):
         return f"ended must not name all of the {spec.n} sequences"
+    if spec.prompt_logprobs is not None and any(spec.resume.values()):
+        return "prompt_logprobs must be unset where resume has tokens: they have come before these"
     max_tokens = spec.stopping.max_tokens
     for index, tokens in spec.resume.items():
         if len(tokens) > max_tokens:

@@ -10,8 +10,9 @@ from math import inf
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
-from engine_worker.step import Drawn
+from engine_worker.step import Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.prompt_logprobs import parts
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
 PRUNE_MIN_ENTRIES = 64
@@ -74,6 +75,11 @@ class LiveRequests:
         """Requests that arrived, were first scheduled or ended since the last call."""
         changed, self._changed = list(self._changed), {}
         return changed
+
+    def add_prompt_logprobs(self, request: Request, scored: Scored, data: bytes) -> None:
+        spec = request.spec
+        request.num_scored = scored.start + len(scored.tokens)
+        self._responses.prompt_logprobs.extend(parts(spec.request, spec.attempt, scored.start, scored.top, data))
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         request, output = sequence.request, sequence.output

@@ -8,7 +8,7 @@ from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
 from engine_worker.speculative.drafting import Drafting
-from engine_worker.step import Draw, Drawn, Launched, Move, Runner, Slice, Step
+from engine_worker.step import Draw, Drawn, Launched, Move, Runner, Scored, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
@@ -25,6 +25,8 @@ class StepEntry(NamedTuple):
     prompt also those that await it."""
     drafts: abc.Sequence[int] = ()
     """Guesses of the next tokens; then the sequence is the only drawer, and draws once more for each of them."""
+    scored: Scored | None = None
+    """See `Slice`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,22 @@ class InFlightStep:
         context = self.entries[len(self.schedule.generation) :]
         return self.num_drafted > 0 or any(len(entry.drawers) > 1 for entry in context)
 
-    def collect(self) -> list[Drawn]:
-        """Wait for the results, one per draw. Raises whatever the runner raises, RuntimeError on a wrong count."""
+    def collect(self) -> "StepResults":
+        """Wait for the results. Raises whatever the runner raises, RuntimeError on a wrong count."""
         if isinstance(self.launched, Exception):
             raise self.launched
         drawn = self.launched.collect()
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
-        return drawn
+        scored = [entry for entry in self.entries if entry.scored is not None]
+        return StepResults(drawn, list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else [])
+
+
+class StepResults(NamedTuple):
+    drawn: list[Drawn]
+    """One per draw."""
+    prompt_logprobs: list[tuple[StepEntry, bytes]]
+    """Of the entries with `scored`."""
 
 
 def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[Slice], int]:
@@ -95,8 +105,9 @@ def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[
     for chunk in schedule.context:
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
-        entries.append(StepEntry(sequence, num_tokens, drawers))
-        slices.append(_slice(sequence, num_tokens, drawers))
+        scored = _scored(sequence, num_tokens) if sequence.request.scoring else None
+        entries.append(StepEntry(sequence, num_tokens, drawers, scored=scored))
+        slices.append(_slice(sequence, num_tokens, drawers, scored))
         # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens
         for drawer in drawers:
@@ -120,14 +131,24 @@ def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
     return (sequence,) if sequence.output else (sequence, *sequence.request.awaiting())
 
 
-def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...]) -> Slice:
+def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
+    """What of its prompt's log-probabilities the next `num_tokens` tokens give that has not been given."""
+    request = sequence.request
+    start = max(sequence.num_scheduled, request.num_scored)
+    end = min(sequence.num_scheduled + num_tokens, request.num_prompt - 1)
+    if start >= end:
+        return None
+    return Scored(start, request.spec.prompt[start + 1 : end + 1], request.spec.prompt_logprobs or 0)
+
+
+def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...], scored: Scored | None = None) -> Slice:
     start = sequence.num_computed + sequence.num_inflight
     draws = (_draw(sequence),) if drawers == (sequence,) else tuple(map(_draw, drawers))
     if sequence.num_promised:
         # The promised token is drawn from the logits of the token before it, so everything before it is computed or
         # in flight: the slice has exactly this one token.
         return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, sequence.promise)
-    return Slice(sequence.tokens_between(start, start + num_tokens), start, sequence.blocks, draws)
+    return Slice(sequence.tokens_between(start, start + num_tokens), start, sequence.blocks, draws, scored=scored)
 
 
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:

@@ -209,7 +209,7 @@ class KvCacheManager:
     def _count(self, sequence: Sequence) -> None:
         request = sequence.request
         request.blocks_reused += sequence.num_found - sequence.first_block
-        looked_for = min(request.num_prompt // self.tokens_per_block, self._finder.usable_blocks(sequence.num_tokens))
+        looked_for = min(request.num_prompt // self.tokens_per_block, self._finder.usable_blocks(sequence))
         request.blocks_missed += max(0, looked_for - sequence.num_found)
 
     def _release_blocks(self, sequence: Sequence, indexes: range) -> None:

@@ -35,8 +35,8 @@ class Prefix(NamedTuple):
 class PrefixFinder:
     """Publishes computed blocks and finds them.
 
-    Only full blocks are found, and never a sequence's last token: it is computed again to get logits. With an attention
-    window the blocks of the last window suffice.
+    Only full blocks are found, and never a sequence's last token: it is computed again to get logits, as are prompt
+    tokens whose logits are wanted. With an attention window the blocks of the last window suffice.
     """
 
     def __init__(self, tiers: Tiers, geometry: Geometry, reuse: bool) -> None:
@@ -71,15 +71,17 @@ class PrefixFinder:
     def missing(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
         """Hash of the first block after `prefix` that the sequence could use if it were cached, if any."""
         index = len(prefix.blocks)
-        return self._content(sequence, index).hash if index < self.usable_blocks(sequence.num_tokens) else None
+        return self._content(sequence, index).hash if index < self.usable_blocks(sequence) else None
 
-    def usable_blocks(self, num_tokens: int) -> int:
-        """Full blocks that a sequence of `num_tokens` could use if they were cached."""
-        return (num_tokens - 1) // self._geometry.tokens_per_block if self.reuse else 0
+    def usable_blocks(self, sequence: Sequence) -> int:
+        """Full blocks that the sequence could use if they were cached."""
+        request = sequence.request
+        num_tokens = request.num_scored if request.scoring else sequence.num_tokens - 1
+        return num_tokens // self._geometry.tokens_per_block if self.reuse else 0
 
     def _candidates(self, sequence: Sequence) -> range:
         """The blocks to look for: all usable ones, or those of the last window that is wholly cached."""
-        usable = self.usable_blocks(sequence.num_tokens)
+        usable = self.usable_blocks(sequence)
         if self._geometry.window is None:
             return range(usable)
         first_needed, size = self._geometry.first_needed, self._geometry.tokens_per_block

@@ -1,8 +1,11 @@
 """Compiles a graph for this CPU."""
 
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
+import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
@@ -21,10 +24,31 @@ def compile_decoder(model: CausalLM, precision: Precision, threads: int, store: 
         # Engines on one machine would all be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    compiled = _core().compile_model(build(model, formats(precision.quantize, store.keep)), "CPU", properties)
-    # It lives as long as what was compiled.
-    compiled.store = store
+    graphs = build(model, formats(precision.quantize, store.keep))
+    compiled = _core().compile_model(graphs.decoder, "CPU", properties)
+    # They live as long as what was compiled.
+    compiled.store, compiled.head = store, Head(graphs.head, properties)
     return compiled
+
+
+class Head:
+    """The output head alone."""
+
+    def __init__(self, graph: ov.Model, properties: dict[str, Any]) -> None:
+        self._graph = graph
+        self._properties = properties
+
+    def __call__(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[N, hidden] -> logits [N, vocab], in memory that the next call overwrites."""
+        self._request.set_input_tensor(0, ov.Tensor(np.ascontiguousarray(hidden), shared_memory=True))
+        self._request.infer(share_outputs=True)
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
+        return logits
+
+    @cached_property
+    def _request(self) -> ov.InferRequest:
+        # Compiled when first needed: the plugin packs the weights for it once more.
+        return _core().compile_model(self._graph, "CPU", self._properties).create_infer_request()
 
 
 def has_bfloat16() -> bool:

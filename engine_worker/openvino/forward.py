@@ -13,9 +13,11 @@ from engine_worker.models.config import DecoderConfig, widest_window
 from engine_worker.openvino.arrays import LEAST, PreparedStep, prepared_step
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
+from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
 
+ROWS = next(index for index, (name, *_) in enumerate(INPUTS) if name == "rows")
 UNWRITTEN = 0x7FC0DEAD
 """As a float not a number, and none that arithmetic makes."""
 
@@ -38,6 +40,7 @@ class OpenVinoForward:
         # With a sequence of more than one token beside them, every step is computed alike.
         self._smallest = max(LEAST, threads)
         self._request = compiled.create_infer_request()
+        self._head = compiled.head
         # No step has inputs of this shape.
         self._buffers: list[NDArray[Any]] = [np.zeros((0, 0))] * len(INPUTS)
         self._latest = np.zeros((LEAST, config.vocab_size), np.float32)
@@ -61,7 +64,7 @@ class OpenVinoForward:
         """Nothing has to go to a device."""
         return arrays
 
-    def logits(self, moves: Iterable[Move], step: PreparedStep | None) -> Tensor | None:
+    def logits(self, moves: Iterable[Move], step: PreparedStep | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`."""
         self.check()
         self.cache.move(moves)
@@ -69,7 +72,11 @@ class OpenVinoForward:
             return None
         self._set(step.inputs)
         try:
-            self._latest = self._infer(len(step.inputs[-1]))
+            self._latest = self._infer(len(step.inputs[ROWS]))
+            if step.num_scored:
+                hidden = self._request.get_output_tensor(1).data
+                for start in range(0, step.num_scored, ROWS_PER_BLOCK):
+                    take(torch.from_numpy(self._head(hidden[start : start + ROWS_PER_BLOCK])))
         except Exception:
             self._failed = True
             raise

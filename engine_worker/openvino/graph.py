@@ -31,10 +31,18 @@ INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("blocks_start", ov.Type.i32, [-1]),
     ("max_context", ov.Type.i32, []),
     ("rows", ov.Type.i32, [-1]),
+    ("scored", ov.Type.i32, [-1]),
 )
 """[T], [T], then per sequence: tokens in the cache, index of the first token [B + 1], blocks of all in a row, index of
-the first block [B + 1]; the longest context; the tokens whose logits are needed [R]. The caches of all layers follow,
-keys before values."""
+the first block [B + 1]; the longest context; the tokens whose logits are needed [R]; those whose hidden states are
+needed [K]. The caches of all layers follow, keys before values."""
+
+
+class Graphs(NamedTuple):
+    decoder: ov.Model
+    """Inputs as in INPUTS -> logits [R, vocab] float32 and hidden states [K, hidden] before the head."""
+    head: ov.Model
+    """[N, hidden] -> logits [N, vocab], over the same weights."""
 
 
 class Step(NamedTuple):
@@ -48,20 +56,28 @@ class Step(NamedTuple):
     sin: ov.Node
 
 
-def build(model: CausalLM, weights: Weights) -> ov.Model:
-    """Inputs as in INPUTS -> logits [R, vocab] float32. The plugin chooses shape and type of the caches."""
+def build(model: CausalLM, weights: Weights) -> Graphs:
+    """The plugin chooses shape and type of the caches."""
     config: DecoderConfig = model.config
     inputs = [_parameter(*each) for each in INPUTS]
-    token_ids, positions, *attention, max_context, rows = inputs
+    token_ids, positions, *attention, max_context, rows, scored = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
     x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches
         x = _layer(layer, config, weights, x, step, caches, window)
-    x = _norm(op.gather(x, rows, _int64(0)), model.model.norm.weight, config.rms_norm_eps)
-    logits = op.matmul(x, weights.vocabulary.node(model.lm_head.weight), False, True)
-    return ov.Model([logits.output(0)], inputs, "decoder")
+    last, kept = (
+        _norm(op.gather(x, tokens, _int64(0)), model.model.norm.weight, config.rms_norm_eps)
+        for tokens in (rows, scored)
+    )
+    hidden, head = (
+        _parameter("hidden", ov.Type.f32, [-1, config.hidden_size]),
+        weights.vocabulary.node(model.lm_head.weight),
+    )
+    logits, others = (op.matmul(each, head, False, True) for each in (last, hidden))
+    decoder = ov.Model([logits.output(0), kept.output(0)], inputs, "decoder")
+    return Graphs(decoder, ov.Model([others.output(0)], [hidden], "head"))
 
 
 def _layer(

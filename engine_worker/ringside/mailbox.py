@@ -83,6 +83,8 @@ class Mailbox:
             self._refuse(spec, fault)
         for opened in responses.opened:
             self._outbox.open(self._submits[opened.request].detokenizer, opened)
+        for found in responses.prompt_logprobs:
+            self._outbox.put_prompt_logprobs(self._submits[found.request].detokenizer, found)
         by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
         for row in responses.rows:
             by_address[self._submits[row.request].detokenizer].append(row)

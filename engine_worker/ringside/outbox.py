@@ -7,11 +7,12 @@ from structlog.stdlib import BoundLogger
 
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.lane import SendLane
+from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import Open, TokenBatch, TokenRow
 
 TOKENS_PER_MESSAGE = 8192
-"""Limit on tokens in a message: of rows, and of resumed streams that open."""
+"""Limit on tokens in a message: of rows, of resumed streams that open, of prompts with log-probabilities."""
 MAX_LANES = 256
 
 
@@ -25,11 +26,12 @@ class _Peer:
     users: int = 0
     """Live requests that send to it."""
     opens: list[Open] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     rows: dict[tuple[int, int, int], TokenRow] = field(default_factory=dict)
 
     @property
     def waiting(self) -> bool:
-        return bool(self.rows or self.opens)
+        return bool(self.rows or self.opens or self.prompt_logprobs)
 
 
 class Outbox:
@@ -95,6 +97,10 @@ class Outbox:
         """To be called before the request's first row is put."""
         self._peers[address].opens.append(opened)
 
+    def put_prompt_logprobs(self, address: str, found: PromptLogprobs) -> None:
+        """To be called after the request's open, before its first row with tokens is put."""
+        self._peers[address].prompt_logprobs.append(found)
+
     def put(self, address: str, new_rows: Iterable[TokenRow]) -> None:
         """Takes ownership of the lists in the rows."""
         rows = self._peers[address].rows
@@ -152,22 +158,29 @@ class Outbox:
 
     def _send_oldest(self, peer: _Peer) -> bool:
         """Send the oldest opens and rows, up to TOKENS_PER_MESSAGE; False if the lane was full after all."""
-        opens, keys, tokens = 0, [], 0
+        opens, scored, keys, tokens = 0, 0, [], 0
         for opened in peer.opens:
             if tokens >= TOKENS_PER_MESSAGE:
                 break
             opens += 1
             tokens += sum(map(len, opened.resume.values()))
-        # A row must not precede its stream's open.
-        for key, row in peer.rows.items() if opens == len(peer.opens) else ():
+        # A row must not precede its stream's open, nor the log-probabilities of its prompt.
+        for found in peer.prompt_logprobs if opens == len(peer.opens) else ():
+            if tokens >= TOKENS_PER_MESSAGE:
+                break
+            scored += 1
+            tokens += found.rows
+        before = len(peer.opens) + len(peer.prompt_logprobs)
+        for key, row in peer.rows.items() if opens + scored == before else ():
             if tokens >= TOKENS_PER_MESSAGE:
                 break
             keys.append(key)
             tokens += len(row.tokens)
-        batch = TokenBatch.of(self._engine, self._epoch, peer.opens[:opens], [peer.rows[key] for key in keys])
+        rows = [peer.rows[key] for key in keys]
+        batch = TokenBatch.of(self._engine, self._epoch, peer.opens[:opens], rows, peer.prompt_logprobs[:scored])
         if not peer.lane.send(batch):
             return False
-        del peer.opens[:opens]
+        del peer.opens[:opens], peer.prompt_logprobs[:scored]
         for key in keys:
             del peer.rows[key]
         peer.accepted_at = self._clock()
@@ -177,7 +190,7 @@ class Outbox:
         if peer.waiting:
             self.lost += len(peer.rows)
             self._log.error("rows_lost", detokenizer=address, rows=len(peer.rows), opens=len(peer.opens))
-            peer.rows, peer.opens = {}, []
+            peer.rows, peer.opens, peer.prompt_logprobs = {}, [], []
 
     def _close(self, address: str, linger: float = 0.0) -> None:
         peer = self._peers.pop(address)

@@ -1,6 +1,6 @@
 """The seam between the runner and what computes a model: torch on any device, OpenVINO on a CPU."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -8,6 +8,17 @@ from torch import Tensor
 
 from engine_worker.runner.methods import Blocks, Rank
 from engine_worker.step import Move, Slice
+
+ROWS_PER_BLOCK = 64
+"""Rows of logits for the prompt's log-probabilities that are computed at once: those of a whole chunk may take more
+memory than everything else in the step (512 rows of 152,000 tokens: 311 MB)."""
+
+TakeRows = Callable[[Tensor], None]
+"""Gets the logits [N, vocab] float32 of the next N scored tokens, in memory that the next call may overwrite."""
+
+
+def ignore_rows(_: Tensor) -> None:
+    """Ranks other than 0 compute their part of the logits only."""
 
 
 class PreparedStep(Protocol):
@@ -49,9 +60,9 @@ class Forward(Protocol[A, S]):
     def prepare(self, arrays: A) -> S:
         """Everything else that can be done before the previous step has finished."""
 
-    def logits(self, moves: Iterable[Move], step: S | None) -> Tensor | None:
-        """Move blocks, then compute a step -> [R, vocab] float32 for the tokens whose logits are needed, in memory that
-        the next step may overwrite; None without any."""
+    def logits(self, moves: Iterable[Move], step: S | None, take: TakeRows = ignore_rows) -> Tensor | None:
+        """Move blocks, then compute a step -> [R, vocab] float32 for the tokens that draw, in memory that the next step
+        may overwrite; None without any. `take` is called for the tokens in `scored`, block by block."""
 
     def check(self) -> None:
         """After a step has failed: wait for the device. Raises RuntimeError if nothing can be computed any more."""

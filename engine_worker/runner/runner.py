@@ -14,12 +14,13 @@ from engine_worker.guided.masks import GuidedSequence
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.draws import StepDraws
-from engine_worker.runner.forward import Forward, PreparedStep
+from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.methods import Methods
 from engine_worker.runner.results import StepResults
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
+from engine_worker.sampling.prompt_logprobs import PromptScores
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
 from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Preparation, Step
 from sluice.ring.calls import MethodCall
@@ -64,14 +65,19 @@ class WaitTimer:
 class LaunchedStep:
     """See `engine_worker.step.Launched`."""
 
-    def __init__(self, results: "Future[StepResults | None]", waiting: WaitTimer) -> None:
+    def __init__(self, results: "Future[StepResults | None]", scores: PromptScores | None, waiting: WaitTimer) -> None:
         self._results = results
+        self._scores = scores
         self._waiting = waiting
 
     def collect(self) -> list[Drawn]:
         with self._waiting:
             results = self._results.result()
             return [] if results is None else results.drawn()
+
+    def prompt_logprobs(self) -> list[bytes]:
+        with self._waiting:
+            return [] if self._scores is None else self._scores.collect()
 
     def results(self) -> StepResults | None:
         """None if it failed or drew nothing. Waits until it was queued on the device."""
@@ -175,7 +181,7 @@ class ModelRunner:
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
-        arrays = prepared = sampling = None
+        arrays = prepared = sampling = scores = None
         if step.slices:
             arrays = self._forward.arrays(step.slices)
             prepared = self._forward.prepare(arrays)
@@ -183,14 +189,16 @@ class ModelRunner:
             # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
             if work.draws:
                 sampling = work.draws, to_device(work.plan(self._vocab_size), self._forward.device)
+            if any(part.scored for part in step.slices):
+                scores = PromptScores(step.slices, self._forward.device)
         if prepared is None or not prepared.follows:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, arrays)
-        results = self._start(lambda: self._compute(step.moves, prepared, sampling, before))
-        self._latest = LaunchedStep(results, self._waiting)
+        results = self._start(lambda: self._compute(step.moves, prepared, sampling, scores, before))
+        self._latest = LaunchedStep(results, scores, self._waiting)
         return self._latest
 
     def _start(self, work: Callable[[], T]) -> "Future[T]":
@@ -209,6 +217,7 @@ class ModelRunner:
         moves: tuple[Move, ...],
         prepared: PreparedStep | None,
         sampling: tuple[list[Draw], SamplingPlan] | None,
+        scores: PromptScores | None,
         before: LaunchedStep | None,
     ) -> StepResults | None:
         try:
@@ -218,7 +227,9 @@ class ModelRunner:
             # Computed beside the model. A wait for tokens would keep the device idle.
             early = followed is None or self._masks_first
             masks = self._ask_masks(sampling, followed) if early else None
-            logits = self._forward.logits(moves, prepared)
+            logits = self._forward.logits(moves, prepared, ignore_rows if scores is None else scores.add)
+            if scores is not None:
+                scores.finish()
             if not early:
                 masks = self._ask_masks(sampling, followed)
         except Exception as error:

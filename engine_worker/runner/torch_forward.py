@@ -12,6 +12,7 @@ from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
 from engine_worker.runner.batch import StepArrays, StepTensors, build_arrays
+from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows
 from engine_worker.runner.graphs import Graphs, pad
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
@@ -77,7 +78,7 @@ class TorchForward:
         tensors = StepTensors.of(arrays, self.device)
         return StepOnDevice(tensors, self.backend.prepare(tensors.attention, self.cache), count, follows)
 
-    def logits(self, moves: Iterable[Move], step: StepOnDevice | None) -> Tensor | None:
+    def logits(self, moves: Iterable[Move], step: StepOnDevice | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`. Undefined on ranks other than 0."""
         self.cache.move(moves)
         if step is None:
@@ -85,15 +86,16 @@ class TorchForward:
         if step.follows:
             # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
             self.shard.broadcast(step.tensors.token_ids)
-        rows = self(step)
+        hidden, tensors = self(step), step.tensors
+        if tensors.scored_tokens is not None:
+            for tokens in tensors.scored_tokens.split(ROWS_PER_BLOCK):
+                take(self.model.logits(hidden.index_select(0, tokens)))
+        rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return self.model.logits(rows) if len(rows) else None
 
     def __call__(self, step: StepOnDevice) -> Tensor:
-        """Hidden states [R, hidden] of the tokens whose logits are needed, in memory that the next step may
-        overwrite."""
+        """Hidden states [T, hidden], in memory that the next step may overwrite."""
         tensors = step.tensors
         if step.inputs is None and self._graphs is not None:
-            hidden = self._graphs(tensors)[: step.num_tokens]
-        else:
-            hidden = self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs or tensors.attention)
-        return hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
+            return self._graphs(tensors)[: step.num_tokens]
+        return self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs or tensors.attention)

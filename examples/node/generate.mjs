@@ -38,6 +38,14 @@ function left({ seconds = 0, nanos = 0 }, gone) {
   return { seconds: Math.floor(milliseconds / 1000), nanos: Math.floor((milliseconds % 1000) * 1e6) };
 }
 
+// A token of the prompt: log-probability, rank, token, and the alternatives with theirs.
+function row({ token, logprob, rank, top }) {
+  const shown = (found) => JSON.stringify(found.token.toString());
+  if (!rank) return `\t\t${shown({ token })}`;
+  const others = top.map((other) => `${shown(other)} ${other.logprob.toFixed(3)}`);
+  return [logprob.toFixed(3), rank, shown({ token }), ...others].join('\t');
+}
+
 // What a stream needs to resume: its seed, its id, its model, and the token ids of each output.
 class StreamState {
   constructor(spec) {
@@ -66,9 +74,12 @@ class StreamState {
     const { index } = event.delta ?? event.finished ?? {};
     const output = this.outputs.get(index) ?? { token_ids: [], tail: '', echoed: false, ended: false };
     if (event.event === 'started') {
-      const { request_id, seed, model_fingerprint } = event.started;
+      const { request_id, seed, model_fingerprint, prompt_logprobs } = event.started;
       this.model = model_fingerprint;
-      if (!this.begun) this.spec = { ...this.spec, request_id, sampling: { ...this.spec.sampling, seed } };
+      if (!this.begun) {
+        this.spec = { ...this.spec, request_id, sampling: { ...this.spec.sampling, seed } };
+        for (const entry of prompt_logprobs) console.error(row(entry));
+      }
       this.begun = this.admitted = true;
     } else if (event.event === 'delta') {
       this.outputs.set(index, output);

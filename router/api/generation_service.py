@@ -30,7 +30,7 @@ class GenerationService:
     async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=False) as request:
             await request.log.wait_until(lambda: request.log.complete)
-            return ResponseBuilder(request, self._text.vocabulary).response(await self._prompt_text(request))
+            return await ResponseBuilder(request, self._text.vocabulary).response(await self._prompt_text(request))
 
     async def generate_stream(self, message: pb.GenerateStreamRequest, context: Context) -> None:
         async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=True) as request:

@@ -1,5 +1,6 @@
 """A request's log as the client sees it: the messages of its answer, and the coroutine that writes them."""
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import cast
@@ -10,10 +11,13 @@ from router.requests.request_state import RequestState
 from router.requests.token_log import NO_TIMES, SequenceLog
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
+from sluice.ring.prompt_logprobs import Row
 from sluice.ring.vocabulary import Vocabulary
 from sluice.ring.wire import End
 from sluice.v1 import generation_pb2 as pb
 
+BUILT_AT_ONCE = 512
+"""Log-probabilities of a prompt that are built before others have their turn."""
 Write = Callable[[bytes], Awaitable[None]]
 
 
@@ -37,8 +41,8 @@ async def write_stream(
         guard.end()
 
     with watchdog.guard(lambda: _slow_client(watchdog.seconds)) as guard:
-        await log.wait_until(lambda: log.started is not None or log.complete)
-        await send(pb.GenerateStreamResponse(started=builder.started()))
+        await log.wait_until(lambda: log.can_start or log.complete)
+        await send(pb.GenerateStreamResponse(started=await builder.started()))
         for sequence in log.sequences if prompt_text else ():
             if request.spec.echoes(sequence.index):
                 await send(pb.GenerateStreamResponse(delta=pb.Delta(index=sequence.index, text=prompt_text)))
@@ -68,15 +72,21 @@ class ResponseBuilder:
         self._with_logprobs = request.spec.logprobs is not None
         self._with_sum = request.spec.sampling.logprobs is not None
 
-    def started(self) -> pb.Started:
-        started = self._request.log.started
+    async def started(self) -> pb.Started:
+        started, model, prompt_logprobs = (
+            self._request.log.started,
+            self._request.model,
+            self._request.log.prompt.rows(),
+        )
+        # First: from here on another attempt has the same model and sends these no more.
         self._request.log.mark_start_delivered()
         return pb.Started(
             request_id=self._spec.request_id,
             prompt_tokens=len(self._request.prompt),
             cached_tokens=started.cached_tokens if started else 0,
+            prompt_logprobs=await self._prompt_logprobs(prompt_logprobs),
             seed=self._spec.sampling.seed,
-            model_fingerprint=self._request.model,
+            model_fingerprint=model,
         )
 
     def update(self, sequence: SequenceLog) -> Iterator[pb.GenerateStreamResponse]:
@@ -130,7 +140,7 @@ class ResponseBuilder:
     def done(self) -> pb.Done:
         return pb.Done(usage=self._usage(), timings=self._timings())
 
-    def response(self, prompt_text: str) -> pb.GenerateResponse:
+    async def response(self, prompt_text: str) -> pb.GenerateResponse:
         """The unary answer, once every sequence has its end."""
         sequences = self._request.log.sequences
         response = pb.GenerateResponse(
@@ -142,6 +152,7 @@ class ResponseBuilder:
             ],
             usage=self._usage(),
             timings=self._timings(),
+            prompt_logprobs=await self._prompt_logprobs(self._request.log.prompt.rows()),
         )
         for sequence in sequences:
             self._request.log.mark_delivered(sequence)
@@ -164,6 +175,19 @@ class ResponseBuilder:
         )
         _set_matched_stop(output, end)
         return output
+
+    async def _prompt_logprobs(self, rows: Iterator[Row]) -> list[pb.TokenLogprob]:
+        """One per token if they were asked for; fewer if the request ended before. The first has no value."""
+        if self._spec.prompt_logprobs is None:
+            return []
+        prompt = self._request.prompt
+        found = [pb.TokenLogprob(token_id=prompt[0], token=self._vocabulary.bytes_of(prompt[0]))]
+        for token, (logprob, rank, best) in zip(prompt[1:], rows, strict=False):
+            top = [self._logprob(other, its, place) for place, (other, its) in enumerate(best, 1)]
+            found.append(self._logprob(token, logprob, rank, top))
+            if len(found) % BUILT_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return found
 
     def _logprobs(self, sequence: SequenceLog) -> list[pb.TokenLogprob]:
         found = []

@@ -214,6 +214,8 @@ class AttemptSender:
             speculation=spec.speculation,
             guide=spec.guide,
             client_id=spec.client_id,
+            # All of a prompt's log-probabilities come before its first token.
+            prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:

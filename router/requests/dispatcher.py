@@ -95,6 +95,11 @@ class Dispatcher:
             request = self._current(started.request, started.attempt)
             if request is not None:
                 request.on_started(started)
+        for part in batch.prompt_logprobs:
+            request = self._current(part.request, part.attempt)
+            if request is not None and request.log.append_prompt_logprobs(part) is Appended.HOLE:
+                message = f"log-probabilities of the prompt are missing before {part.start}"
+                self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
         for row in batch.rows():
             request = self._current(row.request, row.attempt)
             if request is None or not 0 <= row.sequence < request.spec.n:

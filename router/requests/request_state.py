@@ -205,6 +205,8 @@ class RequestState:
     def on_tokenized(self, prompt: list[int], sampling: SamplingParams, retention: RetentionParams) -> None:
         self.move_to(RequestPhase.QUEUED)
         self.prompt, self.sampling, self.retention = prompt, sampling, retention
+        if self.spec.prompt_logprobs is not None:
+            self.log.expect_prompt_logprobs(len(prompt) - 1, self.spec.prompt_logprobs)
 
     def on_admitted(self, permit: Permit) -> None:
         """It holds `permit` from here on, and releases it when it ends or pauses."""

@@ -3,11 +3,12 @@
 import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 
 from router.errors import RequestError
 from sluice.ring.errors import FinishReason
+from sluice.ring.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
 from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
@@ -64,6 +65,48 @@ class SequenceLog:
         self.ids, self.text, self.logprobs = array("q"), [], []
 
 
+class PromptLog:
+    """Log-probabilities of the prompt, packed: there may be a quarter of a million."""
+
+    def __init__(self, rows: int = 0, top: int = 0) -> None:
+        """`rows`: how many are awaited, one less than the prompt has tokens."""
+        self._awaited = rows
+        self._top = top
+        self._data = bytearray()
+        self._delivered = False
+
+    @property
+    def received(self) -> int:
+        return len(self._data) // row_bytes(self._top)
+
+    @property
+    def complete(self) -> bool:
+        return self._delivered or self.received >= self._awaited
+
+    def append(self, part: PromptLogprobs) -> Appended:
+        if self._delivered:
+            return Appended.SEEN
+        if part.top != self._top or part.start > self.received or part.start + part.rows > self._awaited:
+            return Appended.HOLE
+        seen = self.received - part.start
+        if seen >= part.rows:
+            return Appended.SEEN
+        self._data += part.data[seen * row_bytes(self._top) :]
+        return Appended.TAKEN
+
+    def forget(self) -> None:
+        """The attempt that brought them was lost, and the next one may have another model."""
+        self._data.clear()
+
+    def mark_delivered(self) -> None:
+        self._delivered = True
+        self._data.clear()
+
+    def rows(self) -> Iterator[Row]:
+        """What has come so far, of the prompt's second token first."""
+        return unpack(bytes(self._data), self._top)
+
+
 class RequestLog:
     """All n sequences. Rows come in by `append`; the reader awaits `changed` and takes `next_updated` until None."""
 
@@ -72,6 +115,7 @@ class RequestLog:
         self.sequences = [SequenceLog(index, (resume or {}).get(index, ())) for index in range(n)]
         self.started: Started | None = None
         self.start_delivered = False
+        self.prompt = PromptLog()
         self.fault: RequestError | None = None
         self.received = 0
         """Tokens of all sequences that came over the ring."""
@@ -110,13 +154,31 @@ class RequestLog:
             self.started = started
             _wake(self._reader)
 
+    @property
+    def can_start(self) -> bool:
+        """Whether the answer can begin: the engine has, and has sent the prompt's log-probabilities if asked for."""
+        return self.started is not None and self.prompt.complete
+
+    def expect_prompt_logprobs(self, rows: int, top: int) -> None:
+        self.prompt = PromptLog(rows, top)
+
+    def append_prompt_logprobs(self, part: PromptLogprobs) -> Appended:
+        if self._closed or self.fault is not None or self.complete:
+            return Appended.SEEN
+        appended = self.prompt.append(part)
+        if self.can_start:
+            _wake(self._reader)
+        return appended
+
     def mark_start_delivered(self) -> None:
         self.start_delivered = True
+        self.prompt.mark_delivered()
 
     def forget_start(self) -> None:
         """The attempt that began has brought nothing: the next one's start counts, unless the client has it."""
         if not self.received and not self.start_delivered:
             self.started = None
+            self.prompt.forget()
 
     def append(self, row: TextRow) -> Appended:
         sequence = self.sequences[row.sequence]
@@ -124,9 +186,11 @@ class RequestLog:
         if self._closed or self.fault is not None or sequence.end is not None:
             return Appended.SEEN
         count = len(row.tokens)
-        if row.offset != sequence.received or self.started is None:
+        # Nor before the start, of which the log-probabilities of the prompt are a part.
+        startless = self.started is None or (count > 0 and not self.prompt.complete)
+        if row.offset != sequence.received or startless:
             # A row that overlaps what has come cannot be cut: its text is not per token.
-            seen = row.offset + count <= sequence.received and self.started is not None and row.end is None
+            seen = row.offset + count <= sequence.received and not startless and row.end is None
             return Appended.SEEN if seen else Appended.HOLE
         sequence.received += count
         self.received += count
@@ -181,6 +245,7 @@ class RequestLog:
         """The reader has gone: keep nothing more."""
         self._closed = True
         self._updated.clear()
+        self.prompt.forget()
         for sequence in self.sequences:
             sequence.drop_content()
 

@@ -6,7 +6,6 @@ from sluice.v1.generation_pb2 import GenerationSpec
 
 REJECTED = frozenset(
     {
-        "output.prompt_logprobs",
         "output.context_logits",
         "output.generation_logits",
         "output.tensors",

@@ -93,6 +93,8 @@ class Limits:
     n: int = 128
     logprobs: int = 20
     """Alternatives per token. The wire format allows no more, see `sluice.ring.message`."""
+    prompt_logprobs: int = 1 << 18
+    """Of all prompt tokens together, alternatives included: they come in one message, of about 30 bytes for each."""
     stop_strings: int = 32
     """The detokenizer looks for each of them in every new text."""
     stop_bytes: int = 1024

@@ -44,6 +44,8 @@ class Spec:
     """Of these, how many are returned: if fewer, the most likely ones."""
     logprobs: int | None
     """Alternatives to return with each token; None: no logprobs are returned."""
+    prompt_logprobs: int | None
+    """The same for the tokens of the prompt. None with `resume`: the caller has them."""
     priority: int
     """1 low, 2 normal, 3 high."""
     salt: str
@@ -92,7 +94,9 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
     bad = Violations()
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
-    logprobs = _logprobs(spec.output, limits, bad)
+    logprobs = _logprobs("logprobs", spec.output.HasField("logprobs"), spec.output.logprobs, model, limits, bad)
+    of_prompt = spec.output.HasField("prompt_logprobs")
+    prompt_logprobs = _logprobs("prompt_logprobs", of_prompt, spec.output.prompt_logprobs, model, limits, bad)
     # Sequences are compared by their logprobs, whether or not these are returned.
     drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
@@ -111,6 +115,7 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         n=n,
         num_outputs=num_outputs,
         logprobs=logprobs,
+        prompt_logprobs=None if any(resume.values()) else prompt_logprobs,
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -165,6 +170,19 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
     return wanted or room
 
 
+def check_prompt_logprobs(spec: Spec, prompt_tokens: int, limits: Limits) -> None:
+    """Raises RequestError if they would be too many for one message."""
+    if spec.prompt_logprobs is None:
+        return
+    entries = prompt_tokens * (1 + spec.prompt_logprobs)
+    if entries > limits.prompt_logprobs:
+        description = (
+            f"is {spec.prompt_logprobs}, with {prompt_tokens} prompt tokens that is {entries} log-probabilities, "
+            f"must be at most {limits.prompt_logprobs}"
+        )
+        raise RequestError.invalid([Violation("spec.output.prompt_logprobs", description)])
+
+
 def new_request_id() -> str:
     """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
@@ -189,11 +207,11 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
     return spec.truncate_prompt_tokens
 
 
-def _logprobs(output: pb.OutputOptions, limits: Limits, bad: Violations) -> int | None:
-    if not output.HasField("logprobs"):
+def _logprobs(name: str, given: bool, asked: int, model: Model, limits: Limits, bad: Violations) -> int | None:
+    if not given:
         return None
-    bad.within("spec.output.logprobs", output.logprobs, Range(0, limits.logprobs))
-    return output.logprobs
+    bad.within(f"spec.output.{name}", asked, Range(0, limits.logprobs))
+    return min(asked, model.vocab_size)
 
 
 def _text_params(

@@ -33,11 +33,14 @@ def generate(
     ] = None,
     beams: Annotated[int | None, typer.Option(help="Beams to search with; the output comes at the end")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first")] = False,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="Write each prompt token's log-probability to stderr, with so many alternatives")
+    ] = None,
 ) -> None:
     """Complete a text. Only the completion is written to stdout."""
     prompt = sys.stdin.read() if text == "-" else text
     options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    options |= Options(stop=stop, echo=echo or None)
+    options |= Options(stop=stop, echo=echo or None, prompt_logprobs=prompt_logprobs)
     guided = _guide(json_schema, regex, grammar, choice, json_object=json_object)
     if guided:
         options["guided"] = guided
@@ -47,6 +50,21 @@ def generate(
         options["beam_search"] = {"width": beams}
     with server.client() as client:
         print_stream(partial(client.stream, prompt, **options))
+
+
+def write_prompt_logprobs(stream: Stream) -> None:
+    """To stderr, a line per token: log-probability, rank, token, and the alternatives with theirs."""
+    for entry in stream.prompt_logprobs:
+        if entry.logprob is None:
+            cells = ["", "", _shown(entry.token)]
+        else:
+            best = [f"{_shown(other.token)} {other.logprob:.3f}" for other in entry.top]
+            cells = [f"{entry.logprob:.3f}", str(entry.rank), _shown(entry.token), *best]
+        sys.stderr.write("\t".join(cells) + "\n")
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode(errors="replace"))
 
 
 def _guide(
@@ -88,6 +106,7 @@ def print_stream(start: Callable[[], Stream]) -> str:
             sys.stdout.flush()
             texts.append(chunk.text)
             reason = chunk.finish_reason or reason
+    write_prompt_logprobs(stream)
     text = "".join(texts)
     if not text.endswith("\n"):
         sys.stdout.write("\n")

@@ -16,6 +16,7 @@ from sluice.ring.message import (
     Count,
     Finite,
     Index,
+    Logprobs,
     Message,
     Name,
     Number,
@@ -26,6 +27,7 @@ from sluice.ring.message import (
     TokenId,
 )
 from sluice.ring.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
+from sluice.ring.prompt_logprobs import PromptLogprobs
 
 # Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
 # Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token.
@@ -66,6 +68,9 @@ class Submit(Message, frozen=True):
     guide: Guide | None = None
     client_id: Number | None = None
     """The caller's, for logits processors."""
+    prompt_logprobs: Logprobs | None = None
+    """Number of alternatives to report with each token of the prompt; None: no logprobs of the prompt. Not with
+    `resume`: whoever has tokens has these too."""
 
 
 class Cancel(Message, frozen=True):
@@ -202,12 +207,21 @@ class TokenBatch(Message, frozen=True):
     """By row index."""
     accepted: dict[Count, Count] = {}
     """By row index; only rows with drafted tokens."""
+    prompt_logprobs: list[PromptLogprobs] = []
+    """Before the rows of their requests: whoever has tokens has these too."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
 
     @classmethod
-    def of(cls, engine: str, engine_epoch: int, opens: list[Open], rows: list[TokenRow]) -> "TokenBatch":
+    def of(
+        cls,
+        engine: str,
+        engine_epoch: int,
+        opens: list[Open],
+        rows: list[TokenRow],
+        prompt_logprobs: list[PromptLogprobs] | None = None,
+    ) -> "TokenBatch":
         return cls(
             engine,
             engine_epoch,
@@ -221,6 +235,7 @@ class TokenBatch(Message, frozen=True):
             logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
             ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
             accepted={i: row.accepted for i, row in enumerate(rows) if row.accepted},
+            prompt_logprobs=prompt_logprobs or [],
         )
 
 
@@ -239,6 +254,8 @@ class TextBatch(Message, frozen=True):
     ends: dict[Count, End]
     text: list[str]
     accepted: dict[Count, Count] = {}
+    prompt_logprobs: list[PromptLogprobs] = []
+    """As in `TokenBatch`."""
 
     def __post_init__(self) -> None:
         _check_columns(self)

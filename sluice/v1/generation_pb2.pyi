@@ -435,7 +435,9 @@ class OutputOptions(_message.Message):
     logprobs: _builtins.int
     """Return the top-n log-probabilities of each new token (0: only the chosen one)."""
     prompt_logprobs: _builtins.int
-    """The same for prompt tokens."""
+    """The same for the tokens of the prompt, given those before each. All of the prompt is computed, also what is cached.
+    Not with `resume`: whoever resumes has them.
+    """
     echo: _builtins.bool
     """Echo the prompt."""
     stream_interval: _builtins.int
@@ -888,7 +890,7 @@ class Started(_message.Message):
     """Hash of weights and configuration of the model that generates this stream, for ResumeFrom."""
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """Prompt log-probabilities if asked for."""
+        """Prompt log-probabilities if asked for, one per token; fewer if the request ended before the prompt was computed."""
 
     def __init__(
         self,
@@ -1130,7 +1132,7 @@ class TokenLogprob(_message.Message):
     logprob: _builtins.float
     """Natural log; unset for the first prompt token."""
     rank: _builtins.int
-    """Rank by probability, from 1."""
+    """Rank by probability, from 1; 0 for the first prompt token."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Best alternatives, best first."""

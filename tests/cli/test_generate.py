@@ -4,12 +4,13 @@ import os
 import pty
 import subprocess
 import sys
+import types
 
 import grpc
 import pytest
 
-from sluice.cli.generate import print_stream
-from sluice.client import Chunk, Usage
+from sluice.cli.generate import print_stream, write_prompt_logprobs
+from sluice.client import Chunk, TokenLogprob, Usage
 from sluice.v1 import generation_pb2, sampling_pb2
 from tests.fakes.server import Failure, bad_request
 
@@ -30,6 +31,7 @@ def test_options(sluice, script) -> None:
     result = sluice(
         *("generate", "hi", "--max-tokens", "5", "--temperature", "0", "--seed", "3"),
         *("--stop", "a", "--stop", "b", "--top-k", "4", "--top-p", "0.5", "--echo", "--max-draft-tokens", "0"),
+        *("--prompt-logprobs", "2"),
     )
     assert result.exit_code == 0
     spec = script.seen[-1].spec
@@ -38,7 +40,7 @@ def test_options(sluice, script) -> None:
     assert list(spec.stopping.stop) == ["a", "b"]
     assert spec.sampling.HasField("temperature")
     assert (spec.sampling.temperature, spec.sampling.seed, spec.sampling.top_k, spec.sampling.top_p) == (0, 3, 4, 0.5)
-    assert spec.output.echo
+    assert (spec.output.echo, spec.output.prompt_logprobs) == (True, 2)
     assert spec.speculation == generation_pb2.Speculation(max_draft_tokens=0)
 
 
@@ -153,6 +155,7 @@ def test_times_count_from_the_request(monkeypatch, capsys) -> None:
 
     class Fake:
         usage = Usage(prompt_tokens=7, completion_tokens=10, cached_tokens=0, accepted_draft_tokens=0)
+        prompt_logprobs = ()
 
         def __init__(self) -> None:
             clock.now += 2
@@ -178,3 +181,10 @@ def test_times_count_from_the_request(monkeypatch, capsys) -> None:
         "7 prompt tokens · 10 new in 5.00 s · first token after 3.00 s · 2.0 tokens/s from request to end · "
         "ended by eos"
     ) in capsys.readouterr().err
+
+
+def test_log_probabilities_of_the_prompt(capsys) -> None:
+    best = TokenLogprob(5, b" b", -0.25, 1, ())
+    entries = (TokenLogprob(1, b"a\n", None, 0, ()), TokenLogprob(2, b"\xff", -1.5, 3, (best,)))
+    write_prompt_logprobs(types.SimpleNamespace(prompt_logprobs=entries))
+    assert capsys.readouterr().err == "\t\t'a\\n'\n-1.500\t3\t'\ufffd'\t' b' -0.250\n"

@@ -12,8 +12,9 @@ from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.params import TextParams
+from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
 from sluice.ring.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
-from sluice.ring.wire import End, Open, Started, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.wire import Drop, End, Open, Started, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.lanes import FakeLane
 
 LENGTH = End(FinishReason.LENGTH, Times(1.0, 2.0, 3.0))
@@ -459,3 +460,23 @@ def test_rows_of_nobody_do_not_pile_up_for_a_router_that_does_not_read(monkeypat
     assert sum(len(found.request) for found in lane.batches) == 10
     assert lane.heartbeats[-1].missed[77] == 90
     assert lane.closed is False
+
+
+def test_a_prompts_log_probabilities_are_passed_on_before_its_tokens():
+    bench = Bench()
+    lane_full_at_first = TokenBatch.of("engine", 1, [opened(1), opened(2)], [])
+    bench.handle(lane_full_at_first)
+    bench.lanes["router"].room = 0
+    count = MAX_BATCH_TOKENS // PART_ROWS + 1
+    found = list(parts(1, 1, 0, 0, bytes(count * PART_ROWS * row_bytes(0))))
+    other = list(parts(2, 1, 0, 0, bytes(row_bytes(0))))
+    late = list(parts(3, 1, 0, 0, bytes(row_bytes(0))))
+    rows = [TokenRow(1, 1, 0, 0, [1], [], None), TokenRow(2, 1, 0, 0, [2], [], None)]
+    bench.handle(TokenBatch.of("engine", 1, [], rows, [*found, *other, *late]))
+    bench.handle(Drop(2, 1))
+    bench.lanes["router"].room = 100
+    bench.heartbeat()
+    batches = [message for message in bench.lanes["router"].messages if isinstance(message, TextBatch)][-2:]
+    assert [len(batch.prompt_logprobs) for batch in batches] == [count - 1, 1]
+    assert [part for batch in batches for part in batch.prompt_logprobs] == found
+    assert [list(batch.request) for batch in batches] == [[], [1]]

@@ -46,6 +46,7 @@ def spec_of(
     alone: bool = False,
     speculation: Speculation = Speculation(),  # noqa: B008 - frozen
     beams: BeamSearchParams | None = None,
+    prompt_logprobs: int | None = None,
     **stopping,
 ) -> Submit:
     return Submit(
@@ -68,6 +69,7 @@ def spec_of(
         ended=list(ended),
         alone=alone,
         speculation=speculation,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

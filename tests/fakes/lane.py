@@ -2,6 +2,7 @@
 
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
+from sluice.ring.prompt_logprobs import Row, unpack
 from sluice.ring.wire import End, Open, TokenBatch
 from tests.fakes.rows import rows_of
 
@@ -48,6 +49,8 @@ class Receiver:
         self.lanes: dict[str, MemoryLane] = {}
         self.opens: dict[tuple[int, int], Open] = {}
         self.streams: dict[tuple[int, int, int], Stream] = {}
+        self.prompt_logprobs: dict[tuple[int, int], list[Row]] = {}
+        """By request and attempt."""
         self.descriptors = True
         """Whether there are any for the next lane."""
         self.pulses = 0
@@ -77,6 +80,11 @@ class Receiver:
             self.opens[key] = opened
             for sequence in set(range(opened.n)).difference(opened.ended):
                 self.streams[*key, sequence] = Stream(opened.resume.get(sequence, ()))
+        for part in batch.prompt_logprobs:
+            rows = self.prompt_logprobs.setdefault((part.request, part.attempt), [])
+            assert part.start == len(rows), f"{part} at {len(rows)}"
+            assert (part.request, part.attempt) in self.opens
+            rows += unpack(part.data, part.top)
         for row in rows_of(batch):
             stream = self.streams[row.request, row.attempt, row.sequence]
             assert stream.end is None, f"{row} after its terminal"

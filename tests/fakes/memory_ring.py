@@ -4,10 +4,14 @@ import asyncio
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
+from struct import pack
+
+from msgspec.structs import replace
 
 from router.peers.peers import DetokenizerPeer, EnginePeer, Peer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, End, Started, Submit, TextBatch, TextRow, Times
 from tests.fakes.lanes import FakeLane
@@ -25,6 +29,11 @@ def length_of(prompt: list[int], sequence: int) -> int:
     return 1 + (prompt[0] * 5 + sequence * 7) % 12
 
 
+def prompt_rows(start: int, rows: int) -> bytes:
+    """Of a prompt's log-probabilities, without alternatives."""
+    return b"".join(pack("<fI", -float(row), row + 1) for row in range(start, start + rows))
+
+
 def text_of(tokens) -> str:
     return "".join(f"<{token}>" for token in tokens)
 
@@ -37,6 +46,8 @@ class Run:
     at: dict[int, int]
     """Tokens of the sequences that live."""
     opened: bool = False
+    scored: int = 0
+    """Of the prompt's log-probabilities, how many were sent."""
 
 
 @dataclass
@@ -59,8 +70,11 @@ class MemoryEngine:
         self.read = len(messages)
 
     def step(self, count: int) -> None:
-        """So many tokens for each sequence."""
+        """So many tokens for each sequence, or of the log-probabilities of its prompt if these are lacking."""
         for run in list(self.runs.values()):
+            if run.submit.prompt_logprobs is not None and run.scored < len(run.submit.prompt) - 1:
+                self._score(run, min(count, len(run.submit.prompt) - 1 - run.scored))
+                continue
             for sequence, at in list(run.at.items()):
                 prompt = run.submit.prompt
                 stop = min(at + count, length_of(prompt, sequence))
@@ -97,14 +111,25 @@ class MemoryEngine:
     def _emit(self, run: Run, sequence: int, tokens: list[int], end: End | None) -> None:
         submit, at = run.submit, run.at[sequence]
         row = TextRow(submit.request, submit.attempt, sequence, at, tokens, [], text_of(tokens), end)
-        started = [] if run.opened else [Started(submit.request, submit.attempt, len(submit.prompt), 1)]
-        run.opened = True
-        self.ring.wires[submit.detokenizer].append((self.peer.epoch, started, row))
+        self._put(run, row)
         run.at[sequence] = at + len(tokens)
         if end is not None:
             del run.at[sequence]
         if not run.at:
             self.runs.pop(submit.request, None)
+
+    def _score(self, run: Run, rows: int) -> None:
+        submit = run.submit
+        assert not any(submit.resume.values())
+        data = prompt_rows(run.scored, rows)
+        self._put(run, PromptLogprobs(submit.request, submit.attempt, run.scored, 0, data))
+        run.scored += rows
+
+    def _put(self, run: Run, made: TextRow | PromptLogprobs) -> None:
+        submit = run.submit
+        started = [] if run.opened else [Started(submit.request, submit.attempt, len(submit.prompt), 1)]
+        run.opened = True
+        self.ring.wires[submit.detokenizer].append((self.peer.epoch, started, made))
 
 
 class Kind:
@@ -131,7 +156,7 @@ class MemoryRing:
         self.ready = asyncio.Event()
         self.ready.set()
         self.machines: dict[str, MemoryEngine] = {}
-        self.wires: dict[str, deque[tuple[int, list[Started], TextRow]]] = {}
+        self.wires: dict[str, deque[tuple[int, list[Started], TextRow | PromptLogprobs]]] = {}
         """By detokenizer: epoch of the engine, and what it made."""
         for i in range(engines):
             self.start_engine(f"engine-{i}")
@@ -168,7 +193,9 @@ class MemoryRing:
         wire = self.wires[name]
         found = [wire.popleft() for _ in range(min(rows, len(wire)))]
         started = [start for _, starts, _ in found for start in starts]
-        return text_batch(name, started, [row for _, _, row in found])
+        rows = [made for _, _, made in found if isinstance(made, TextRow)]
+        parts = [made for _, _, made in found if isinstance(made, PromptLogprobs)]
+        return replace(text_batch(name, started, rows), prompt_logprobs=parts)
 
     def _replace(
         self, kind: Kind, name: str, heartbeat: EngineHeartbeat | DetokenizerHeartbeat

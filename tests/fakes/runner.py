@@ -1,6 +1,7 @@
 """A runner without a model: its next token is a function of all tokens before, read back from the cache blocks."""
 
 from collections.abc import Iterable, Iterator
+from struct import pack
 
 from msgspec.structs import replace
 
@@ -59,6 +60,12 @@ class ScriptedProgram(tuple):
         return self
 
 
+def prompt_row(prompt, row: int, top: int) -> tuple[float, int, list[tuple[int, float]]]:
+    """The log-probability of a prompt's token row + 1: a function of all tokens before it."""
+    noise = mix(digest(prompt[: row + 1]), prompt[row + 1])
+    return -float(noise % 64), 1 + noise % VOCAB, [((noise + i) % VOCAB, -float(i)) for i in range(top)]
+
+
 class ScriptedRunner:
     """Keeps (token, digest up to it) in every slot and reads whole contexts back through the block tables.
 
@@ -88,6 +95,8 @@ class ScriptedRunner:
         self.preparations: dict[int, Preparation] = {}
         """What requests wait for, by number."""
         self.computed = 0
+        self.scored: list[bytes] = []
+        """Of the latest step."""
         self.violations: list[str] = []
         self.fail: str | None = None
         """At "launch", "before" or "after" computing: the next step raises."""
@@ -172,6 +181,7 @@ class ScriptedRunner:
         for part in step.slices:
             self._write(part)
         drawn = [self._draw(*self._read(part, behind), draw) for part in step.slices for behind, draw in drawing(part)]
+        self.scored = [self._score(part) for part in step.slices if part.scored is not None]
         if fail == "after":
             self._raise()
         return drawn
@@ -221,6 +231,21 @@ class ScriptedRunner:
                 break
             tokens.append(found[0])
         return tokens, state
+
+    def _score(self, part: Slice) -> bytes:
+        scored, found = part.scored, b""
+        end = part.start + len(part.tokens)
+        if not (scored.tokens and part.start <= scored.start and scored.start + len(scored.tokens) <= end):
+            self.violations.append(f"{scored} in {part.start} to {end}")
+        for row, token in enumerate(scored.tokens, scored.start):
+            tokens, state = self._read(part, end - row - 1)
+            if part.start + len(part.tokens) > row + 1 and part.tokens[row + 1 - part.start] != token:
+                self.violations.append(f"{token} is not what follows position {row} of {part}")
+            noise = mix(state, token) if tokens else 0
+            best = [(noise + i) % VOCAB for i in range(scored.top)], [-float(i) for i in range(scored.top)]
+            layout = f"<fI{scored.top}I{scored.top}f"
+            found += pack(layout, -float(noise % 64), 1 + noise % VOCAB, *best[0], *best[1])
+        return found
 
     def _draw(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
         if not tokens:
@@ -276,6 +301,7 @@ class ScriptedLaunch:
         self._step = Step(tuple(map(frozen, step.slices)), step.moves)
         self.moves = step.moves
         self._drawn: list[Drawn] = []
+        self._scored: list[bytes] = []
         self.error: Exception | None = None
         size = runner.tokens_per_block
         targets = [move.target for move in step.moves if move.kind is not MoveKind.OFFLOAD]
@@ -297,6 +323,7 @@ class ScriptedLaunch:
             forgiven = {id(part) for part in step.slices if runner.slots_seen(part, part.start) & lost}
         try:
             self._drawn = runner.compute(step, self._fail, forgiven)
+            self._scored = runner.scored
         except Exception as error:  # noqa: BLE001 - the step fails with it
             self.error = error
 
@@ -319,6 +346,9 @@ class ScriptedLaunch:
         if self.error is not None:
             raise self.error
         return self._drawn
+
+    def prompt_logprobs(self) -> list[bytes]:
+        return self._scored
 
     def _filled(self, part: Slice, before: "ScriptedLaunch | None") -> Slice:
         if part.follows is None:

@@ -18,6 +18,7 @@ from engine_worker.ringside.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
+from sluice.ring.prompt_logprobs import Row
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching, ChunkingPolicy
@@ -140,6 +141,7 @@ class EngineHarness:
         ended: Iterable[int] = (),
         speculation: Speculation = Speculation(),  # noqa: B008 - frozen
         guide: Guide | None = None,
+        prompt_logprobs: int | None = None,
     ) -> int:
         number = next(self._numbers)
         self._inbox.append(
@@ -162,6 +164,7 @@ class EngineHarness:
                 ended=list(ended),
                 speculation=speculation,
                 guide=guide,
+                prompt_logprobs=prompt_logprobs,
             )
         )
         return number
@@ -174,6 +177,9 @@ class EngineHarness:
 
     def stream(self, request: int, sequence: int = 0) -> Stream:
         return self.receiver.streams[request, 0, sequence]
+
+    def prompt_logprobs(self, request: int) -> list[Row]:
+        return self.receiver.prompt_logprobs.get((request, 0), [])
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, max_tokens: int) -> list[list[int]]:
         """All at once, in flight together as far as the batch size allows."""

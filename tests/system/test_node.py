@@ -83,6 +83,17 @@ def test_the_speculating_call_of_the_documentation(ring, example) -> None:
     assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | more).stdout == plain.stdout
 
 
+def test_the_scoring_call_of_the_documentation(ring, example) -> None:
+    found = run(example, ring.address, "def add(a, b):", spec_of("prompt_logprobs.md"))
+    assert found.returncode == 0
+    rows = [row.split("\t") for row in found.stderr.splitlines()]
+    assert "".join(json.loads(row[2]) for row in rows) == "def add(a, b):"
+    assert rows[0][:2] == ["", ""]
+    with Client(ring.address) as client:
+        expected = client.generate("def add(a, b):", prompt_logprobs=1, max_tokens=1).prompt_logprobs
+    assert [float(row[0]) for row in rows[1:]] == [pytest.approx(entry.logprob, abs=2e-3) for entry in expected[1:]]
+
+
 def test_a_stream_goes_on_at_the_next_router(example) -> None:
     spec = {"stopping": {"max_tokens": 9}, "output": {"echo": True}}
     busy = with_reason(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")

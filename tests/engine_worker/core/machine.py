@@ -16,11 +16,12 @@ from engine_worker.request import remaining
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
+from sluice.ring.prompt_logprobs import Row
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.beams import search_alone
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import VOCAB, continuation
+from tests.fakes.runner import VOCAB, continuation, prompt_row
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
@@ -176,10 +177,13 @@ class EngineMachine(RuleBasedStateMachine):
         drafts=st.sampled_from([0, 4, 1, 9]),
         wrong=st.integers(0, 7),
         beams=st.sampled_from([None, None, BeamSearchParams(3), BeamSearchParams(6, 0.5, exhaustive=True)]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     )
     def submit(self, base, shared, own, ends, lane, times, left=None, drafts=0, wrong=0, beams=None, **asked):
         if beams is not None:
             asked["n"], drafts = min(asked["n"], beams.width), 0
+        if left is not None:
+            asked.pop("prompt_logprobs", None)
         for _ in range(times):
             number = len(self.bench.specs) + 1
             spec = spec_of(
@@ -205,7 +209,9 @@ class EngineMachine(RuleBasedStateMachine):
         number, _ = pick.choice(sorted(self.bench.specs)[-6:])
         former = max(spec.attempt for spec in self.bench.specs.values() if spec.request == number)
         spec = replace(self.bench.specs[number, former], attempt=former + 1, detokenizer=lane)
-        self.bench.send(self._resuming(spec, pick))
+        again = spec.prompt_logprobs is not None and pick.random() < 0.5
+        resuming = replace(spec, prompt_logprobs=None)
+        self.bench.send(spec if again else self._resuming(resuming, pick))
         self.superseded.add((number, former))
 
     @precondition(lambda self: self.bench.specs)
@@ -297,6 +303,11 @@ class EngineMachine(RuleBasedStateMachine):
             return self.found[key][sequence]
         return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
 
+    def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
+        """Those that came are those of an undisturbed request."""
+        top = spec.prompt_logprobs or 0
+        assert rows == [prompt_row(spec.prompt, i, top) for i in range(len(rows))]
+
     def _speculation(self, spec: Submit, drafts: int, wrong: int) -> Speculation:
         """Expects what the first sequence gets, but for every token number `wrong`, if that is not 0."""
         expected = [*self.continuation(spec, 0)]
@@ -334,6 +345,13 @@ class EngineMachine(RuleBasedStateMachine):
     def _ended_right(self, number: int, attempt: int, sequence: int) -> None:
         end = self.bench.stream(number, sequence, attempt).end
         assert end is not None
+        spec = self.bench.specs[number, attempt]
+        rows = self.bench.receiver.prompt_logprobs.get((number, attempt), [])
+        if spec.prompt_logprobs is None:
+            assert not rows
+        elif (number, attempt) in self.bench.receiver.opens:
+            self.check_prompt_logprobs(spec, rows)
+            assert len(rows) == len(spec.prompt) - 1 or not self.bench.output(number, sequence, attempt)
         if end.reason in COMPLETE:
             expected = self.continuation(self.bench.specs[number, attempt], sequence)
             assert self.bench.output(number, sequence, attempt) == expected

@@ -6,6 +6,7 @@ an engine ends when OpenVINO fails, see test_lost.py.
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from engine_worker.runner.runner import ModelRunner
 from sluice.ring.params import RetentionParams, derive_seed
+from sluice.ring.prompt_logprobs import Row
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.core.machine import QUIET, EngineMachine
@@ -54,7 +56,7 @@ class OpenVinoMachine(EngineMachine):
     )
     def start(self, window, batch, budget, chunked, reuse, policy, overlap):
         self.window = window
-        self.outputs: dict[Submit, list[int]] = {}
+        self.outputs: dict[tuple[Any, ...], tuple[list[int], list[Row]]] = {}
         bench = EngineBench(
             runner=runner(self.folder, window, overlap, "test"),
             max_batch_size=batch,
@@ -70,6 +72,14 @@ class OpenVinoMachine(EngineMachine):
     draw_fails = step_may_fail = moving_will_fail = None
 
     def continuation(self, spec: Submit, sequence: int) -> list[int]:
+        return self._alone(spec, sequence)[0]
+
+    def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
+        right = self._alone(spec, 0)[1]
+        assert [row[0] for row in rows] == pytest.approx([row[0] for row in right[: len(rows)]], abs=1e-4)
+
+    def _alone(self, spec: Submit, sequence: int) -> tuple[list[int], list[Row]]:
+        """Output, and log-probabilities of the prompt."""
         alone = replace(
             spec,
             request=1,
@@ -80,6 +90,7 @@ class OpenVinoMachine(EngineMachine):
             retention=RetentionParams(),
             resume={},
             ended=[],
+            prompt_logprobs=0,
         )
         key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping)
         if key not in self.outputs:
@@ -87,7 +98,7 @@ class OpenVinoMachine(EngineMachine):
             bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET)
             bench.send(alone)
             bench.run()
-            self.outputs[key] = bench.output(1)
+            self.outputs[key] = bench.output(1), bench.receiver.prompt_logprobs.get((1, 0), [])
         return self.outputs[key]
 
     def _note_failures(self) -> None:

@@ -10,6 +10,7 @@ from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
+from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
 from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.clock import Clock
@@ -297,3 +298,19 @@ def test_lanes_are_bounded_and_idle_ones_make_room(outbox, receiver, monkeypatch
     outbox.connect("mem://3")
     assert receiver.lanes["mem://1"].closed
     assert not receiver.lanes["mem://2"].closed
+
+
+def test_a_prompt_goes_before_its_tokens(outbox, receiver):
+    """Also where it takes several messages."""
+    outbox.connect(A)
+    outbox.open(A, OPENED)
+    size, count = PART_ROWS, 2 * TOKENS_PER_MESSAGE // PART_ROWS + 1
+    for part in parts(1, 0, 0, 1, bytes(count * size * row_bytes(1))):
+        outbox.put_prompt_logprobs(A, part)
+    outbox.put(A, [row(0, 5)])
+    outbox.flush()
+    assert not outbox.waiting
+    batches = receiver.lanes[A].messages
+    assert [len(batch.prompt_logprobs) for batch in batches] == [2, 2, 1]
+    assert [len(batch.request) for batch in batches] == [0, 0, 1]
+    assert [part.start for batch in batches for part in batch.prompt_logprobs] == [i * size for i in range(count)]

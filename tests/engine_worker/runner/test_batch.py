@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.graphs import pad
-from engine_worker.step import Draw, Slice
+from engine_worker.step import Draw, Scored, Slice
 from sluice.ring.params import SamplingParams
 from tests.examples import examples
 
@@ -75,7 +75,10 @@ def steps(draw):
         needed = -(-(start + len(tokens)) // size)
         table = draw(st.lists(st.integers(0, 5000), min_size=needed, max_size=needed + 3))
         draws = tuple(Draw(SamplingParams(), i, 0) for i in range(draw(st.integers(0, 2))))
-        slices.append(Slice(tokens, start, table, draws, draw(st.sampled_from([None, 0, 3]))))
+        first = draw(st.integers(0, len(tokens) - 1))
+        behind = draw(st.lists(st.integers(0, 999), min_size=1, max_size=len(tokens) - first))
+        scored = draw(st.sampled_from([None, Scored(start + first, behind, 0)]))
+        slices.append(Slice(tokens, start, table, draws, draw(st.sampled_from([None, 0, 3])), scored=scored))
     return slices, size, window
 
 
@@ -85,7 +88,7 @@ def test_a_step_token_by_token(step):
     """Against what each array means, in plain loops."""
     slices, size, window = step
     arrays, work, token, row, draw = build_arrays(slices, size, window), StepDraws.of(slices), 0, 0, 0
-    rows, followed, draw_follows = [], [], {}
+    rows, followed, draw_follows, scored = [], [], {}, []
     for i, part in enumerate(slices):
         first_seen = 0 if window is None else max(0, part.start - window + 1)
         skipped = first_seen // size
@@ -99,6 +102,8 @@ def test_a_step_token_by_token(step):
         for at, token_id in enumerate(part.tokens, part.start):
             assert (arrays.token_ids[token], arrays.positions[token]) == (token_id, at)
             assert arrays.slots[token] == part.block_table[at // size] * size + at % size
+            if part.scored and part.scored.start <= at < part.scored.start + len(part.scored.tokens):
+                scored.append(token)
             token += 1
         if part.follows is not None:
             followed.append((token - 1, part.follows))
@@ -113,6 +118,7 @@ def test_a_step_token_by_token(step):
     assert arrays.query_start[-1] == token == len(arrays.token_ids)
     assert rows == (list(range(token)) if arrays.last_tokens is None else arrays.last_tokens.tolist())
     assert list(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True)) == followed
+    assert scored == ([] if arrays.scored_tokens is None else arrays.scored_tokens.tolist())
     assert work.draws == [each for part in slices for each in part.draws]
     assert (work.num_rows, work.follows) == (row, draw_follows)
     assert arrays.max_query == max(len(part.tokens) for part in slices)

@@ -67,6 +67,8 @@ class Client:
     live: RequestState
     reading: asyncio.Event = field(default_factory=asyncio.Event)
     events: list[pb.GenerateStreamResponse] = field(default_factory=list)
+    prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
+    """Of a unary call."""
     error: RequestError | None = None
     task: asyncio.Task | None = None
 
@@ -74,6 +76,11 @@ class Client:
         await asyncio.sleep(0)
         await self.reading.wait()
         self.events.append(pb.GenerateStreamResponse.FromString(event))
+
+
+class NoVocabulary:
+    def bytes_of(self, token: int) -> bytes:
+        return b""
 
 
 class Machine(RuleBasedStateMachine):
@@ -108,11 +115,12 @@ class Machine(RuleBasedStateMachine):
             live.on_admitted(await self.admission.acquire(2, 1))
             await self.dispatcher.submit(live)
             if live.spec.streaming:
-                await write_stream(live, ResponseBuilder(live, None), client.write, Watchdog(3600.0), "")
+                await write_stream(live, ResponseBuilder(live, NoVocabulary()), client.write, Watchdog(3600.0), "")
             else:
                 await live.log.wait_until(lambda: live.log.complete)
                 client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, None).done())]
-                answer = ResponseBuilder(live, None).response("")
+                answer = await ResponseBuilder(live, NoVocabulary()).response("")
+                client.prompt_logprobs = list(answer.prompt_logprobs)
                 for output in answer.outputs:
                     delta = pb.Delta(index=output.index, text=output.text, token_ids=output.token_ids)
                     finished = pb.Finished(index=output.index, finish_reason=output.finish_reason)
@@ -141,10 +149,11 @@ class Machine(RuleBasedStateMachine):
         for _ in range(count):
             self.ask(2, True, True)
 
-    @rule(n=st.integers(1, 3), streaming=st.booleans(), reading=st.booleans())
-    def ask(self, n, streaming, reading):
-        prompt = [next(self.numbers), 7, 8]
-        spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=pb.OutputOptions(token_ids=True))
+    @rule(n=st.integers(1, 3), streaming=st.booleans(), reading=st.booleans(), scored=st.booleans())
+    def ask(self, n, streaming, reading, scored=False):
+        prompt = [next(self.numbers), 7, 8, *range(next(self.numbers) % 5 if scored else 0)]
+        output = pb.OutputOptions(token_ids=True, prompt_logprobs=0 if scored else None)
+        spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=output)
         found = parse(spec, model(), limits_of(RouterSettings(model="m"), 2048), streaming)
         live = self.requests.add(found)
         live.on_tokenized(prompt, live.spec.sampling, RetentionParams())
@@ -308,7 +317,21 @@ class Machine(RuleBasedStateMachine):
             if live.phase in (RequestPhase.PAUSED, RequestPhase.ENDED):
                 assert live._permit is None
 
+    def check_prompt(self, client):
+        """Whole in `Started`, unless it was aborted before."""
+        spec, prompt = client.live.spec, client.live.prompt
+        starts = [event.started for event in client.events if event.HasField("started")]
+        found = starts[0].prompt_logprobs if starts else client.prompt_logprobs
+        if not found:
+            assert spec.prompt_logprobs is None or not (starts or client.events)
+            return
+        assert [its.token_id for its in found] == prompt[: len(found)]
+        assert [its.rank for its in found] == list(range(len(found)))
+        assert len(found) == len(prompt) or client.live.aborted
+        assert not found[0].HasField("logprob")
+
     def check_events(self, client):
+        self.check_prompt(client)
         prompt = client.live.prompt
         for index in range(client.live.spec.n):
             deltas = [e.delta for e in client.events if e.HasField("delta") and e.delta.index == index]

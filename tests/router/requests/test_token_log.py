@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from router.errors import RequestError
 from router.requests.token_log import Appended, RequestLog
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.wire import End, Started, TextRow, Times
+from tests.fakes.memory_ring import prompt_rows
 
 STARTED = Started(1, 0, 3, 0)
 TIMES = Times(0, 0, 0)
@@ -102,3 +104,44 @@ async def test_the_reader_wakes_once_for_many_rows():
     log.append(row(0, [1]))
     log.fail(RequestError(ErrorCode.INTERNAL, "x"))
     await asyncio.wait_for(waiting, 1)
+
+
+def scored(start: int, rows: int, top: int = 0) -> PromptLogprobs:
+    return PromptLogprobs(1, 0, start, top, prompt_rows(start, rows))
+
+
+def test_a_prompt_is_part_of_the_start():
+    log = started()
+    log.expect_prompt_logprobs(5, 0)
+    assert not log.can_start
+    assert log.append(row(0, [1])) is Appended.HOLE
+    assert log.append_prompt_logprobs(scored(0, 2)) is Appended.TAKEN
+    assert log.append_prompt_logprobs(scored(0, 2)) is Appended.SEEN
+    assert log.append_prompt_logprobs(scored(3, 1)) is Appended.HOLE
+    assert log.append_prompt_logprobs(scored(2, 4)) is Appended.HOLE
+    assert log.append_prompt_logprobs(scored(1, 4)) is Appended.TAKEN
+    assert log.can_start
+    assert [(logprob, rank) for logprob, rank, _ in log.prompt.rows()] == [(-float(i), i + 1) for i in range(5)]
+    assert log.append(row(0, [1])) is Appended.TAKEN
+
+
+def test_a_prompt_comes_from_one_model():
+    """An attempt that has brought no token leaves nothing behind, as the next one may have another model."""
+    log = started()
+    log.expect_prompt_logprobs(3, 0)
+    log.append_prompt_logprobs(scored(0, 3))
+    log.forget_start()
+    assert not log.prompt.complete
+    log.start(STARTED)
+    log.append_prompt_logprobs(scored(0, 3))
+    log.mark_start_delivered()
+    log.forget_start()
+    assert log.can_start
+    assert log.append_prompt_logprobs(scored(0, 3)) is Appended.SEEN
+
+
+def test_the_end_of_a_request_without_its_prompt():
+    log = started()
+    log.expect_prompt_logprobs(3, 0)
+    assert log.append(row(0, [], end=End(FinishReason.ABORTED, TIMES))) is Appended.TAKEN
+    assert log.complete

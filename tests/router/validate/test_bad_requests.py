@@ -319,7 +319,7 @@ SPECS = [
             "logits_processors": ["p"],
         }.items()
     ),
-    ("prompt_logprobs", output(prompt_logprobs=0), UNBUILT, "spec.output.prompt_logprobs"),
+    ("prompt_logprobs of 21", output(prompt_logprobs=21), INVALID, "spec.output.prompt_logprobs"),
     ("context_logits", output(context_logits=True), UNBUILT, "spec.output.context_logits"),
     ("generation_logits", output(generation_logits=True), UNBUILT, "spec.output.generation_logits"),
     ("tensors", output(tensors=[pb.TensorSpec()]), UNBUILT, "spec.output.tensors"),

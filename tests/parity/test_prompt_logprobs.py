@@ -1,0 +1,127 @@
+"""Log-probabilities of the prompt equal those of one forward pass of transformers, however the prompt is computed."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine_worker.runner.forward import ROWS_PER_BLOCK
+from sluice.ring.params import SamplingParams, StopParams
+from sluice.ring.prompt_logprobs import Row
+from tests.parity.harness import EngineHarness
+
+GREEDY = SamplingParams(temperature=0.0)
+ONE = StopParams(max_tokens=1)
+TOP = 3
+
+
+@pytest.fixture(scope="module")
+def oracle(model_folder) -> Callable[[tuple[int, ...]], torch.Tensor]:
+    """Log-probabilities [T - 1, vocab] of what may follow each token but the last."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+    @cache
+    @torch.inference_mode()
+    def of(prompt: tuple[int, ...]) -> torch.Tensor:
+        return model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+
+    return of
+
+
+def check(found: list[Row], prompt: list[int], oracle: Callable[[tuple[int, ...]], torch.Tensor], top: int) -> None:
+    right = oracle(tuple(prompt))
+    assert len(found) == len(prompt) - 1 == len(right)
+    for (logprob, rank, best), row, token in zip(found, right, prompt[1:], strict=True):
+        assert logprob == pytest.approx(row[token].item(), abs=1e-4)
+        # Two that are as good as equal may change places.
+        assert int((row > row[token] + 1e-4).sum()) < rank <= 1 + int((row > row[token] - 1e-4).sum())
+        assert len(best) == top
+        values = [value for _, value in best]
+        assert values == sorted(values, reverse=True)
+        assert values == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
+        assert [row[token].item() for token, _ in best] == pytest.approx(values, abs=1e-4)
+
+
+def test_each_length_at_once(model_folder, prompts, oracle):
+    """Together with requests that want none."""
+    harness = EngineHarness(model_folder)
+    some = [*prompts[:5], *prompts[10:40:6]]
+    asked = [(prompt, harness.send(prompt, GREEDY, ONE, prompt_logprobs=i % 4)) for i, prompt in enumerate(some)]
+    others = [harness.send(prompt, GREEDY, ONE) for prompt in some]
+    harness.run()
+    for i, (prompt, number) in enumerate(asked):
+        check(harness.prompt_logprobs(number), prompt, oracle, i % 4)
+        assert harness.stream(number).tokens == harness.stream(others[i]).tokens
+    assert not any(map(harness.prompt_logprobs, others))
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend):
+    """Edges of chunks, of blocks of the cache and of blocks of rows, each at every distance from the others."""
+    prompt = prompts[5][: 2 * ROWS_PER_BLOCK + 3]
+    for chunk in (1, 2, 7, 31, 32, 33, ROWS_PER_BLOCK - 1, ROWS_PER_BLOCK, ROWS_PER_BLOCK + 1, len(prompt) - 1, 512):
+        harness = EngineHarness(
+            model_folder,
+            backend=backend,
+            overlap=overlap,
+            max_tokens_per_step=chunk,
+            max_batch_size=1,
+            tokens_per_block=8,
+        )
+        number = harness.send(prompt, GREEDY, ONE, prompt_logprobs=TOP)
+        harness.run()
+        check(harness.prompt_logprobs(number), prompt, oracle, TOP)
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_what_is_cached_is_computed_again(model_folder, prompts, oracle, backend):
+    harness = EngineHarness(model_folder, backend=backend, max_tokens_per_step=64)
+    prompt = prompts[5][:200]
+    plain = harness.send(prompt, GREEDY, ONE)
+    harness.run()
+    numbers = [harness.send(prompt[:size], GREEDY, ONE, prompt_logprobs=TOP) for size in (200, 199, 160, 33, 2, 1)]
+    again = harness.send(prompt, GREEDY, ONE)
+    harness.run()
+    for number, size in zip(numbers, (200, 199, 160, 33, 2, 1), strict=True):
+        check(harness.prompt_logprobs(number), prompt[:size], oracle, TOP)
+        assert harness.cached_tokens(number) == 0
+    assert harness.cached_tokens(again) > 0
+    assert harness.stream(again).tokens == harness.stream(plain).tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
+def test_pauses_in_the_midst_of_a_prompt(model_folder, prompts, oracle, options):
+    """What came before the pause is not computed again where it is cached, and never comes twice."""
+    harness = EngineHarness(
+        model_folder, kv_cache_tokens=640, max_tokens_per_step=48, tokens_per_block=16, max_batch_size=16, **options
+    )
+    some = [prompt[:300] for prompt in prompts[14:38:2]]
+    asked = [
+        (prompt, harness.send(prompt, GREEDY, StopParams(max_tokens=120), prompt_logprobs=1, n=1 + i % 2))
+        for i, prompt in enumerate(some)
+    ]
+    harness.run()
+    assert harness.pauses > 0
+    for prompt, number in asked:
+        check(harness.prompt_logprobs(number), prompt, oracle, 1)
+
+
+def test_once_for_all_outputs(model_folder, prompts, oracle):
+    harness = EngineHarness(model_folder, max_tokens_per_step=70)
+    number = harness.send(prompts[20], SamplingParams(seed=3), StopParams(max_tokens=5), n=4, prompt_logprobs=2)
+    harness.run()
+    check(harness.prompt_logprobs(number), prompts[20], oracle, 2)
+    assert len({tuple(harness.stream(number, i).tokens) for i in range(4)}) > 1
+
+
+def test_two_ranks(model_folder, prompts, oracle):
+    harness = EngineHarness(model_folder, max_tokens_per_step=100, tensor_parallel=2)
+    try:
+        number = harness.send(prompts[20], GREEDY, ONE, prompt_logprobs=TOP)
+        harness.run()
+    finally:
+        harness.close()
+    check(harness.prompt_logprobs(number), prompts[20], oracle, TOP)
