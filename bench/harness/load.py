@@ -33,6 +33,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Sequences."""
     beams: bool = False
     """Search with `n` beams, instead of sampling as many sequences."""
+    prompt_logprobs: int | None = None
 
 
 class Load(msgspec.Struct, frozen=True):

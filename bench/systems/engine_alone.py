@@ -129,7 +129,7 @@ def _submit(number: int, seed: int, ask: Ask, salt: str) -> Submit:
     search = BeamSearchParams(ask.n) if ask.beams else None
     sampling = SamplingParams(temperature=ask.temperature, seed=seed, beam_search=search)
     speculation = Speculation(draft_token_ids=tuple(ask.expected))
-    others = {"retention": ask.retention, "speculation": speculation}
+    others = {"retention": ask.retention, "speculation": speculation, "prompt_logprobs": ask.prompt_logprobs}
     return submit(number, ask.prompt, ask.max_tokens, sampling, n=ask.n, salt=salt, **others)
 
 

@@ -22,6 +22,7 @@ from bench.topics import (
     peers,
     policies,
     programs,
+    prompt_logprobs,
     ring,
     router,
     scheduler,
@@ -123,6 +124,15 @@ def beams_result() -> beams.BeamsResult:
         beams.BeamsPoint(model, width, 900.0 * width, 1.0 - width / 40) for model in ("tiny", "25M") for width in (2, 8)
     ]
     return beams.BeamsResult(widths=(2, 8), points=points)
+
+
+def prompt_logprobs_result() -> prompt_logprobs.PromptLogprobsResult:
+    points = [
+        prompt_logprobs.PromptLogprobsPoint(model, backend, head, 120.0, [1.1 + head, 1.2 + head])
+        for model, head in (("tiny", 0.2), ("25M", 2.0))
+        for backend in prompt_logprobs.BACKENDS
+    ]
+    return prompt_logprobs.PromptLogprobsResult(points=points)
 
 
 def cache_result() -> cache.CacheResult:
@@ -256,6 +266,7 @@ RESULTS = {
     "speculation": speculation_result,
     "guided": guided_result,
     "beams": beams_result,
+    "prompt_logprobs": prompt_logprobs_result,
     "cache": cache_result,
     "peers": peers_result,
     "peers_large": peers_result,

@@ -1,0 +1,118 @@
+"""What log-probabilities of a prompt cost beside the same prompt without them."""
+
+import json
+import statistics
+from pathlib import Path
+
+import msgspec
+from matplotlib.figure import Figure
+from msgspec.structs import asdict, replace
+
+from bench.harness.load import Ask, Load
+from bench.harness.models import QWEN3_25M, TINY, python_prompts, write_shape
+from bench.harness.stats import ratio
+from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, frame
+from bench.harness.tables import Section, number, table
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
+from bench.systems.engine_alone import engine_alone
+
+LIMIT = 1.3
+"""Times a prompt without them, where the head is a small part of the model."""
+TOPS = (0, 20)
+BACKENDS = ("torch", "openvino")
+
+
+class PromptLogprobsPlan(Plan, frozen=True):
+    prompt: int = 1024
+    requests: int = 4
+    """One after the other."""
+    large: bool = True
+    """Also a model with a large vocabulary."""
+    repeats: int = 5
+
+
+class PromptLogprobsPoint(msgspec.Struct, frozen=True):
+    model: str
+    backend: str
+    head: float
+    """Products of the head by those of everything else: what only its logits must cost."""
+    plain: float
+    """Milliseconds of a prompt without."""
+    cost: list[float]
+    """Time by that of a prompt without, for each of TOPS."""
+
+
+class PromptLogprobsResult(PromptLogprobsPlan, frozen=True, kw_only=True):
+    points: list[PromptLogprobsPoint]
+
+
+def measure(plan: PromptLogprobsPlan, logs: Path, step: Step) -> PromptLogprobsResult:
+    models = {"tiny": TINY}
+    if plan.large:
+        models["25M"] = write_shape(logs / "25m", QWEN3_25M)
+    points = []
+    for name, folder in models.items():
+        for backend in BACKENDS:
+            random = {} if folder == TINY else {"weights": "random"}
+            settings = engine_settings(plan.threads, backend=backend, **random)
+            with engine_alone(folder, settings, logs) as engine:
+                asks = [Ask(prompt, 1) for prompt in python_prompts(TINY, plan.requests, plan.prompt)]
+                sides = {
+                    f"{name}, {backend}, {'plain' if top is None else f'{top} alternatives'}": (
+                        engine,
+                        Load([replace(ask, prompt_logprobs=top) for ask in asks], 1),
+                    )
+                    for top in (None, *TOPS)
+                }
+                plain, *scored = interleave(sides, plan.repeats, step)
+            first = statistics.median(trace.first_token_ms for run in plain for trace in run.traces)
+            costs = [1 / ratio(runs, plain) for runs in scored]
+            points.append(PromptLogprobsPoint(name, backend, _head(folder), first, costs))
+    return PromptLogprobsResult(**asdict(plan), points=points)
+
+
+def _head(folder: Path) -> float:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    size, heads = config["hidden_size"], config["num_attention_heads"] + config["num_key_value_heads"]
+    layer = 2 * size * heads * config["head_dim"] + 3 * size * config["intermediate_size"]
+    found: float = size * config["vocab_size"] / (layer * config["num_hidden_layers"])
+    return found
+
+
+def section(result: PromptLogprobsResult) -> Section:
+    head = " | ".join(f"{top} alternatives" for top in TOPS)
+    rows = [
+        f"{point.model}, {point.backend} | {number(point.plain)} | {1 + point.head:.2f}× | "
+        + " | ".join(f"{cost:.2f}×" for cost in point.cost)
+        for point in result.points
+    ]
+    small = min(result.points, key=lambda point: point.head)
+    tiny = [cost for point in result.points if point.model == small.model for cost in point.cost]
+    return Section(
+        "Log-probabilities of the prompt",
+        f"Prompts of {result.prompt:,} tokens, one at a time, the engine driven in process, nothing cached. The head "
+        "has to compute logits for every position: *at least* is what its multiplications add to those of the model.",
+        [
+            f"The {small.model} model: **{min(tiny):.2f} to {max(tiny):.2f}×** a prompt without (goal: {LIMIT}×; with "
+            f"the head's products alone {1 + small.head:.2f}×)."
+        ],
+        [table(f"model | ms without | at least | {head}", rows)],
+    )
+
+
+def draw(result: PromptLogprobsResult) -> Figure:
+    about = f"Time of a prompt of {result.prompt:,} tokens by that without them."
+    figure, ((axes,),) = canvas((1, 1), (8, 4.8), "Log-probabilities of the prompt", about)
+    names = [f"{point.model}, {point.backend}" for point in result.points]
+    series = [Series("the head's products", GREY, [1 + point.head for point in result.points])]
+    series += [
+        Series(f"{top} alternatives", colour, [point.cost[i] for point in result.points])
+        for i, (top, colour) in enumerate(zip(TOPS, (BLUE, ORANGE), strict=True))
+    ]
+    bars(axes, names, series)
+    frame(axes, below="times a prompt without", grid="y")
+    return figure
+
+
+QUICK = PromptLogprobsPlan(prompt=64, requests=2, large=False, repeats=1)
+TOPIC = Topic(PromptLogprobsPlan(), QUICK, measure, PromptLogprobsResult, section, draw)
