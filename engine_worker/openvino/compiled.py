@@ -32,7 +32,7 @@ def compile_decoder(model: CausalLM, precision: Precision, threads: int, store: 
 
 
 class Head:
-    """The output head alone."""
+    """The last norm and the output head."""
 
     def __init__(self, graph: ov.Model, properties: dict[str, Any]) -> None:
         self._graph = graph

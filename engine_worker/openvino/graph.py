@@ -40,9 +40,9 @@ needed [K]. The caches of all layers follow, keys before values."""
 
 class Graphs(NamedTuple):
     decoder: ov.Model
-    """Inputs as in INPUTS -> logits [R, vocab] float32 and hidden states [K, hidden] before the head."""
+    """Inputs as in INPUTS -> logits [R, vocab] float32 and hidden states [K, hidden] before the last norm."""
     head: ov.Model
-    """[N, hidden] -> logits [N, vocab], over the same weights."""
+    """Last norm and head: [N, hidden] -> logits [N, vocab], over the same weights."""
 
 
 class Step(NamedTuple):
@@ -67,16 +67,14 @@ def build(model: CausalLM, weights: Weights) -> Graphs:
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches
         x = _layer(layer, config, weights, x, step, caches, window)
-    last, kept = (
-        _norm(op.gather(x, tokens, _int64(0)), model.model.norm.weight, config.rms_norm_eps)
-        for tokens in (rows, scored)
+    hidden = _parameter("hidden", ov.Type.f32, [-1, config.hidden_size])
+    # Before the last norm: an operation on no rows costs each step microseconds.
+    scored_rows, head = op.gather(x, scored, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
+    logits, others = (
+        op.matmul(_norm(each, model.model.norm.weight, config.rms_norm_eps), head, False, True)
+        for each in (op.gather(x, rows, _int64(0)), hidden)
     )
-    hidden, head = (
-        _parameter("hidden", ov.Type.f32, [-1, config.hidden_size]),
-        weights.vocabulary.node(model.lm_head.weight),
-    )
-    logits, others = (op.matmul(each, head, False, True) for each in (last, hidden))
-    decoder = ov.Model([logits.output(0), kept.output(0)], inputs, "decoder")
+    decoder = ov.Model([logits.output(0), scored_rows.output(0)], inputs, "decoder")
     return Graphs(decoder, ov.Model([others.output(0)], [hidden], "head"))
 
 

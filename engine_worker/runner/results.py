@@ -1,10 +1,10 @@
 """A step's samples on their way to the host."""
 
 import torch
-from torch import Tensor
 
 from engine_worker.sampling.candidates import BestOfDraws
 from engine_worker.sampling.choose import Best
+from engine_worker.sampling.host import on_host
 from engine_worker.sampling.logprobs import Logprobs
 from engine_worker.sampling.sampler import ProgramResults, Sampled
 from engine_worker.step import Draw, Drawn
@@ -24,10 +24,10 @@ class StepResults:
         self._faults, self._complete = programs.faults, programs.complete
         self._copied: torch.cuda.Event | None = None
         if self.tokens.device.type != "cpu":
-            logprobs = None if sampled.logprobs is None else Logprobs(*map(_on_host, sampled.logprobs))
-            short = None if sampled.short is None else _on_host(sampled.short)
-            best = tuple(BestOfDraws(draws, Best(*map(_on_host, its))) for draws, its in sampled.best)
-            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), logprobs, short, best)
+            logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))
+            short = None if sampled.short is None else on_host(sampled.short)
+            best = tuple(BestOfDraws(draws, Best(*map(on_host, its))) for draws, its in sampled.best)
+            sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
             # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
             self._copied = torch.cuda.Event(blocking=hidden and short is None)
@@ -60,7 +60,3 @@ class StepResults:
     def _wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.sampling.host import on_host
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.step import Slice
 
@@ -32,7 +33,7 @@ class PromptScores:
     def finish(self) -> None:
         """All rows have come: start their way to the host."""
         if self._tokens.device.type != "cpu":
-            self._blocks = [Logprobs(*(each.to("cpu", non_blocking=True) for each in block)) for block in self._blocks]
+            self._blocks = [Logprobs(*map(on_host, block)) for block in self._blocks]
             self._copied = torch.cuda.Event()
             self._copied.record()
 

@@ -21,7 +21,7 @@ def events(monkeypatch):
             pass
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(results, "_on_host", lambda tensor: tensor)
+    monkeypatch.setattr(results, "on_host", lambda tensor: tensor)
     return made
 
 

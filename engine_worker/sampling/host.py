@@ -1,0 +1,9 @@
+"""Tensors on their way to the host."""
+
+import torch
+from torch import Tensor
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory that is under way: complete once the device has come so far."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

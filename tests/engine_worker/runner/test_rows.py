@@ -1,0 +1,58 @@
+"""Logits of a prompt's positions take the memory of a block of rows, whatever the size of the chunk."""
+
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from engine_worker.runner.forward import ROWS_PER_BLOCK
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+
+VOCAB, PROMPT = 150_000, 2_000
+BLOCK = ROWS_PER_BLOCK * VOCAB * 4
+"""Bytes of logits."""
+CHILD = """
+import resource, sys
+from pathlib import Path
+from sluice.ring.params import SamplingParams, StopParams
+from tests.parity.harness import EngineHarness
+
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def ask(harness, top):
+    number = harness.send([(7 * i) % 999 for i in range({prompt})], SamplingParams(temperature=0),
+                          StopParams(max_tokens=1), prompt_logprobs=top)
+    harness.run()
+    return len(harness.prompt_logprobs(number))
+
+harness = EngineHarness(Path(sys.argv[1]), backend=sys.argv[2], max_tokens_per_step={prompt}, max_batch_size=4,
+                        kv_cache_tokens=4096, block_reuse=False)
+ask(harness, None)
+before = peak()
+assert ask(harness, 5) == {prompt} - 1
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_a_large_vocabulary(tmp_path, backend):
+    config = deepcopy(CONFIGS["qwen3, tied"])
+    config.vocab_size, config.max_position_embeddings = VOCAB, 4096
+    write_checkpoint(tmp_path, config)
+    code = CHILD.replace("{prompt}", str(PROMPT))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), backend],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    grown = int(done.stdout.split()[-1])
+    # A block of logits, what is computed from it, and the head that OpenVINO compiles once more; not 1.2 GB.
+    assert grown < 6 * BLOCK < PROMPT * VOCAB * 4 / 5
