@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from detok_service.decode_loop import DecodeLoop, StreamTable
+from detok_service.decode_loop import DecodeLoop
 from detok_service.decoder import Decoders
 from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
+from detok_service.stream_table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap

@@ -15,9 +15,10 @@ from router.requests.dispatcher import Dispatcher
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
+from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
-from router.validate.spec import check_prompt_logprobs, fit, parse
+from router.validate.spec import fit, parse
 from sluice.ring.errors import FinishReason
 from sluice.v1.generation_pb2 import GenerationSpec
 
@@ -113,7 +114,7 @@ class RequestPipeline:
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
         # engine can hold is refused at once and does not wait in the queue first.
         fit(spec, len(prompt), self._dispatcher.context_tokens)
-        check_prompt_logprobs(spec, len(prompt), self._limits)
+        check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         spellings = await self._text.spellings(spec.bad_words)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))

@@ -10,6 +10,7 @@ from router.errors import Range, RequestError, Violation, Violations, shown
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
+from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
@@ -94,9 +95,7 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
     bad = Violations()
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
-    logprobs = _logprobs("logprobs", spec.output.HasField("logprobs"), spec.output.logprobs, model, limits, bad)
-    of_prompt = spec.output.HasField("prompt_logprobs")
-    prompt_logprobs = _logprobs("prompt_logprobs", of_prompt, spec.output.prompt_logprobs, model, limits, bad)
+    logprobs, prompt_logprobs = parse_logprobs(spec.output, model, limits, bad)
     # Sequences are compared by their logprobs, whether or not these are returned.
     drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
@@ -170,19 +169,6 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
     return wanted or room
 
 
-def check_prompt_logprobs(spec: Spec, prompt_tokens: int, limits: Limits) -> None:
-    """Raises RequestError if they would be too many for one message."""
-    if spec.prompt_logprobs is None:
-        return
-    entries = prompt_tokens * (1 + spec.prompt_logprobs)
-    if entries > limits.prompt_logprobs:
-        description = (
-            f"is {spec.prompt_logprobs}, with {prompt_tokens} prompt tokens that is {entries} log-probabilities, "
-            f"must be at most {limits.prompt_logprobs}"
-        )
-        raise RequestError.invalid([Violation("spec.output.prompt_logprobs", description)])
-
-
 def new_request_id() -> str:
     """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
@@ -205,13 +191,6 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
     if spec.truncate_prompt_tokens == 0:
         bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1")
     return spec.truncate_prompt_tokens
-
-
-def _logprobs(name: str, given: bool, asked: int, model: Model, limits: Limits, bad: Violations) -> int | None:
-    if not given:
-        return None
-    bad.within(f"spec.output.{name}", asked, Range(0, limits.logprobs))
-    return min(asked, model.vocab_size)
 
 
 def _text_params(

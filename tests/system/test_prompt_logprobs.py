@@ -27,7 +27,7 @@ EXAMPLES = (
     ("for line in open(path):\n    print(", "line)"),
     ("x = ", "banana split"),
 )
-LONG = [(7 * i + i // 100) % 4000 for i in range(1200)]
+LONG = [(7 * i + i // 100) % 4000 for i in range(1900)]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ async def test_services_die_in_the_midst_of_prompts(oracle):
     """No client notices, and each prompt is whole."""
     prompts = [LONG[i:] for i in range(0, 64, 8)]
     # Chunks so small that the prompts take seconds.
-    with Ring(engines=2, detokenizers=2, engine_args={"max_tokens_per_step": 8, "max_batch_size": 8}) as ring:
+    with Ring(engines=2, detokenizers=2, engine_args={"max_tokens_per_step": 4, "max_batch_size": 4}) as ring:
         async with AsyncClient(ring.address, timeout=200) as client:
 
             async def ask(prompt):
@@ -121,7 +121,7 @@ async def test_services_die_in_the_midst_of_prompts(oracle):
 
             streams = [asyncio.ensure_future(ask(prompt)) for prompt in prompts]
             for victim in ("engine-0", "detok-1"):
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.3)
                 assert not any(stream.done() for stream in streams)
                 os.kill(ring.pids[victim], signal.SIGKILL)
             for prompt, found in zip(prompts, await asyncio.gather(*streams), strict=True):

@@ -9,8 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from router.errors import RequestError
 from router.validate.fields import REJECTED
-from router.validate.model import Limits, describe, limits_of
-from router.validate.spec import UNARY_INTERVAL, check_prompt_logprobs, new_request_id, parse
+from router.validate.model import describe, limits_of
+from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation
 from sluice.settings.services import RouterSettings
@@ -269,14 +269,3 @@ def test_request_ids_are_uuids_in_order_of_time():
     assert len(set(ids)) == 1000
     assert {uuid.UUID(found).variant for found in ids} == {uuid.RFC_4122}
     assert [found[:13] for found in ids] == sorted(found[:13] for found in ids)
-
-
-def test_a_prompt_has_so_many_log_probabilities_at_most(model):
-    limits = Limits(1000, 1000)
-    for asked, most in [(0, 1 << 18), (3, 1 << 16)]:
-        spec = spec_of(pb.GenerationSpec(text="t", output=OutputOptions(prompt_logprobs=asked)), model)
-        check_prompt_logprobs(spec, most, limits)
-        with pytest.raises(RequestError) as error:
-            check_prompt_logprobs(spec, most + 1, limits)
-        assert [violation.field for violation in error.value.violations] == ["spec.output.prompt_logprobs"]
-    check_prompt_logprobs(spec_of(pb.GenerationSpec(text="t"), model), 1 << 30, limits)

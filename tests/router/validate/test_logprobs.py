@@ -1,0 +1,21 @@
+import pytest
+
+from router.errors import RequestError
+from router.validate.logprobs import check_prompt_logprobs
+from router.validate.model import Limits
+
+LIMITS = Limits(1000, 1000)
+
+
+@pytest.mark.parametrize(("asked", "most"), [(0, 1 << 18), (3, 1 << 16)])
+def test_a_prompt_has_so_many_log_probabilities_at_most(asked, most):
+    check_prompt_logprobs(asked, most, LIMITS)
+    with pytest.raises(RequestError) as error:
+        check_prompt_logprobs(asked, most + 1, LIMITS)
+    (violation,) = error.value.violations
+    assert violation.field == "spec.output.prompt_logprobs"
+    assert all(str(number) in violation.description for number in (asked, most + 1, LIMITS.prompt_logprobs))
+
+
+def test_a_request_without_them_may_be_longer():
+    check_prompt_logprobs(None, 1 << 30, LIMITS)
