@@ -80,25 +80,27 @@ class OpenVinoMachine(EngineMachine):
 
     def _alone(self, spec: Submit, sequence: int) -> tuple[list[int], list[Row]]:
         """Output, and log-probabilities of the prompt."""
+        beams, seed = spec.sampling.beam_search, derive_seed(spec.sampling.seed, sequence)
         alone = replace(
             spec,
             request=1,
             attempt=0,
-            n=1,
-            sampling=replace(spec.sampling, seed=derive_seed(spec.sampling.seed, sequence)),
+            n=1 if beams is None else spec.n,
+            sampling=spec.sampling if beams is not None else replace(spec.sampling, seed=seed),
             time_limit=None,
             retention=RetentionParams(),
             resume={},
             ended=[],
             prompt_logprobs=0,
         )
-        key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping)
+        number = 0 if beams is None else sequence
+        key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number)
         if key not in self.outputs:
             idle = runner(self.folder, self.window, False, "alone")
             bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET)
             bench.send(alone)
             bench.run()
-            self.outputs[key] = bench.output(1), bench.receiver.prompt_logprobs.get((1, 0), [])
+            self.outputs[key] = bench.output(1, number), bench.receiver.prompt_logprobs.get((1, 0), [])
         return self.outputs[key]
 
     def _note_failures(self) -> None:
