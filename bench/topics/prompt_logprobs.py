@@ -35,7 +35,7 @@ class PromptLogprobsPoint(msgspec.Struct, frozen=True):
     model: str
     backend: str
     head: float
-    """Products of the head by those of everything else: what only its logits must cost."""
+    """Its multiplications by those of all other matrices."""
     plain: float
     """Milliseconds of a prompt without."""
     cost: list[float]
@@ -91,12 +91,12 @@ def section(result: PromptLogprobsResult) -> Section:
     return Section(
         "Log-probabilities of the prompt",
         f"Prompts of {result.prompt:,} tokens, one at a time, the engine driven in process, nothing cached. The head "
-        "has to compute logits for every position: *at least* is what its multiplications add to those of the model.",
+        "computes logits for every position: *the head* is what its products add to those of all other matrices.",
         [
-            f"The {small.model} model: **{min(tiny):.2f} to {max(tiny):.2f}×** a prompt without (goal: {LIMIT}×; with "
-            f"the head's products alone {1 + small.head:.2f}×)."
+            f"The {small.model} model: **{min(tiny):.2f} to {max(tiny):.2f}×** a prompt without (goal: {LIMIT}×; by "
+            f"the head's products {1 + small.head:.2f}×)."
         ],
-        [table(f"model | ms without | at least | {head}", rows)],
+        [table(f"model | ms without | the head | {head}", rows)],
     )
 
 
