@@ -17,6 +17,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.parallel.channel import ChannelError
 from engine_worker.parallel.rank_env import RankEnv, read_rank_env
+from engine_worker.ringside import tensor_outbox
 from engine_worker.ringside.heartbeats import MAX_ROUTERS
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
@@ -34,7 +35,9 @@ from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.startup import Startup
 
-NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + (MAX_LANES + MAX_ROUTERS) * LANE_DESCRIPTORS
+NEEDED_DESCRIPTORS = (
+    OWN_DESCRIPTORS + MAX_CONNECTIONS + (MAX_LANES + MAX_ROUTERS + tensor_outbox.MAX_LANES) * LANE_DESCRIPTORS
+)
 PROGRESS_SECONDS = 0.1
 
 
@@ -123,6 +126,7 @@ def load(
         )
         runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
     runner.processors = processors
+    runner.find_tensors(settings.output_tensors)
     runner.guides = Guides(Model.of(checkpoint), settings)
     runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"
     # Its processes end with the engine.

@@ -10,7 +10,10 @@ from typing import NamedTuple
 from sluice.ring.errors import Fault
 from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.stats import RequestStats, StepStats
+from sluice.ring.tensors import TensorRows
 from sluice.ring.wire import Open, Submit, TokenRow
+
+UNLIMITED = 1 << 62
 
 
 class Stop(NamedTuple):
@@ -29,12 +32,14 @@ class Responses:
     """Requests that were first scheduled, or ended before that. Precede their first row."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """All of a prompt precede the first row of their request with tokens."""
+    tensors: list[TensorRows] = field(default_factory=list)
+    """In order, for each request, and for each of its tensors without a gap."""
     rows: list[TokenRow] = field(default_factory=list)
     refused: list[tuple[Submit, Fault]] = field(default_factory=list)
     """Requests that get no rows. If the number of one is in use, the live request is unaffected."""
 
     def __bool__(self) -> bool:
-        return bool(self.opened or self.rows or self.refused or self.prompt_logprobs)
+        return bool(self.opened or self.rows or self.refused or self.prompt_logprobs or self.tensors)
 
 
 class Report(NamedTuple):
@@ -57,3 +62,5 @@ class Hooks:
     """Called after get_requests, so a request and its stop may arrive together."""
     report_stats: Callable[[Report], None]
     """Called after each step that computed something, and when a request changed without one."""
+    tensor_room: Callable[[Submit], int] = lambda _: UNLIMITED
+    """Bytes of tensors that this request may bring now; at 0 it waits."""

@@ -19,6 +19,8 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
 from sluice.ring.wire import Open, Submit, Times
 
+NO_LIMIT = 1 << 62
+
 
 class State(Enum):
     AWAITING = "awaiting"
@@ -69,7 +71,15 @@ class Sequence:
     promise: int = 0
     """Index of the draw, in the latest of those steps, that yields the last promised token."""
     due: bool = True
-    """False for a beam that has drawn, or is drawing, until it gets its next token."""
+    """False for a beam that has drawn, or is drawing, until it gets its next token; and while there is no room for the
+    tensors that its next token brings."""
+    allowed: int = NO_LIMIT
+    """Leading tokens that may be computed, for there is room for the tensors that they bring."""
+    num_rows: int = 0
+    """Of its output's tensors, how many rows are among the responses."""
+    forced: int | None = None
+    """Its last token, if that has come from an earlier attempt without its row of tensors: it is drawn again, and is
+    this one whatever is drawn."""
     best: abc.Sequence[tuple[int, float]] | None = None
     """The candidates that a beam has delivered, until the next round."""
 
@@ -100,8 +110,28 @@ class Sequence:
 
     @property
     def num_ready(self) -> int:
-        """Pending tokens that have room in its blocks: all of them, unless an attention window bounds its blocks."""
-        return min(self.num_tokens, self.num_placed) - self.num_computed - self.num_inflight
+        """Pending tokens that may be computed: all of them, unless an attention window bounds its blocks, or the room
+        for tensors its rows."""
+        return min(self.num_tokens, self.num_placed, self.allowed) - self.num_computed - self.num_inflight
+
+    @property
+    def first_wanted(self) -> int:
+        """Position of the first row of tensors that is wanted and was not sent; NO_LIMIT: none is."""
+        request, found = self.request, NO_LIMIT
+        tensors = request.spec.tensors
+        if tensors.output:
+            found = request.num_prompt - 1 + self.num_rows
+        if tensors.context and request.num_context_rows < request.num_prompt and self is request.keeper:
+            found = min(found, request.num_context_rows)
+        return found
+
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens that need not be computed if they are cached: not the last, nor those whose logits or rows are
+        wanted."""
+        request = self.request
+        found = request.num_scored if request.scoring else self.num_tokens - 1
+        return min(found, self.first_wanted) if request.spec.tensors else found
 
     @property
     def generating(self) -> bool:
@@ -225,6 +255,8 @@ class Request:
         self.max_drafts = max_drafts
         self.num_scored = 0
         """Of the prompt's log-probabilities, how many are among the responses."""
+        self.num_context_rows = spec.tensors.context_rows
+        """Of the prompt's tensors, how many rows are among the responses."""
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         beams = spec.sampling.beam_search
         self.search = None if beams is None else BeamSearch(beams, spec.stopping, spec.sampling.logprobs or 0)
@@ -264,13 +296,29 @@ class Request:
         """Whether log-probabilities of the prompt are still wanted; then none of its sequences has output."""
         return self.spec.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
+    @property
+    def keeper(self) -> Sequence | None:
+        """The sequence that keeps the prompt's rows of tensors."""
+        return next((sequence for sequence in self.sequences if sequence.state is not State.ENDED), None)
+
     def awaiting(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
     def _sequence(self, index: int, order: tuple[float, int, int], program: SequenceProgram | None) -> Sequence:
         output = list(self.spec.resume.get(index, ()))
+        forced = output.pop() if self._lacks_rows(index, output) else None
         state = State.WAITING if output else State.AWAITING
-        return Sequence(self, index, state, order, self.num_prompt + len(output), program, None, output, len(output))
+        found = Sequence(self, index, state, order, self.num_prompt + len(output), program, None, output, len(output))
+        found.num_rows, found.forced = self.spec.tensors.output_rows.get(index, 0), forced
+        return found
+
+    def _lacks_rows(self, index: int, output: abc.Sequence[int]) -> bool:
+        """Whether a resumed sequence is complete, and rows of tensors are not."""
+        tensors, stopping = self.spec.tensors, self.spec.stopping
+        if not output or not tensors or stopping.finish_reason(output[-1], len(output)) is FinishReason.RUNNING:
+            return False
+        missing = bool(tensors.output) and tensors.output_rows.get(index, 0) < len(output)
+        return missing or (bool(tensors.context) and tensors.context_rows < self.num_prompt)
 
 
 def remaining(spec: Submit) -> list[int]:

@@ -7,7 +7,7 @@ These are msgspec Structs because several are created per sequence and step: a S
 frozen dataclass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ import msgspec
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
+from sluice.ring.tensors import DType
 from sluice.ring.wire import Submit, TokenLogprob
 
 
@@ -57,6 +58,34 @@ class Scored(msgspec.Struct, frozen=True):
     """Number of alternatives."""
 
 
+LOGITS = "logits"
+"""The tensor of `Runner.tensors` that every model has: [vocab] float32, as the model computed them."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Consecutive positions whose rows of tensors are wanted."""
+
+    start: int
+    """The first of them, in this slice."""
+    count: int
+    names: tuple[str, ...]
+    """Of `Runner.tensors`."""
+    context: bool
+    """Wanted as rows of the prompt; else as rows of the output."""
+
+
+class KeptRows(NamedTuple):
+    """Consecutive rows of one tensor, in host memory."""
+
+    name: str
+    start: int
+    """Position of the first row."""
+    shape: tuple[int, ...]
+    dtype: DType
+    data: memoryview
+    """Row-major, little-endian."""
+
+
 class Slice(msgspec.Struct, frozen=True):
     """Consecutive tokens of one sequence."""
 
@@ -75,6 +104,19 @@ class Slice(msgspec.Struct, frozen=True):
     drafts: int = 0
     """So many of `tokens`, the last ones, are guesses: each of them, and the token before them, has a draw."""
     scored: Scored | None = None
+    kept: tuple[Kept, ...] = ()
+
+    @property
+    def rows(self) -> list[range]:
+        """Indexes, in `tokens`, of those whose rows are wanted beside the draws': for `scored`, then for `kept`."""
+        found = []
+        if self.scored is not None:
+            first = self.scored.start - self.start
+            found.append(range(first, first + len(self.scored.tokens)))
+        for kept in self.kept:
+            first = kept.start - self.start
+            found.append(range(first, first + kept.count))
+        return found
 
 
 class MoveKind(Enum):
@@ -133,6 +175,9 @@ class Launched(Protocol):
     def prompt_logprobs(self) -> list[bytes]:
         """Once collected: of each slice with `scored`, in order, the rows as in `sluice.ring.prompt_logprobs`."""
 
+    def kept_rows(self) -> list[list[KeptRows]]:
+        """Once collected: of each `kept` of each slice, in order, each tensor's rows, in consecutive parts."""
+
 
 class Preparation(Protocol):
     """What a request needs before it can run is being made."""
@@ -176,6 +221,10 @@ class Runner(Protocol):
     """For the log: device, dtype, attention."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
+
+    @property
+    def tensors(self) -> Mapping[str, int]:
+        """Names of the tensors whose rows can be kept, with the bytes of one row."""
 
     def prepare(self, spec: Submit) -> Preparation | None:
         """Begin what the request needs before its first step; None: it can run at once."""

@@ -25,9 +25,10 @@ from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
+from sluice.ring.tensors import TensorBatch
 from sluice.ring.wire import TextBatch, ToRouter
 from sluice.settings.services import RouterSettings
 
@@ -246,6 +247,20 @@ class RingSide:
                 self._catch_up()
                 self._on_engine_heartbeat(message)
             return
+        if isinstance(message, TensorBatch | KeepAlive):
+            self._on_tensors(message, gap)
+            return
+        self._on_text_side(message, gap)
+
+    def _on_tensors(self, message: TensorBatch | KeepAlive, gap: Gap | None) -> None:
+        if gap is not None:
+            requests = self.dispatcher.on_tensor_frames_lost(message.engine_epoch)
+            if gap.lane_known or requests:
+                self._log.warning("tensor_frames_lost", engine=message.engine, requests=requests)
+        if isinstance(message, TensorBatch):
+            self.dispatcher.on_tensor_batch(message)
+
+    def _on_text_side(self, message: TextBatch | DetokenizerHeartbeat, gap: Gap | None) -> None:
         if gap is not None:
             # The frame after a gap is of the same lane, so it shows whose frames were lost.
             requests = self.dispatcher.on_frames_lost(message.detokenizer)
@@ -253,7 +268,7 @@ class RingSide:
                 self._log.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self.dispatcher.on_text_batch(message)
-        elif isinstance(message, DetokenizerHeartbeat) and self.membership.on_heartbeat(message):
+        elif self.membership.on_heartbeat(message):
             self.placement.on_detokenizer_heartbeat(message)
 
     def _catch_up(self) -> None:

@@ -1,6 +1,7 @@
 """What a step costs the engine besides the model: scheduling, and the whole loop, by the number of sequences."""
 
 import time
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -19,7 +20,7 @@ from bench.topics.policies import COLOURS, POLICIES
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
-from engine_worker.step import Drawn
+from engine_worker.step import Drawn, KeptRows
 from engine_worker.step import Step as EngineStep
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
@@ -75,6 +76,7 @@ class ScriptedRunner:
     overlap = False
     called = returned = 0.0
     slices = 0
+    tensors: Mapping[str, int] = {}
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -108,6 +110,9 @@ class Done(NamedTuple):
         return self.drawn
 
     def prompt_logprobs(self) -> list[bytes]:
+        return []
+
+    def kept_rows(self) -> list[list[KeptRows]]:
         return []
 
 

@@ -16,6 +16,7 @@ from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepEntry, StepResults
 from engine_worker.core.stats import Stats
+from engine_worker.core.tensors import TensorGate, responses
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Sequence, State
@@ -62,6 +63,7 @@ class Engine:
         self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
         self.live = LiveRequests(self.cache)
         self._beams = BeamRounds(self.live, self.cache, batching.max_batch_size)
+        self._tensors = TensorGate(self.live.with_tensors, runner.tensors, hooks.tensor_room)
         self.intake = Intake(
             self.live,
             terms,
@@ -70,6 +72,7 @@ class Engine:
             batching.priority_aging_seconds,
             # Other policies count what a sequence may need to its end, and know nothing of forks.
             beams=batching.capacity_scheduler_policy == "max_utilization" and batching.scheduler is None,
+            chunked=batching.chunked_context,
         )
         # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
         # while the next is planned.
@@ -137,6 +140,7 @@ class Engine:
         # Moves are taken after scheduling, which decides them.
         step = InFlightStep.launch(self._runner, schedule, self.drafting, self.cache.tiers.take_moves(), now)
         self._in_flight.append(step)
+        self._tensors.launched(step.kept)
         for entry in step.entries:
             if entry.sequence.request.scheduled_at is None:
                 self._begin(entry.sequence, now)
@@ -153,6 +157,7 @@ class Engine:
 
     def _schedule(self) -> Schedule:
         self._beams.park()
+        self._tensors.update()
         try:
             return self._scheduler.schedule(self.live.active)
         except InFlightError:
@@ -167,11 +172,13 @@ class Engine:
         now = self._clock()
         # With overlap the step was planned before the previous one ended: its time counts from that end.
         start, self._collected_at = max(step.start, self._collected_at), now
+        self._tensors.collected(step.kept)
         if results is None:
             num_drawn, lost = 0, self._fail(step, now)
         else:
             # Before the tokens: whoever has a token has these too.
             self._respond_scored(results, restarting)
+            self._respond_tensors(results, restarting)
             num_drawn, lost = self._commit(step.entries, results.drawn, now, restarting), []
         drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
         self._report(self.stats.record_step(step.schedule, num_drawn, drafts, start, now))
@@ -193,16 +200,24 @@ class Engine:
             return None
 
     def _respond_scored(self, results: StepResults, restarting: Container[Sequence]) -> None:
-        for (sequence, _, _, _, scored), data in results.prompt_logprobs:
+        for (sequence, _, _, _, scored, _), data in results.prompt_logprobs:
             if scored is not None and sequence.state is not State.ENDED and sequence not in restarting:
                 self.live.add_prompt_logprobs(sequence.request, scored, data)
+
+    def _respond_tensors(self, results: StepResults, restarting: Container[Sequence]) -> None:
+        for (sequence, _, drawers, _, _, kept), rows in results.tensors:
+            if sequence.request.num_live and sequence not in restarting:
+                self.live.add_tensors(responses(sequence, drawers, kept, rows))
+        if results.tensors:
+            # At once, so that the room for further ones is known.
+            self._respond()
 
     def _commit(self, entries: list[StepEntry], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
         """Advance the sequences of a step, except those that have ended since; returns the number of new tokens."""
         # Local names, because the loop runs for every sequence in every step.
         results, live, commit, ended = iter(drawn), self.live, self.cache.commit, State.ENDED
         num_drawn = 0
-        for sequence, num_tokens, drawers, drafts, _ in entries:
+        for sequence, num_tokens, drawers, drafts, _, _ in entries:
             sequence.num_inflight -= num_tokens
             if drafts and sequence.state is not ended and sequence not in restarting:
                 num_drawn += self._commit_drafts(sequence, drafts, list(islice(results, num_tokens)), now)
@@ -256,7 +271,9 @@ class Engine:
         if result.best:
             self._beams.deliver(sequence, result, now)
             return 1
-        if result.fault is not None:
+        if sequence.forced is not None:
+            self.live.end_forced(sequence, now)
+        elif result.fault is not None:
             self.live.end(sequence, FinishReason.ERROR, now, fault=result.fault)
         else:
             self.live.end(sequence, FinishReason.EOS, now, by_guide=True)
@@ -264,7 +281,7 @@ class Engine:
 
     def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
         """End the sequences of a failed step; returns others that hold blocks which its moves should have filled."""
-        for sequence, num_tokens, drawers, _, _ in step.entries:
+        for sequence, num_tokens, drawers, _, _, _ in step.entries:
             sequence.num_inflight -= num_tokens
             if sequence.state is State.ENDED:
                 self.live.release_ended(sequence)

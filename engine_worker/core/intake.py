@@ -16,6 +16,7 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.message import MAX_SEQUENCES
+from sluice.ring.tensors import LOGITS
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
 
@@ -34,6 +35,11 @@ NO_BEAMS = Fault(
 )
 
 
+NO_CHUNKS = Fault(
+    ErrorCode.NOT_BUILT_YET.name,
+    "tensors of the prompt are not built yet for engines without chunked_context, which compute a prompt in one step",
+    field="spec.output",
+)
 EXPECTED_DRAFTS = 8
 """Tokens per sequence and step of a request that has drafts of its own and does not say how many to check."""
 
@@ -48,13 +54,16 @@ class Terms:
     max_requests: int
     processors: frozenset[str] = frozenset()
     """Names of the logits processors."""
+    tensors: frozenset[str] = frozenset()
+    """Names of those that requests may ask for, beside logits."""
     max_draft_tokens: int = 0
     """Per sequence and step, of requests that do not say."""
 
     def drafts(self, spec: Submit) -> int:
         """Tokens that may be drafted per sequence and step; 0: none."""
-        # Processors are called with the tokens so far, which a guess is not; a beam has no token to compare with.
-        if spec.sampling.logits_processors or spec.sampling.beam_search is not None:
+        # Processors are called with the tokens so far, which a guess is not; a beam has no token to compare with;
+        # tensors have a row per token.
+        if spec.sampling.logits_processors or spec.sampling.beam_search is not None or spec.tensors:
             return 0
         asked = spec.speculation.max_draft_tokens
         if asked is not None:
@@ -122,9 +131,11 @@ class Intake:
         aging_seconds: float = 0.0,
         *,
         beams: bool = True,
+        chunked: bool = True,
     ) -> None:
         """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
-        class; 0: never. `beams`: whether the scheduler can serve beam search."""
+        class; 0: never. `beams`: whether the scheduler can serve beam search. `chunked`: whether a prompt may be
+        computed in several steps."""
         self.unknown_stops = 0
         """Stops since the start that named nothing live."""
         self.quarantine = Quarantine(live)
@@ -135,6 +146,7 @@ class Intake:
         self._preparing: dict[Request, Preparation] = {}
         self._aging_seconds = aging_seconds
         self._beams = beams
+        self._chunked = chunked
         self._arrivals = 0
 
     @property
@@ -219,7 +231,7 @@ class Intake:
         drafted = spec.speculation.draft_token_ids
         if drafted and not 0 <= min(drafted) <= max(drafted) < terms.vocab_size:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {terms.vocab_size - 1}")
-        problem = _resume_problem(spec, terms.vocab_size)
+        problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec)
         return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
     def _unable(self, spec: Submit) -> Fault | None:
@@ -229,7 +241,22 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
         if spec.sampling.beam_search is not None and not self._beams:
             return NO_BEAMS
-        return None
+        wanted = spec.tensors.context + spec.tensors.output
+        if wanted and spec.sampling.beam_search is not None:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, "tensors cannot be combined with beam search")
+        absent = [name for name in wanted if name not in (*LOGITS, *self._terms.tensors)]
+        if absent:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no tensor {absent[0]!r}")
+        return NO_CHUNKS if spec.tensors.context and not self._chunked else None
+
+
+def _rows_problem(spec: Submit) -> str | None:
+    for index, rows in spec.tensors.output_rows.items():
+        if rows > len(spec.resume.get(index, ())):
+            return f"tensors must have at most as many rows as resume has tokens, got {rows} for sequence {index}"
+    if spec.tensors.context_rows > len(spec.prompt):
+        return f"tensors must have at most {len(spec.prompt)} rows of the prompt, got {spec.tensors.context_rows}"
+    return None
 
 
 def _resume_problem(spec: Submit, vocab_size: int) -> str | None:

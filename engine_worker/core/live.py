@@ -1,7 +1,7 @@
 """The requests that the engine holds: the only place where they begin and where each of their sequences ends, once."""
 
 from bisect import bisect_left, insort
-from collections import Counter, abc
+from collections import Counter, OrderedDict, abc
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -13,6 +13,7 @@ from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, r
 from engine_worker.step import Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.prompt_logprobs import parts
+from sluice.ring.tensors import TensorRows
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
 PRUNE_MIN_ENTRIES = 64
@@ -27,6 +28,8 @@ class LiveRequests:
         self.active: list[Sequence] = []
         self.num_begun = 0
         """Requests since the start."""
+        self.with_tensors: OrderedDict[Request, None] = OrderedDict()
+        """Those that want some; `TensorGate` orders them and removes the ended ones."""
         self.ended: Counter[str] = Counter()
         """Sequences since the start, by name of the finish reason."""
         self._cache = cache
@@ -39,6 +42,8 @@ class LiveRequests:
         compete for nothing until `admit`."""
         self.requests[request.spec.request] = request
         self.num_begun += 1
+        if request.spec.tensors:
+            self.with_tensors[request] = None
         self._changed[request] = None
         self._deadlines.add(request)
         for sequence in request.sequences:
@@ -81,9 +86,15 @@ class LiveRequests:
         request.num_scored = scored.start + len(scored.tokens)
         self._responses.prompt_logprobs.extend(parts(spec.request, spec.attempt, scored.start, scored.top, data))
 
+    def add_tensors(self, rows: Iterable[TensorRows]) -> None:
+        self._responses.tensors.extend(rows)
+
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         request, output = sequence.request, sequence.output
         spec = request.spec
+        if sequence.forced is not None:
+            self.end_forced(sequence, now)
+            return
         if sequence.first_token_at is None:
             sequence.first_token_at = now
         request.last_token_at = now
@@ -98,6 +109,15 @@ class LiveRequests:
         self._responses.rows.append(row)
         if sequence.state is State.AWAITING:
             self.activate(sequence)
+
+    def end_forced(self, sequence: Sequence, now: float) -> None:
+        """End a resumed sequence that was complete, once the row of tensors of its last token was kept. The receiver
+        has that token."""
+        if sequence.forced is None:
+            raise ValueError("the sequence has no forced token")
+        sequence.append(sequence.forced)
+        sequence.forced = None
+        self.end(sequence, sequence.finish_reason(), now)
 
     def extend(
         self, sequence: Sequence, drawn: abc.Sequence[Drawn], accepted: int, reason: FinishReason, now: float

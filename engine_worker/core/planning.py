@@ -4,11 +4,12 @@ from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine_worker.core.tensors import kept_rows
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
 from engine_worker.speculative.drafting import Drafting
-from engine_worker.step import Draw, Drawn, Launched, Move, Runner, Scored, Slice, Step
+from engine_worker.step import Draw, Drawn, Kept, KeptRows, Launched, Move, Runner, Scored, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
@@ -27,6 +28,8 @@ class StepEntry(NamedTuple):
     """Guesses of the next tokens; then the sequence is the only drawer, and draws once more for each of them."""
     scored: Scored | None = None
     """See `Slice`."""
+    kept: tuple[Kept, ...] = ()
+    """See `Slice`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class InFlightStep:
     """Tokens, of all its sequences."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
+    kept: tuple[Kept, ...] = ()
+    """Of all entries."""
 
     @classmethod
     def launch(
@@ -54,7 +59,8 @@ class InFlightStep:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        return cls(schedule, entries, num_draws, moves, launched, num_drafted, start)
+        kept = tuple(kept for entry in entries if entry.kept for kept in entry.kept)
+        return cls(schedule, entries, num_draws, moves, launched, num_drafted, start, kept)
 
     @property
     def decides_next(self) -> bool:
@@ -71,7 +77,17 @@ class InFlightStep:
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
         scored = [entry for entry in self.entries if entry.scored is not None]
-        return StepResults(drawn, list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else [])
+        logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
+        return StepResults(drawn, logprobs, self._tensors(self.launched))
+
+    def _tensors(self, launched: Launched) -> "list[tuple[StepEntry, list[list[KeptRows]]]]":
+        if not self.kept:
+            return []
+        rows = launched.kept_rows()
+        if len(rows) != len(self.kept):
+            raise RuntimeError(f"the runner returned {len(rows)} tensors for {len(self.kept)}")
+        found = iter(rows)
+        return [(entry, [next(found) for _ in entry.kept]) for entry in self.entries if entry.kept]
 
 
 class StepResults(NamedTuple):
@@ -79,6 +95,8 @@ class StepResults(NamedTuple):
     """One per draw."""
     prompt_logprobs: list[tuple[StepEntry, bytes]]
     """Of the entries with `scored`."""
+    tensors: list[tuple[StepEntry, list[list[KeptRows]]]]
+    """Of the entries with `kept`: the rows of each."""
 
 
 def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[Slice], int]:
@@ -97,8 +115,9 @@ def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[
             entries.append(StepEntry(sequence, 1 + len(drafts), (sequence,), drafts))
             slices.append(_drafted_slice(sequence, drafts))
         else:
-            entries.append(StepEntry(sequence, 1, (sequence,)))
-            slices.append(_slice(sequence, 1, (sequence,)))
+            kept = kept_rows(sequence, 1) if sequence.request.spec.tensors else ()
+            entries.append(StepEntry(sequence, 1, (sequence,), kept=kept))
+            slices.append(_slice(sequence, 1, (sequence,), kept=kept))
         sequence.num_inflight += 1 + len(drafts)
         _expect(sequence, draw)
         draw += 1 + len(drafts)
@@ -106,8 +125,9 @@ def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
         scored = _scored(sequence, num_tokens) if sequence.request.scoring else None
-        entries.append(StepEntry(sequence, num_tokens, drawers, scored=scored))
-        slices.append(_slice(sequence, num_tokens, drawers, scored))
+        kept = kept_rows(sequence, num_tokens) if sequence.request.spec.tensors else ()
+        entries.append(StepEntry(sequence, num_tokens, drawers, scored=scored, kept=kept))
+        slices.append(_slice(sequence, num_tokens, drawers, scored, kept))
         # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens
         for drawer in drawers:
@@ -141,14 +161,21 @@ def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
     return Scored(start, request.spec.prompt[start + 1 : end + 1], request.spec.prompt_logprobs or 0)
 
 
-def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...], scored: Scored | None = None) -> Slice:
+def _slice(
+    sequence: Sequence,
+    num_tokens: int,
+    drawers: tuple[Sequence, ...],
+    scored: Scored | None = None,
+    kept: tuple[Kept, ...] = (),
+) -> Slice:
     start = sequence.num_computed + sequence.num_inflight
     draws = (_draw(sequence),) if drawers == (sequence,) else tuple(map(_draw, drawers))
     if sequence.num_promised:
         # The promised token is drawn from the logits of the token before it, so everything before it is computed or
         # in flight: the slice has exactly this one token.
-        return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, sequence.promise)
-    return Slice(sequence.tokens_between(start, start + num_tokens), start, sequence.blocks, draws, scored=scored)
+        return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, sequence.promise, kept=kept)
+    tokens = sequence.tokens_between(start, start + num_tokens)
+    return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept)
 
 
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:

@@ -35,8 +35,8 @@ class Prefix(NamedTuple):
 class PrefixFinder:
     """Publishes computed blocks and finds them.
 
-    Only full blocks are found, and never a sequence's last token: it is computed again to get logits, as are prompt
-    tokens whose logits are wanted. With an attention window the blocks of the last window suffice.
+    Only full blocks are found, and never a sequence's last token: it is computed again to get logits, as are
+    tokens whose logits or tensors are wanted. With an attention window the blocks of the last window suffice.
     """
 
     def __init__(self, tiers: Tiers, geometry: Geometry, reuse: bool) -> None:
@@ -52,7 +52,7 @@ class PrefixFinder:
             # Siblings share the prompt, so it need not be hashed again.
             sequence.chain = source.chain[: num_prompt // size]
         matched = self._collect(sequence, self._candidates(sequence))
-        if source is not None and num_prompt > matched.num_computed:
+        if source is not None and matched.num_computed < num_prompt <= sequence.num_reusable:
             return self.fork(source, num_prompt)
         return matched
 
@@ -75,9 +75,7 @@ class PrefixFinder:
 
     def usable_blocks(self, sequence: Sequence) -> int:
         """Full blocks that the sequence could use if they were cached."""
-        request = sequence.request
-        num_tokens = request.num_scored if request.scoring else sequence.num_tokens - 1
-        return num_tokens // self._geometry.tokens_per_block if self.reuse else 0
+        return sequence.num_reusable // self._geometry.tokens_per_block if self.reuse else 0
 
     def _candidates(self, sequence: Sequence) -> range:
         """The blocks to look for: all usable ones, or those of the last window that is wholly cached."""

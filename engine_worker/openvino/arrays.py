@@ -20,12 +20,12 @@ DTYPES = [dtype.to_dtype() for _, dtype, _ in INPUTS]
 class PreparedStep:
     """See `engine_worker.runner.forward.PreparedStep`."""
 
-    def __init__(self, lists: list[Any], num_rows: int, num_scored: int, tokens: list[int], draws: list[int]) -> None:
+    def __init__(self, lists: list[Any], num_rows: int, num_kept: int, tokens: list[int], draws: list[int]) -> None:
         self.inputs: list[NDArray[Any]] = list(map(np.array, lists, DTYPES))
         """In the order of `graph.INPUTS`."""
         self.num_rows = num_rows
         """Without padding."""
-        self.num_scored = num_scored
+        self.num_kept = num_kept
         self.follows = bool(tokens)
         self._tokens = tokens
         self._draws = draws
@@ -51,7 +51,7 @@ def prepared_step(
     blocks: list[int] = []
     blocks_start: list[int] = [0]
     rows: list[int] = []
-    scored: list[int] = []
+    kept: list[int] = []
     tokens: list[int] = []
     draws: list[int] = []
     longest = PADDING
@@ -69,13 +69,13 @@ def prepared_step(
         longest = max(longest, length)
         if part.draws:
             rows += range(len(token_ids) - 1 - part.drafts, len(token_ids))
-        if part.scored is not None:
-            first = len(token_ids) - count + part.scored.start - start
-            scored += range(first, first + len(part.scored.tokens))
+        if part.scored is not None or part.kept:
+            first = len(token_ids) - count
+            kept += [first + index for wanted in part.rows for index in wanted]
         if part.follows is not None:
             tokens.append(len(token_ids) - 1)
             draws.append(part.follows)
     num_rows = len(rows)
     rows += [0] * (LEAST - num_rows)
-    lists = [token_ids, positions, past, starts, blocks, blocks_start, longest, rows, scored]
-    return PreparedStep(lists, num_rows, len(scored), tokens, draws)
+    lists = [token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept]
+    return PreparedStep(lists, num_rows, len(kept), tokens, draws)

@@ -38,12 +38,12 @@ class Head:
         self._graph = graph
         self._properties = properties
 
-    def __call__(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[N, hidden] -> logits [N, vocab], in memory that the next call overwrites."""
+    def __call__(self, hidden: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """[N, hidden] -> after the norm [N, hidden], logits [N, vocab], in memory that the next call overwrites."""
         self._request.set_input_tensor(0, ov.Tensor(np.ascontiguousarray(hidden), shared_memory=True))
         self._request.infer(share_outputs=True)
-        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
-        return logits
+        logits, normed = (self._request.get_output_tensor(index).data for index in range(2))
+        return normed, logits
 
     @cached_property
     def _request(self) -> ov.InferRequest:

@@ -35,6 +35,8 @@ class OpenVinoForward:
         self.dtype = dtype
         self.window = widest_window(config.windows)
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
+        self.hidden_dtype = torch.float32
         self.rank = Rank(0, 1, self.device, compiled, cache)
         # Smaller generation steps get other kernels: products of one row, attention that splits a sum over the threads.
         # With a sequence of more than one token beside them, every step is computed alike.
@@ -73,10 +75,10 @@ class OpenVinoForward:
         self._set(step.inputs)
         try:
             self._latest = self._infer(len(step.inputs[ROWS]))
-            if step.num_scored:
+            if step.num_kept:
                 hidden = self._request.get_output_tensor(1).data
-                for start in range(0, step.num_scored, ROWS_PER_BLOCK):
-                    take(torch.from_numpy(self._head(hidden[start : start + ROWS_PER_BLOCK])))
+                for start in range(0, step.num_kept, ROWS_PER_BLOCK):
+                    take(*map(torch.from_numpy, self._head(hidden[start : start + ROWS_PER_BLOCK])))
         except Exception:
             self._failed = True
             raise

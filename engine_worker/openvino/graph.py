@@ -31,7 +31,7 @@ INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("blocks_start", ov.Type.i32, [-1]),
     ("max_context", ov.Type.i32, []),
     ("rows", ov.Type.i32, [-1]),
-    ("scored", ov.Type.i32, [-1]),
+    ("kept", ov.Type.i32, [-1]),
 )
 """[T], [T], then per sequence: tokens in the cache, index of the first token [B + 1], blocks of all in a row, index of
 the first block [B + 1]; the longest context; the tokens whose logits are needed [R]; those whose hidden states are
@@ -42,7 +42,8 @@ class Graphs(NamedTuple):
     decoder: ov.Model
     """Inputs as in INPUTS -> logits [R, vocab] float32 and hidden states [K, hidden] before the last norm."""
     head: ov.Model
-    """Last norm and head: [N, hidden] -> logits [N, vocab], over the same weights."""
+    """Last norm and head: [N, hidden] -> logits [N, vocab] and what the norm gives [N, hidden], over the same
+    weights."""
 
 
 class Step(NamedTuple):
@@ -60,7 +61,7 @@ def build(model: CausalLM, weights: Weights) -> Graphs:
     """The plugin chooses shape and type of the caches."""
     config: DecoderConfig = model.config
     inputs = [_parameter(*each) for each in INPUTS]
-    token_ids, positions, *attention, max_context, rows, scored = inputs
+    token_ids, positions, *attention, max_context, rows, kept = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
     x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
@@ -69,13 +70,13 @@ def build(model: CausalLM, weights: Weights) -> Graphs:
         x = _layer(layer, config, weights, x, step, caches, window)
     hidden = _parameter("hidden", ov.Type.f32, [-1, config.hidden_size])
     # Before the last norm: an operation on no rows costs each step microseconds.
-    scored_rows, head = op.gather(x, scored, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
-    logits, others = (
-        op.matmul(_norm(each, model.model.norm.weight, config.rms_norm_eps), head, False, True)
-        for each in (op.gather(x, rows, _int64(0)), hidden)
+    kept_rows, head = op.gather(x, kept, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
+    drawn, normed = (
+        _norm(each, model.model.norm.weight, config.rms_norm_eps) for each in (op.gather(x, rows, _int64(0)), hidden)
     )
-    decoder = ov.Model([logits.output(0), scored_rows.output(0)], inputs, "decoder")
-    return Graphs(decoder, ov.Model([others.output(0)], [hidden], "head"))
+    logits, others = (op.matmul(each, head, False, True) for each in (drawn, normed))
+    decoder = ov.Model([logits.output(0), kept_rows.output(0)], inputs, "decoder")
+    return Graphs(decoder, ov.Model([others.output(0), normed.output(0)], [hidden], "head"))
 
 
 def _layer(

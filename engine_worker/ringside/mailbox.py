@@ -8,6 +8,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.hooks import Responses, Stop
 from engine_worker.request import opening, remaining
 from engine_worker.ringside.outbox import Outbox
+from engine_worker.ringside.tensor_outbox import TensorOutbox
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.message import MAX_SEQUENCES
@@ -21,7 +22,12 @@ class Mailbox:
     """
 
     def __init__(
-        self, epoch: int, receive: Callable[[], Iterable[Submit | Cancel | Hello]], outbox: Outbox, log: BoundLogger
+        self,
+        epoch: int,
+        receive: Callable[[], Iterable[Submit | Cancel | Hello]],
+        outbox: Outbox,
+        tensors: TensorOutbox,
+        log: BoundLogger,
     ) -> None:
         """`receive` returns some messages without waiting; of hellos only those of routers that replaced another."""
         self.dropped: Counter[str] = Counter()
@@ -32,6 +38,7 @@ class Mailbox:
         self._epoch = epoch
         self._receive = receive
         self._outbox = outbox
+        self._tensors = tensors
         self._log = log
         self._messages: deque[Submit | Cancel | Hello] = deque()
         self._stops: list[Stop] = []
@@ -85,16 +92,23 @@ class Mailbox:
             self._outbox.open(self._submits[opened.request].detokenizer, opened)
         for found in responses.prompt_logprobs:
             self._outbox.put_prompt_logprobs(self._submits[found.request].detokenizer, found)
+        for rows in responses.tensors:
+            self._tensors.put(self._submits[rows.request].router, rows)
         by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
         for row in responses.rows:
             by_address[self._submits[row.request].detokenizer].append(row)
-        for address, rows in by_address.items():
-            self._outbox.put(address, rows)
+        for address, text_rows in by_address.items():
+            self._outbox.put(address, text_rows)
         # Only now, because the end of a request's last sequence forgets its address.
         for row in responses.rows:
             if row.end is not None:
                 self._end_sequence(self._submits[row.request])
         self._outbox.flush()
+        self._tensors.flush()
+
+    def tensor_room(self, spec: Submit) -> int:
+        """Bytes of tensors that its router's lane takes now."""
+        return self._tensors.room(spec.router)
 
     def _must_wait(self, spec: Submit, room: bool) -> bool:
         """Whether stops must be carried out first; stops an earlier attempt of the request if there is one."""
@@ -115,7 +129,7 @@ class Mailbox:
         if not (1 <= spec.n <= MAX_SEQUENCES and remaining(spec)):
             return self._drop("invalid", spec)
         try:
-            self._outbox.connect(spec.detokenizer)
+            self._connect(spec)
         except ValueError:
             return self._drop("bad_address", spec)
         self._submits[spec.request] = spec
@@ -124,6 +138,17 @@ class Mailbox:
         if fault is not None:
             self._refuse(spec, fault)
         return fault is None
+
+    def _connect(self, spec: Submit) -> None:
+        """Raises ValueError."""
+        self._outbox.connect(spec.detokenizer)
+        if not spec.tensors:
+            return
+        try:
+            self._tensors.connect(spec.router)
+        except ValueError:
+            self._outbox.disconnect(spec.detokenizer)
+            raise
 
     def _refusal(self, spec: Submit, room: bool) -> Fault | None:
         if self.draining:
@@ -150,6 +175,8 @@ class Mailbox:
         if not self._num_live[spec.request]:
             del self._submits[spec.request], self._num_live[spec.request]
             self._outbox.disconnect(spec.detokenizer)
+            if spec.tensors:
+                self._tensors.disconnect(spec.router)
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:
         self.dropped[reason] += 1

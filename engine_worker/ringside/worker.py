@@ -18,7 +18,8 @@ from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
-from engine_worker.step import DeviceLostError, Runner
+from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
+from engine_worker.step import LOGITS, DeviceLostError, Runner
 from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -77,14 +78,18 @@ class Worker:
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
             processors=frozenset(settings.processor_names),
+            tensors=frozenset(runner.tensors) - {LOGITS},
             max_draft_tokens=settings.max_draft_tokens,
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
-        self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
+        self._tensors = TensorOutbox(
+            settings.id, self.epoch, self._open_tensor_lane, time.monotonic, log, settings.tensor_buffer
+        )
+        self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, self._tensors, log)
         self._stats_log = StatsLog()
         box = self._mailbox
-        hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append)
+        hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append, box.tensor_room)
         self._engine = Engine(runner, self.terms, settings, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
         cache_changes, to_router = self._engine.cache.tiers.journal.since, self._security.to("router")
@@ -145,8 +150,9 @@ class Worker:
                     self._checked = False
                 else:
                     self._wait()
-                self._outbox.flush()
-                self._outbox.tick()
+                for outbox in (self._outbox, self._tensors):
+                    outbox.flush()
+                    outbox.tick()
                 self._end_orphans()
                 self._beacon.touch(stepped or not self._engine.live.requests or self._engine.intake.preparing)
                 # Without heartbeats the routers consider this engine lost: exit and be restarted instead.
@@ -160,7 +166,7 @@ class Worker:
 
     def _wait(self) -> None:
         """Wait for messages. If there is nothing else to do, check the cache."""
-        soon = self._outbox.waiting or self._quarantined is not None or self._calls.pending
+        soon = self._outbox.waiting or self._tensors.waiting or self._quarantined is not None or self._calls.pending
         soon = soon or self._engine.intake.preparing
         if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
             return
@@ -210,6 +216,7 @@ class Worker:
             self._log.info("drain_timed_out", ended=self._engine.end_all(fault))
             return True
         left = self._engine.live.requests or self._calls.pending or self._outbox.flowing(STUCK_SECONDS)
+        left = left or self._tensors.flowing(STUCK_SECONDS)
         # Routers send requests here until they know of the drain, and each of these must be answered.
         return not left and seconds >= DRAIN_NOTICE_SECONDS
 
@@ -219,6 +226,7 @@ class Worker:
             self._callback.stop()
         self._metrics_port.close()
         self._outbox.close(LINGER_SECONDS)
+        self._tensors.close(LINGER_SECONDS)
         self._log.info(
             "stopped",
             iterations=self._engine.stats.latest.iteration,
@@ -227,6 +235,7 @@ class Worker:
             dropped=dict(self._mailbox.dropped),
             unknown_cancels=self._engine.intake.unknown_stops,
             rows_lost=self._outbox.lost,
+            tensor_bytes_lost=self._tensors.lost,
         )
         self._inbox.close()
         self._context.term()
@@ -281,6 +290,10 @@ class Worker:
     def _open_lane(self, address: str) -> Lane:
         return Lane(self._context, address, security=self._security.to("detok"), names=self._host_names)
 
+    def _open_tensor_lane(self, address: str) -> Lane:
+        security = self._security.to("router")
+        return Lane(self._context, address, LANE_CAPACITY, security, names=self._host_names)
+
     def _heartbeat(self) -> EngineHeartbeat:
         """Called from the heartbeats' thread: reads only what is replaced whole."""
         return EngineHeartbeat(
@@ -300,4 +313,5 @@ class Worker:
             quarantine=self._engine.intake.quarantine.holder,
             model_version=self._settings.model_version,
             logits_processors=self._settings.processor_names,
+            tensors=sorted(self.terms.tensors),
         )

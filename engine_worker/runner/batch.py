@@ -35,8 +35,8 @@ class StepArrays:
     context_lengths: NDArray[np.int32]
     last_tokens: NDArray[np.int64] | None
     """[R]: the tokens whose logits are needed to draw; None: all."""
-    scored_tokens: NDArray[np.int64] | None
-    """[K]: the tokens whose logits are needed for log-probabilities of the prompt; None: none."""
+    kept_tokens: NDArray[np.int64] | None
+    """[K]: the tokens whose rows are wanted beside the draws' (`Slice.rows`); None: none."""
     follow_tokens: NDArray[np.int64]
     """[F]: indices of the tokens that the previous step draws."""
     follow_draws: NDArray[np.int64]
@@ -55,7 +55,7 @@ class StepTensors:
     positions: Tensor
     attention: AttentionInputs
     last_tokens: Tensor | None
-    scored_tokens: Tensor | None
+    kept_tokens: Tensor | None
     follow_tokens: Tensor
     follow_draws: Tensor
 
@@ -63,14 +63,14 @@ class StepTensors:
     def of(cls, arrays: StepArrays, device: torch.device) -> "StepTensors":
         own = (arrays.token_ids, arrays.positions, arrays.follow_tokens, arrays.follow_draws)
         layout = (arrays.slots, arrays.block_tables, arrays.query_start, arrays.context_lengths)
-        rows = [found for found in (arrays.last_tokens, arrays.scored_tokens) if found is not None]
+        rows = [found for found in (arrays.last_tokens, arrays.kept_tokens) if found is not None]
         token_ids, positions, tokens, draws, *rest = arrays_to_device([*own, *layout, *rows], device)
         slots, tables, query_start, lengths, *rest = rest
-        last, scored = (None if found is None else rest.pop(0) for found in (arrays.last_tokens, arrays.scored_tokens))
+        last, kept = (None if found is None else rest.pop(0) for found in (arrays.last_tokens, arrays.kept_tokens))
         attention = AttentionInputs(
             slots, tables, query_start, lengths, arrays.generation_rows, arrays.max_query, arrays.max_context
         )
-        return cls(token_ids, positions, attention, last, scored, tokens, draws)
+        return cls(token_ids, positions, attention, last, kept, tokens, draws)
 
     def follow(self, sampled: Tensor) -> None:
         """Fill in the tokens that the previous step drew: `sampled` [D] int64."""
@@ -102,9 +102,11 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         if part.draws
         for token in range(end - 1 - part.drafts, end)
     ]
-    scored = [(part, part.scored, end) for part, end in zip(slices, ends.tolist(), strict=True) if part.scored]
-    scored_tokens = [
-        np.arange(len(its.tokens)) + end - len(part.tokens) + its.start - part.start for part, its, end in scored
+    kept_tokens = [
+        np.arange(rows.start, rows.stop) + end - len(part.tokens)
+        for part, end in zip(slices, ends.tolist(), strict=True)
+        if part.scored is not None or part.kept
+        for rows in part.rows
     ]
     follow_tokens, follow_draws = _follows(slices, ends)
     return StepArrays(
@@ -116,7 +118,7 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         context_lengths=lengths.astype(np.int32),
         # None spares the gather in the common step, where every token draws.
         last_tokens=None if len(last_tokens) == total else np.array(last_tokens, np.int64),
-        scored_tokens=np.concatenate(scored_tokens) if scored_tokens else None,
+        kept_tokens=np.concatenate(kept_tokens) if kept_tokens else None,
         follow_tokens=follow_tokens,
         follow_draws=follow_draws,
         generation_rows=int(np.logical_and.accumulate(counts == 1).sum()),

@@ -10,14 +10,15 @@ from engine_worker.runner.methods import Blocks, Rank
 from engine_worker.step import Move, Slice
 
 ROWS_PER_BLOCK = 64
-"""Rows of logits for the prompt's log-probabilities that are computed at once: those of a whole chunk may take more
-memory than everything else in the step (512 rows of 152,000 tokens: 311 MB)."""
+"""Rows of logits beside the draws' that are computed at once: those of a whole chunk may take more memory than
+everything else in the step (512 rows of 152,000 tokens: 311 MB)."""
 
-TakeRows = Callable[[Tensor], None]
-"""Gets the logits [N, vocab] float32 of the next N scored tokens, in memory that the next call may overwrite."""
+TakeRows = Callable[[Tensor, Tensor], None]
+"""Gets hidden states [N, hidden], as the head gets them, and logits [N, vocab] float32 of the next N tokens of
+`Slice.rows`, in memory that the next call may overwrite."""
 
 
-def ignore_rows(_: Tensor) -> None:
+def ignore_rows(_hidden: Tensor, _logits: Tensor) -> None:
     """Ranks other than 0 compute their part of the logits only."""
 
 
@@ -48,6 +49,9 @@ class Forward(Protocol[A, S]):
     window: int | None
     """See `Runner.window`."""
     vocab_size: int
+    hidden_size: int
+    hidden_dtype: torch.dtype
+    """Of the hidden states that `take` gets."""
     rank: Rank
     """For methods that are called by name."""
 
@@ -62,7 +66,7 @@ class Forward(Protocol[A, S]):
 
     def logits(self, moves: Iterable[Move], step: S | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """Move blocks, then compute a step -> [R, vocab] float32 for the tokens that draw, in memory that the next step
-        may overwrite; None without any. `take` is called for the tokens in `scored`, block by block."""
+        may overwrite; None without any. `take` is called for the tokens of `Slice.rows`, block by block."""
 
     def check(self) -> None:
         """After a step has failed: wait for the device. Raises RuntimeError if nothing can be computed any more."""

@@ -1,7 +1,7 @@
 """Computes steps: plain data in, model, sampling, plain data out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -17,12 +17,13 @@ from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.methods import Methods
 from engine_worker.runner.results import StepResults
+from engine_worker.runner.rows import WantedRows
+from engine_worker.runner.tensors import OutputTensors
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
-from engine_worker.sampling.prompt_logprobs import PromptScores
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Preparation, Step
+from engine_worker.step import DeviceLostError, Draw, Drawn, KeptRows, Move, Preparation, Step
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 
@@ -65,9 +66,9 @@ class WaitTimer:
 class LaunchedStep:
     """See `engine_worker.step.Launched`."""
 
-    def __init__(self, results: "Future[StepResults | None]", scores: PromptScores | None, waiting: WaitTimer) -> None:
+    def __init__(self, results: "Future[StepResults | None]", rows: WantedRows | None, waiting: WaitTimer) -> None:
         self._results = results
-        self._scores = scores
+        self._rows = rows
         self._waiting = waiting
 
     def collect(self) -> list[Drawn]:
@@ -77,7 +78,11 @@ class LaunchedStep:
 
     def prompt_logprobs(self) -> list[bytes]:
         with self._waiting:
-            return [] if self._scores is None else self._scores.collect()
+            return [] if self._rows is None else self._rows.prompt_logprobs()
+
+    def kept_rows(self) -> list[list[KeptRows]]:
+        with self._waiting:
+            return [] if self._rows is None else self._rows.kept_rows()
 
     def results(self) -> StepResults | None:
         """None if it failed or drew nothing. Waits until it was queued on the device."""
@@ -113,6 +118,8 @@ class ModelRunner:
         self.overlap = overlap
         self.processors = Processors()
         """Those that requests may name; set before the first step."""
+        self.output_tensors = OutputTensors.of(forward, {})
+        """Those that requests may name; set before the first request."""
         self.guides: Guides | None = None
         """None: guides are refused. Set before the first request."""
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
@@ -127,6 +134,14 @@ class ModelRunner:
         """Whether the tokens of the step before are there before the model is queued."""
         self._latest: LaunchedStep | None = None
         self._waiting = WaitTimer()
+
+    @property
+    def tensors(self) -> Mapping[str, int]:
+        return self.output_tensors.row_bytes
+
+    def find_tensors(self, names: Mapping[str, str]) -> None:
+        """Offer what these functions return; see `OutputTensors.of`."""
+        self.output_tensors = OutputTensors.of(self._forward, names)
 
     @property
     def waiting_since(self) -> float | None:
@@ -181,7 +196,7 @@ class ModelRunner:
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
-        arrays = prepared = sampling = scores = None
+        arrays = prepared = sampling = rows = None
         if step.slices:
             arrays = self._forward.arrays(step.slices)
             prepared = self._forward.prepare(arrays)
@@ -189,16 +204,15 @@ class ModelRunner:
             # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
             if work.draws:
                 sampling = work.draws, to_device(work.plan(self._vocab_size), self._forward.device)
-            if any(part.scored for part in step.slices):
-                scores = PromptScores(step.slices, self._forward.device)
+            rows = WantedRows.of(step.slices, self._forward.device, self.output_tensors.functions)
         if prepared is None or not prepared.follows:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, arrays)
-        results = self._start(lambda: self._compute(step.moves, prepared, sampling, scores, before))
-        self._latest = LaunchedStep(results, scores, self._waiting)
+        results = self._start(lambda: self._compute(step.moves, prepared, sampling, rows, before))
+        self._latest = LaunchedStep(results, rows, self._waiting)
         return self._latest
 
     def _start(self, work: Callable[[], T]) -> "Future[T]":
@@ -217,7 +231,7 @@ class ModelRunner:
         moves: tuple[Move, ...],
         prepared: PreparedStep | None,
         sampling: tuple[list[Draw], SamplingPlan] | None,
-        scores: PromptScores | None,
+        rows: WantedRows | None,
         before: LaunchedStep | None,
     ) -> StepResults | None:
         try:
@@ -227,9 +241,9 @@ class ModelRunner:
             # Computed beside the model. A wait for tokens would keep the device idle.
             early = followed is None or self._masks_first
             masks = self._ask_masks(sampling, followed) if early else None
-            logits = self._forward.logits(moves, prepared, ignore_rows if scores is None else scores.add)
-            if scores is not None:
-                scores.finish()
+            logits = self._forward.logits(moves, prepared, ignore_rows if rows is None else rows.add)
+            if rows is not None:
+                rows.finish()
             if not early:
                 masks = self._ask_masks(sampling, followed)
         except Exception as error:

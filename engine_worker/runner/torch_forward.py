@@ -55,6 +55,8 @@ class TorchForward:
         self.dtype = str(cache.dtype).removeprefix("torch.")
         self.window = widest_window(model.config.windows)
         self.vocab_size = model.config.vocab_size
+        self.hidden_size = model.config.hidden_size
+        self.hidden_dtype = cache.dtype
         self.rank = Rank(shard.rank, shard.size, device, model, cache)
 
     def check(self) -> None:
@@ -87,9 +89,10 @@ class TorchForward:
             # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
             self.shard.broadcast(step.tensors.token_ids)
         hidden, tensors = self(step), step.tensors
-        if tensors.scored_tokens is not None:
-            for tokens in tensors.scored_tokens.split(ROWS_PER_BLOCK):
-                take(self.model.logits(hidden.index_select(0, tokens)))
+        if tensors.kept_tokens is not None:
+            for tokens in tensors.kept_tokens.split(ROWS_PER_BLOCK):
+                kept = hidden.index_select(0, tokens)
+                take(kept, self.model.logits(kept))
         rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return self.model.logits(rows) if len(rows) else None
 

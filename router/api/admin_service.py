@@ -188,6 +188,7 @@ class ModelService:
             capabilities=["chat"] if model.has_chat else [],
             eos_token_ids=model.eos_token_ids,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
+            tensors=sorted(self._dispatcher.tensors or ()),
             logits_processors=sorted(self._dispatcher.processors or ()),
         )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 from router.api.watchdog import Watchdog
@@ -12,6 +12,7 @@ from router.requests.token_log import NO_TIMES, SequenceLog
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.prompt_logprobs import Row
+from sluice.ring.tensors import TensorRows
 from sluice.ring.vocabulary import Vocabulary
 from sluice.ring.wire import End
 from sluice.v1 import generation_pb2 as pb
@@ -98,6 +99,8 @@ class ResponseBuilder:
         if self._fill(event.delta, sequence):
             self._request.on_first_delta()
             yield event
+        for part in self._request.log.take_tensors(sequence):
+            yield pb.GenerateStreamResponse(tensor=_tensor(part))
         if end is None:
             return
         if end.held:
@@ -156,6 +159,9 @@ class ResponseBuilder:
         )
         for sequence in sequences:
             self._request.log.mark_delivered(sequence)
+        response.tensors.extend(
+            whole_tensors(part for each in sequences for part in self._request.log.take_tensors(each))
+        )
         return response
 
     def _outputs(self) -> list[SequenceLog]:
@@ -231,6 +237,30 @@ def _by_likelihood(sequence: SequenceLog) -> tuple[bool, float, int]:
     # NaN, which orders nothing, counts as least likely.
     likelihood = -math.inf if math.isnan(sequence.cumulative) else sequence.cumulative
     return stopped, -likelihood, sequence.index
+
+
+def whole_tensors(parts: Iterable[TensorRows]) -> Iterator[pb.TensorChunk]:
+    """Each tensor in one part."""
+    found: dict[tuple[int, str, bool], list[TensorRows]] = {}
+    for part in parts:
+        found.setdefault((part.sequence, part.name, part.context), []).append(part)
+    for each in found.values():
+        chunk = _tensor(each[0])
+        chunk.shape[0] = sum(part.rows for part in each)
+        chunk.data = b"".join(part.data for part in each)
+        yield chunk
+
+
+def _tensor(part: TensorRows) -> pb.TensorChunk:
+    return pb.TensorChunk(
+        index=part.sequence,
+        name=part.name,
+        start=part.start,
+        context=part.context,
+        shape=part.shape,
+        dtype=part.dtype,
+        data=bytes(part.data),
+    )
 
 
 def _reason(end: End) -> pb.FinishReason.ValueType:

@@ -9,10 +9,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError, shown
+from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
+from router.requests.features import described, having_features, known_processors, known_tensors
 from router.requests.registry import Requests
 from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
@@ -77,17 +78,20 @@ class AttemptSender:
 
     @property
     def processors(self) -> set[str] | None:
-        """Names of the logits processors that some engine has or, if it is lost, had; None: no engine has said it."""
-        heartbeats = [peer.heartbeat for peer in self._membership.engines.all if peer.heartbeat]
-        return {name for heartbeat in heartbeats for name in heartbeat.logits_processors} if heartbeats else None
+        """See `known_processors`."""
+        return known_processors(self._membership.engines.all)
+
+    @property
+    def tensors(self) -> set[str] | None:
+        """See `known_tensors`."""
+        return known_tensors(self._membership.engines.all)
 
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
             return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is alive")
-        if not _having_processors(request, self._membership.engines.usable):
-            names = ", ".join(map(shown, request.sampling.logits_processors))
-            return RequestError(ErrorCode.NO_ENGINE, f"no engine with all of the logits processors {names} is alive")
+        if not having_features(request, self._membership.engines.usable):
+            return RequestError(ErrorCode.NO_ENGINE, f"no engine with all of the {described(request)} is alive")
         return RequestError(ErrorCode.NO_DETOKENIZER, "no engine can reach a detokenizer")
 
     def can_move(self, request: RequestState) -> bool:
@@ -122,6 +126,7 @@ class AttemptSender:
                 self._cancels.send(peer, Drop(request.number, attempt.number))
         self.leave_ring(request, phase)
         request.log.forget_start()
+        request.log.forget_ends()
 
     def leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
         """No row of its attempt is awaited any more."""
@@ -146,10 +151,10 @@ class AttemptSender:
         return found._replace(engines=able)
 
     def _reachable(self, request: RequestState) -> "_Candidates":
-        """Peers whose engines serve its model and have its logits processors, of any length."""
+        """Peers whose engines serve its model and have what it needs, of any length."""
         found = _Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
         serving = self._serving.engines_for(request, found.engines)
-        return found._replace(engines=_having_processors(request, serving))
+        return found._replace(engines=having_features(request, serving))
 
     def _place(self, request: RequestState, found: "_Candidates") -> Attempt:
         choice = self._placement.choose(
@@ -161,7 +166,7 @@ class AttemptSender:
         )
         engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
         detokenizer = next(peer for peer in found.detokenizers if peer.epoch == choice.detokenizer)
-        return Attempt(request.attempts, engine, detokenizer, choice, request.log.received)
+        return Attempt(request.attempts, engine, detokenizer, choice, request.log.received, request.log.progress)
 
     def _longest(self, engines: Iterable[EnginePeer]) -> int:
         known = [peer.heartbeat.max_sequence_tokens for peer in engines if peer.heartbeat]
@@ -216,6 +221,7 @@ class AttemptSender:
             client_id=spec.client_id,
             # All of a prompt's log-probabilities come before its first token.
             prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,
+            tensors=request.log.tensors.missing(request.log.live),
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:
@@ -289,11 +295,6 @@ def reaches(engine: EnginePeer, detokenizer: DetokenizerPeer) -> bool:
     if engine.heartbeat is None or detokenizer.heartbeat is None:
         return False
     return detokenizer.heartbeat.address not in engine.heartbeat.cut_off
-
-
-def _having_processors(request: RequestState, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
-    names = set(request.sampling.logits_processors)
-    return [peer for peer in engines if peer.heartbeat and names.issubset(peer.heartbeat.logits_processors)]
 
 
 def _without(peers: list[P], avoided: Collection[int]) -> list[P]:

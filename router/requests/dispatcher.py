@@ -10,14 +10,16 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError, Violation
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
+from router.requests.appended import Appended
 from router.requests.attempts import AttemptSender, reaches
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
-from router.requests.token_log import Appended
+from router.requests.tensor_log import MAX_WHOLE_BYTES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.tensors import TensorBatch, TensorRows
 from sluice.ring.wire import End, TextBatch, TextRow
 
 FULL_LANE_RETRY_SECONDS = 0.005
@@ -53,6 +55,11 @@ class Dispatcher:
     def processors(self) -> set[str] | None:
         """As `AttemptSender.processors`."""
         return self._attempts.processors
+
+    @property
+    def tensors(self) -> set[str] | None:
+        """As `AttemptSender.tensors`."""
+        return self._attempts.tensors
 
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
@@ -107,6 +114,14 @@ class Dispatcher:
             else:
                 self._ingest_row(request, row)
 
+    def on_tensor_batch(self, batch: TensorBatch) -> None:
+        for part in batch.parts:
+            request = self._current(part.request, part.attempt)
+            if request is None:
+                self.late_rows += 1
+            else:
+                self._ingest_tensor(request, part)
+
     def lose_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
         """Give up the attempt on the ring, and have the request recovered if possible."""
         self._lose_attempt(request, RequestError(code, message))
@@ -135,6 +150,14 @@ class Dispatcher:
         for request in concerned:
             message = f"messages of {request.engine} to {detokenizer.name} were lost"
             self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
+        return len(concerned)
+
+    def on_tensor_frames_lost(self, engine: int) -> int:
+        """The same for rows of tensors from the engine with this epoch."""
+        at = [request for request in self._requests.on_ring if request.attempt.engine.epoch == engine]
+        concerned = [request for request in at if request.spec.tensors]
+        for request in concerned:
+            self.lose_attempt(request, ErrorCode.ROWS_LOST, f"tensors of {request.engine} were lost")
         return len(concerned)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
@@ -197,7 +220,10 @@ class Dispatcher:
 
     def _stop(self, request: RequestState) -> None:
         """End the request, whatever its phase. No effect if it has ended."""
-        if request.on_ring:
+        if request.on_ring and request.all_terminal:
+            # Only rows of tensors are missing: its engine has ended it, and would answer nothing.
+            self._attempts.leave_ring(request, RequestPhase.ENDED)
+        elif request.on_ring:
             self._attempts.cancel(request)
         elif request.preparing:
             request.interrupt_preparation()
@@ -229,6 +255,24 @@ class Dispatcher:
         elif row.end is not None:
             # Also if the log refused the row, as after a fault: the attempt has ended all the same.
             self._end_sequence(request, row.sequence, row.end)
+        self._pause_if_slow(request)
+
+    def _ingest_tensor(self, request: RequestState, part: TensorRows) -> None:
+        waiting = [sequence for sequence in request.log.sequences if sequence.held_end is not None]
+        if request.log.append_tensor(part) is Appended.HOLE:
+            message = f"rows of the tensor {part.name} are missing before {part.start}"
+            self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
+            return
+        for sequence in waiting:
+            if sequence.end is not None and sequence.end.reason is FinishReason.STOP_STRING:
+                self._attempts.cancel(request, sequence.index)
+        if waiting and request.on_ring and request.all_terminal and not request.log.awaits_rows:
+            self._attempts.leave_ring(request, RequestPhase.ENDED)
+        if not request.spec.streaming and request.log.tensors.nbytes > MAX_WHOLE_BYTES:
+            self.hand_back(request, _too_large())
+        self._pause_if_slow(request)
+
+    def _pause_if_slow(self, request: RequestState) -> None:
         # Not while it is being cancelled: a pause would submit it again.
         if request.phase is RequestPhase.ON_RING and self._recovery.too_slow(request):
             self._recovery.pause(request)
@@ -238,11 +282,16 @@ class Dispatcher:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
             self._lose_attempt(request, error_of(fault))
             return
-        if end.reason is FinishReason.STOP_STRING:
+        if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
             self._attempts.cancel(request, sequence)
-        if request.on_terminal(sequence):
+        if request.on_terminal(sequence) and not request.log.awaits_rows:
             self._attempts.leave_ring(request, RequestPhase.ENDED)
+
+
+def _too_large() -> RequestError:
+    most = f"asks for tensors of more than {MAX_WHOLE_BYTES} bytes, the most in one message: call GenerateStream"
+    return RequestError.invalid([Violation("spec.output", most)])
 
 
 def error_of(fault: Fault) -> RequestError:

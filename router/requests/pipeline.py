@@ -19,6 +19,7 @@ from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import fit, parse
+from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.errors import FinishReason
 from sluice.v1.generation_pb2 import GenerationSpec
 
@@ -109,12 +110,14 @@ class RequestPipeline:
         # Before tokenizing: if the queue is full, the request would be refused afterwards whatever its prompt is.
         self._admission.check(request.tenant)
         check_processors(spec.sampling.logits_processors, self._dispatcher.processors)
+        check_tensors(spec.tensors, self._dispatcher.tensors)
         tokens = await self._text.tokens(spec.prompt)
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
         # engine can hold is refused at once and does not wait in the queue first.
         fit(spec, len(prompt), self._dispatcher.context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
+        check_context_rows(spec.tensors, len(prompt))
         spellings = await self._text.spellings(spec.bad_words)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))

@@ -82,13 +82,20 @@ class Recovery:
 
     def too_slow(self, request: RequestState) -> bool:
         """Whether the client leaves so much unread that its request should pause."""
-        return request.spec.streaming and request.log.reader_behind(self._settings.max_undelivered_tokens)
+        settings = self._settings
+        if not request.spec.streaming:
+            return False
+        # Without regard to the client if there are so many: they may wait for a detokenizer that is slow.
+        return request.log.tensors.nbytes > 2 * settings.max_undelivered_bytes or request.log.reader_behind(
+            settings.max_undelivered_tokens, settings.max_undelivered_bytes
+        )
 
     def pause(self, request: RequestState) -> None:
         """Give up the attempt and the permit until the client has read enough."""
         request.on_attempt_lost()
         self._attempts.give_up(request, RequestPhase.PAUSED)
-        message = f"{request.log.undelivered} tokens wait for the client"
+        log = request.log
+        message = f"{log.undelivered} tokens and {log.tensors.nbytes} bytes of tensors wait for the client"
         self._begin(request, RequestError(ErrorCode.SLOW_CLIENT, message))
 
     def cancel(self, request: RequestState) -> None:
@@ -141,7 +148,8 @@ class Recovery:
 
     async def _resubmit(self, request: RequestState, error: RequestError) -> None:
         if request.phase is RequestPhase.PAUSED:
-            await request.log.caught_up(self._settings.max_undelivered_tokens // 2)
+            settings = self._settings
+            await request.log.caught_up(settings.max_undelivered_tokens // 2, settings.max_undelivered_bytes // 2)
             # Never refused; and without context tokens, which its tenant was charged for with the first permit.
             permit = await self._admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)
             request.on_admitted(permit)

@@ -69,6 +69,8 @@ class Attempt:
     """What placement charges for it."""
     tokens_before: int
     """Tokens received by the attempts before this one."""
+    progress_before: int
+    """`RequestLog.progress` by the attempts before this one."""
     submitted: float = field(default_factory=lambda: time.monotonic())
     """On time.monotonic's clock, as all times here."""
     started: bool = False
@@ -163,8 +165,9 @@ class RequestState:
 
     @property
     def interval(self) -> int:
-        """Tokens per row. 1 once an engine died under it: its progress must be visible token by token."""
-        return 1 if self.suspicion.touched else self.spec.text.interval
+        """Tokens per row. 1 once an engine died under it: its progress must be visible token by token. And with
+        tensors, whose rows wait for their tokens."""
+        return 1 if self.suspicion.touched or self.spec.tensors else self.spec.text.interval
 
     @property
     def past_probation(self) -> bool:
@@ -207,6 +210,8 @@ class RequestState:
         self.prompt, self.sampling, self.retention = prompt, sampling, retention
         if self.spec.prompt_logprobs is not None:
             self.log.expect_prompt_logprobs(len(prompt) - 1, self.spec.prompt_logprobs)
+        if self.spec.tensors:
+            self.log.expect_tensors(self.spec.tensors, len(prompt))
 
     def on_admitted(self, permit: Permit) -> None:
         """It holds `permit` from here on, and releases it when it ends or pauses."""
@@ -253,6 +258,11 @@ class RequestState:
     def on_terminal(self, sequence: int) -> bool:
         """The last row of `sequence` has come over the ring; returns whether it was the request's last."""
         self._ended.add(sequence)
+        return self.all_terminal
+
+    @property
+    def all_terminal(self) -> bool:
+        """The last row of every sequence has come over the ring."""
         return len(self._ended) == self.spec.n
 
     def abort(self) -> None:
@@ -269,10 +279,12 @@ class RequestState:
 
     def on_attempt_lost(self, accepted: bool = True, avoid: bool = False) -> None:
         """Called before it leaves the ring. `accepted`: its engine had taken it; `avoid`: prefer other peers next."""
-        if self.log.received > self.attempt.tokens_before:
+        if self.log.progress > self.attempt.progress_before:
             self.fruitless, self.avoided = 0, frozenset()
         else:
             self.fruitless += accepted
+        # Those whose ends wait for rows of tensors run once more.
+        self._ended.difference_update(each.index for each in self.log.sequences if each.held_end is not None)
         if avoid:
             self.avoided |= {self.attempt.engine.epoch, self.attempt.detokenizer.epoch}
 

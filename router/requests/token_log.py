@@ -4,22 +4,18 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
 
 from router.errors import RequestError
+from router.requests.appended import Appended
+from router.requests.tensor_log import TensorLog
 from sluice.ring.errors import FinishReason
 from sluice.ring.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
+from sluice.ring.tensors import TensorParams, TensorRows
 from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
-
-
-class Appended(Enum):
-    TAKEN = 0
-    SEEN = 1
-    """Every token of it had come before."""
-    HOLE = 2
-    """Tokens before it are missing."""
+EARLY_ENDS = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
+"""Ends that do not wait for rows of tensors."""
 
 
 class SequenceLog:
@@ -30,6 +26,7 @@ class SequenceLog:
         "cumulative",
         "delivered",
         "end",
+        "held_end",
         "ids",
         "index",
         "last_at",
@@ -54,6 +51,8 @@ class SequenceLog:
         self.accepted = 0
         """Of the tokens that came, how many were drafted."""
         self.end: End | None = None
+        self.held_end: End | None = None
+        """An end that has come before the last rows of tensors: it counts once these have."""
         self.last_at: float | None = None
         """When its latest tokens came, on time.monotonic's clock."""
 
@@ -116,6 +115,7 @@ class RequestLog:
         self.started: Started | None = None
         self.start_delivered = False
         self.prompt = PromptLog()
+        self.tensors = TensorLog()
         self.fault: RequestError | None = None
         self.received = 0
         """Tokens of all sequences that came over the ring."""
@@ -144,6 +144,11 @@ class RequestLog:
         return {each.index: each.ids.tolist() for each in self.sequences if each.end is None and each.ids}
 
     @property
+    def live(self) -> list[int]:
+        """Sequences that have no end."""
+        return [sequence.index for sequence in self.sequences if sequence.end is None]
+
+    @property
     def ended(self) -> list[int]:
         """Sequences that another attempt leaves out."""
         return [sequence.index for sequence in self.sequences if sequence.end is not None]
@@ -161,6 +166,30 @@ class RequestLog:
 
     def expect_prompt_logprobs(self, rows: int, top: int) -> None:
         self.prompt = PromptLog(rows, top)
+
+    def expect_tensors(self, wanted: TensorParams, num_prompt: int) -> None:
+        self.tensors = TensorLog(wanted, num_prompt, len(self.sequences))
+
+    def append_tensor(self, part: TensorRows) -> Appended:
+        if self._closed or self.fault is not None or self.complete or part.sequence >= len(self.sequences):
+            return Appended.SEEN
+        appended = self.tensors.append(part)
+        if appended is Appended.TAKEN:
+            for sequence in self.sequences if part.context else (self.sequences[part.sequence],):
+                self._release_end(sequence)
+            self._updated[self.sequences[part.sequence]] = None
+            _wake(self._reader)
+        return appended
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether an end waits for rows of tensors."""
+        return bool(self.tensors) and any(sequence.held_end is not None for sequence in self.sequences)
+
+    @property
+    def progress(self) -> int:
+        """Grows with everything that attempts bring."""
+        return self.received + self.tensors.progress
 
     def append_prompt_logprobs(self, part: PromptLogprobs) -> Appended:
         if self._closed or self.fault is not None or self.complete:
@@ -183,7 +212,7 @@ class RequestLog:
     def append(self, row: TextRow) -> Appended:
         sequence = self.sequences[row.sequence]
         # After a fault we cancel the attempt: the ABORTED that follows must not look like the request's own end.
-        if self._closed or self.fault is not None or sequence.end is not None:
+        if self._closed or self.fault is not None or sequence.end is not None or sequence.held_end is not None:
             return Appended.SEEN
         count = len(row.tokens)
         # Nor before the start, of which the log-probabilities of the prompt are a part.
@@ -204,10 +233,19 @@ class RequestLog:
         for logprob in row.logprobs:
             sequence.cumulative += logprob.logprob
         if row.end is not None:
-            self._end(sequence, row.end)
+            sequence.held_end = row.end
+            self._release_end(sequence)
         self._updated[sequence] = None
         _wake(self._reader)
         return Appended.TAKEN
+
+    def forget_ends(self) -> None:
+        """The attempt was lost whose ends wait for rows of tensors: the next one finds the same ends. Rows of tokens
+        that did not come are dropped: it may draw others."""
+        for sequence in self.sequences if self.tensors else ():
+            sequence.held_end = None
+            if sequence.end is None:
+                self.tensors.truncate(sequence.index, sequence.received)
 
     def next_updated(self) -> SequenceLog | None:
         """The next sequence that has something new; None if the reader has seen everything."""
@@ -222,10 +260,16 @@ class RequestLog:
             sequence.drop_content()
         _wake(self._catching_up)
 
-    def reader_behind(self, most: int) -> bool:
-        """Whether more than `most` tokens wait while the reader is in a write."""
+    def take_tensors(self, sequence: SequenceLog) -> Iterator[TensorRows]:
+        """Rows of the prompt, and of those tokens that the reader has taken."""
+        for part in self.tensors.take(sequence.index, sequence.delivered):
+            yield part
+            _wake(self._catching_up)
+
+    def reader_behind(self, tokens: int, nbytes: int) -> bool:
+        """Whether more tokens than this, or more bytes of tensors, wait while the reader is in a write."""
         # A reader that awaits `changed` has taken all that can be shown: the rest waits for text, not for the client.
-        return self.undelivered > most and self._reader is None
+        return self._reader is None and (self.undelivered > tokens or self.tensors.nbytes > nbytes)
 
     def finish(self, reason: FinishReason) -> None:
         """End every sequence that has no end: no more rows are awaited."""
@@ -246,6 +290,7 @@ class RequestLog:
         self._closed = True
         self._updated.clear()
         self.prompt.forget()
+        self.tensors.clear()
         for sequence in self.sequences:
             sequence.drop_content()
 
@@ -265,17 +310,27 @@ class RequestLog:
         finally:
             self._reader = None
 
-    async def caught_up(self, most: int) -> None:
-        """Wait until at most `most` tokens wait for the reader, or it has taken all that can be shown yet."""
-        while self.reader_behind(most):
+    async def caught_up(self, tokens: int, nbytes: int) -> None:
+        """Wait until at most so many tokens and bytes of tensors wait for the reader, or it has taken all that can be
+        shown yet."""
+        while self.reader_behind(tokens, nbytes):
             self._catching_up = asyncio.get_running_loop().create_future()
             try:
                 await self._catching_up
             finally:
                 self._catching_up = None
 
+    def _release_end(self, sequence: SequenceLog) -> None:
+        """Its end counts, if it has one and nothing is missing."""
+        end = sequence.held_end
+        if end is None:
+            return
+        if end.reason in EARLY_ENDS or self.tensors.is_complete(sequence.index, sequence.received):
+            self._end(sequence, end)
+            self._updated[sequence] = None
+
     def _end(self, sequence: SequenceLog, end: End) -> None:
-        sequence.end = end
+        sequence.end, sequence.held_end = end, None
         self._unfinished -= 1
 
 

@@ -6,9 +6,6 @@ from sluice.v1.generation_pb2 import GenerationSpec
 
 REJECTED = frozenset(
     {
-        "output.context_logits",
-        "output.generation_logits",
-        "output.tensors",
         "lora_id",
         "prompt_adapter_id",
     }

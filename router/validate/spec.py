@@ -14,8 +14,10 @@ from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
+from router.validate.tensors import parse_tensors
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, SamplingParams, Speculation, TextParams
+from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.v1 import generation_pb2 as pb
 
 UNARY_INTERVAL = 128
@@ -64,6 +66,7 @@ class Spec:
     """For logits processors."""
     speculation: Speculation
     guide: Guide | None
+    tensors: TensorParams = NO_TENSORS
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
 
@@ -128,6 +131,7 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         speculation=_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=_resume_model(spec.resume, bad),
+        tensors=parse_tensors(spec, bad),
     )
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
     bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)

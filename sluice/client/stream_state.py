@@ -6,6 +6,7 @@ from datetime import timedelta
 from sluice.client.errors import LostEvents, ServerError
 from sluice.client.results import (
     Chunk,
+    Tensor,
     Timings,
     TokenLogprob,
     Usage,
@@ -33,6 +34,8 @@ class OutputSoFar:
     echoed: bool = False
     cumulative_logprob: float = 0.0
     ended: bool = False
+    rows: dict[str, int] = field(default_factory=dict)
+    """Of each tensor that has come."""
 
 
 class StreamState:
@@ -57,6 +60,13 @@ class StreamState:
         self._time_limit = spec.time_limit.ToTimedelta() if spec.HasField("time_limit") else None
         self._count = spec.n if spec.HasField("n") else 1
         self._outputs = {each.index: OutputSoFar(list(each.token_ids), len(each.token_ids)) for each in spec.resume}
+        self._names = [each.name for each in spec.output.tensors]
+        self._names += ["generation_logits"] * spec.output.generation_logits
+        for each in spec.resume:
+            self._outputs[each.index].rows = dict.fromkeys(self._names, each.tensor_rows)
+        context = [each.name for each in spec.output.tensors if each.context]
+        context += ["context_logits"] * spec.output.context_logits
+        self._context_rows = dict.fromkeys(context, spec.resume_context_rows)
         self._model = next((each.model_fingerprint for each in spec.resume), "")
         self._begun = False
         self._events = 0
@@ -77,7 +87,11 @@ class StreamState:
             for index, output in sorted(self._outputs.items()):
                 # A beam search starts again. Each of its outputs comes in one event, so known ones are just repeated.
                 if output.token_ids and self._spec.sampling.beam_search.width <= 1:
-                    self._spec.resume.add(index=index, token_ids=output.token_ids, model_fingerprint=self._model)
+                    rows = min((output.rows.get(name, 0) for name in self._names), default=0)
+                    self._spec.resume.add(
+                        index=index, token_ids=output.token_ids, tensor_rows=rows, model_fingerprint=self._model
+                    )
+            self._spec.resume_context_rows = min(self._context_rows.values(), default=0)
         self._spec.engine_deaths = self._retries.engine_deaths
         if self._time_limit is not None:
             # The server rejects a limit of 0, so a limit that has passed is sent as the shortest one.
@@ -102,7 +116,7 @@ class StreamState:
             case "finished":
                 return self._finished(event.finished)
             case "tensor":
-                return [Chunk(index=event.tensor.index, tensor=read_tensor(event.tensor))]
+                return self._tensor(read_tensor(event.tensor))
             case "started":
                 self._started(event.started)
             case "done":
@@ -141,6 +155,20 @@ class StreamState:
         for entry in delta.logprobs:
             output.cumulative_logprob += entry.logprob
         return self._show(output, delta)
+
+    def _tensor(self, tensor: Tensor) -> list[Chunk]:
+        """Its rows that have not come before."""
+        known = self._context_rows if tensor.context else self._output(tensor.index).rows
+        have, end = known.get(tensor.name, 0), tensor.start + tensor.shape[0]
+        if end <= have:
+            return []
+        if tensor.start > have:
+            raise LostEvents(f"tensor {tensor.name} lost rows: expected row {have}, got {tensor.start}")
+        known[tensor.name] = end
+        self._retries.on_progress()
+        size, rows = len(tensor.data) // tensor.shape[0], end - have
+        new = replace(tensor, start=have, shape=(rows, *tensor.shape[1:]), data=tensor.data[-rows * size :])
+        return [Chunk(index=tensor.index, tensor=new)]
 
     def _on_text_alone(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
         """The echoed prompt before the first token, or text that was held back until the end."""

@@ -23,7 +23,8 @@ class Hello(Message, frozen=True):
 
 
 class KeepAlive(Message, frozen=True):
-    """engine → detokenizer, every KEEP_ALIVE_SECONDS, so that the loss of the last message before shows as a gap."""
+    """engine → detokenizer, and router where it gets tensors, every KEEP_ALIVE_SECONDS, so that the loss of the last
+    message before shows as a gap."""
 
     engine: Name
     engine_epoch: Number
@@ -85,6 +86,8 @@ class EngineHeartbeat(Message, frozen=True):
     """The operator's label of its model (setting `model_version`), by which a router chooses engines."""
     logits_processors: list[Name] = []
     """Names that requests may ask for."""
+    tensors: list[Name] = []
+    """Names of tensors that requests may ask for, beside logits."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

@@ -28,6 +28,7 @@ from sluice.ring.message import (
 )
 from sluice.ring.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.tensors import TensorBatch, TensorParams
 
 # Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
 # Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token.
@@ -71,6 +72,7 @@ class Submit(Message, frozen=True):
     prompt_logprobs: Logprobs | None = None
     """Number of alternatives to report with each token of the prompt; None: no logprobs of the prompt. Not with
     `resume`: whoever has tokens has these too."""
+    tensors: TensorParams = TensorParams()
 
 
 class Cancel(Message, frozen=True):
@@ -281,7 +283,7 @@ class TextBatch(Message, frozen=True):
 
 ToEngine = Hello | Submit | Cancel | Flush | Call
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
-ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer
+ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer | TensorBatch | KeepAlive
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:

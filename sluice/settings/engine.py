@@ -99,6 +99,8 @@ class SchedulerNames:
     """Both in one: your own module:Class, a RequestScheduler."""
 
 
+RESERVED_TENSORS: Final = frozenset({"logits", "context_logits", "generation_logits", "hidden_states"})
+"""Names of tensors that every engine has."""
 BATCHED: Final = "batched"
 """Name of the batched logits processor in a request."""
 
@@ -117,6 +119,17 @@ class ProcessorNames:
     def processor_names(self) -> list[str]:
         """Those that requests may name."""
         return [*self.logits_processors, *([] if self.logits_processor_batched is None else [BATCHED])]
+
+
+@dataclass(frozen=True)
+class TensorOptions:
+    """Tensors for clients"""
+
+    output_tensors: dict[str, str] = field(default_factory=dict)
+    """Tensors that requests may ask for beside logits and hidden_states, each made by a function of yours, such as
+    {mean: my_module:mean}; see docs/tensors.md."""
+    tensor_buffer: ByteCount = 16 << 20
+    """Tensors that wait to be sent to a router; sequences that ask for more wait meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from sluice.settings.fields import PortNumber, PositiveInt, PositiveSeconds, PriorityAging, Range, Seconds
+from sluice.settings.fields import ByteCount, PortNumber, PositiveInt, PositiveSeconds, PriorityAging, Range, Seconds
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class RecoverySettings:
     """Seconds that a stream waits for a new engine or detokenizer after a loss. More than an engine takes to load."""
     recovery_attempts: PositiveInt = 8
     """Consecutive attempts without a new token before a request fails."""
+    max_undelivered_bytes: ByteCount = 64 << 20
+    """The same for tensors of the model."""
     max_undelivered_tokens: PositiveInt = 4096
     """Tokens of a stream that wait for a slow client; beyond it the stream pauses."""
     slow_client_timeout: PositiveSeconds = 900.0

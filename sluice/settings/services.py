@@ -17,12 +17,14 @@ from sluice.ring.ports import Port
 from sluice.settings.engine import (
     BATCHED,
     CAPACITY_POLICIES,
+    RESERVED_TENSORS,
     Batching,
     Compute,
     GuideLimits,
     KvCacheSize,
     Parallelism,
     ProcessorNames,
+    TensorOptions,
 )
 from sluice.settings.fields import PortNumber, PositiveInt, PositiveSeconds, Range, Seconds
 from sluice.settings.router import (
@@ -171,7 +173,9 @@ class RouterSettings(
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
-class EngineSettings(Parallelism, Batching, GuideLimits, ProcessorNames, KvCacheSize, Compute, ServiceSettings):
+class EngineSettings(
+    Parallelism, Batching, GuideLimits, TensorOptions, ProcessorNames, KvCacheSize, Compute, ServiceSettings
+):
     """Engine"""
 
     role: ClassVar[Role] = "engine"
@@ -205,6 +209,17 @@ class EngineSettings(Parallelism, Batching, GuideLimits, ProcessorNames, KvCache
         batched = self.logits_processor_batched
         if batched is not None and ":" not in batched:
             raise ValueError(f"logits_processor_batched: must be of the form module:function (got {batched!r})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tensors(self) -> Self:
+        for name, value in self.output_tensors.items():
+            if not name or name in RESERVED_TENSORS:
+                raise ValueError(f"output_tensors: {name!r} cannot be the name of a tensor")
+            if ":" not in value:
+                raise ValueError(f"output_tensors: {name} must be of the form module:function (got {value!r})")
+        if self.tensor_buffer < 1:
+            raise ValueError(f"tensor_buffer: must be at least 1 byte (got {self.tensor_buffer})")
         return self
 
     @model_validator(mode="after")

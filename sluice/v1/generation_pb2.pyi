@@ -142,6 +142,7 @@ class GenerationSpec(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     ENGINE_DEATHS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    RESUME_CONTEXT_ROWS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per live request, up to 128 bytes of [A-Za-z0-9._:-]. Empty: the
     server makes a UUIDv7 and returns it.
@@ -172,6 +173,8 @@ class GenerationSpec(_message.Message):
     """
     client_id: _builtins.int
     """The caller's number, passed to logits post-processors."""
+    resume_context_rows: _builtins.int
+    """With `resume`, what the caller has of the tensors of the prompt: this many rows, from the first, of each of them."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids."""
@@ -242,10 +245,11 @@ class GenerationSpec(_message.Message):
         speculation: Global___Speculation | None = ...,
         engine_deaths: _builtins.int = ...,
         client_id: _builtins.int | None = ...,
+        resume_context_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -286,9 +290,12 @@ class ResumeFrom(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TENSOR_ROWS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0 to n-1."""
+    tensor_rows: _builtins.int
+    """Of each tensor of this output, how many rows were received, from the first. At most as many as token_ids."""
     model_fingerprint: _builtins.str
     """Started.model_fingerprint of the broken stream, the same for all outputs. The stream continues with that model
     only, or ends with FAILED_PRECONDITION, reason MODEL_CHANGED. Empty: it continues with the model of new requests.
@@ -302,11 +309,12 @@ class ResumeFrom(_message.Message):
         *,
         index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tensor_rows: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "model_fingerprint", b"model_fingerprint", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "model_fingerprint", b"model_fingerprint", "tensor_rows", b"tensor_rows", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,12 +455,18 @@ class OutputOptions(_message.Message):
     timings: _builtins.bool
     """Return timings."""
     context_logits: _builtins.bool
-    """Return the logits of every prompt position, as tensor "context_logits"."""
+    """Return the logits of every prompt position, as tensor "context_logits": [prompt tokens, vocabulary] float32, as the
+    model computed them.
+    """
     generation_logits: _builtins.bool
-    """Return the logits of every generated position, as tensor "generation_logits"."""
+    """Return the logits from which each token was drawn, as tensor "generation_logits": [tokens, vocabulary] float32 of
+    each output, as the model computed them: before penalties, bans, temperature and filters.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
-        """Other named tensors of the model to return, such as "hidden_states"."""
+        """Other tensors of the model to return, such as "hidden_states"; GetModelInfo lists their names. At most 16. Row i of
+        an output is of the position from which its token i was drawn.
+        """
 
     def __init__(
         self,
@@ -539,7 +553,7 @@ class TensorChunk(_message.Message):
     context: _builtins.bool
     """Rows are prompt positions."""
     dtype: _builtins.str
-    """"float32", "bfloat16" or "float16"."""
+    """"float32", "bfloat16", "float16", or what a function of the operator returns: "int64", "int32", "uint8", "bool"."""
     data: _builtins.bytes
     """Row-major, little-endian."""
     @_builtins.property

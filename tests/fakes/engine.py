@@ -10,9 +10,11 @@ from engine_worker.hooks import Hooks, Report
 from engine_worker.request import State
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
+from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.step import Runner
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
+from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
 from tests.fakes.clock import Clock
@@ -47,6 +49,7 @@ def spec_of(
     speculation: Speculation = Speculation(),  # noqa: B008 - frozen
     beams: BeamSearchParams | None = None,
     prompt_logprobs: int | None = None,
+    tensors: TensorParams = NO_TENSORS,
     **stopping,
 ) -> Submit:
     return Submit(
@@ -70,6 +73,7 @@ def spec_of(
         alone=alone,
         speculation=speculation,
         prompt_logprobs=prompt_logprobs,
+        tensors=tensors,
     )
 
 
@@ -95,6 +99,7 @@ class EngineBench:
         log: structlog.stdlib.BoundLogger | None = None,
         schedulers: SchedulerNames | None = None,
         runner: Runner | None = None,
+        tensor_buffer: int = 64,
         **batching,
     ) -> None:
         """`batching` are further fields of Batching. A given runner has its own number and size of blocks."""
@@ -107,7 +112,8 @@ class EngineBench:
         self.specs: dict[tuple[int, int], Submit] = {}
         log = log or structlog.get_logger()
         self.outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
-        self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, log)
+        self.tensor_outbox = TensorOutbox("engine", EPOCH, self.receiver.open_lane, self.clock, log, tensor_buffer)
+        self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, self.tensor_outbox, log)
         self.reports: list[Report] = []
         batching = Batching(
             max_batch_size,
@@ -120,13 +126,14 @@ class EngineBench:
         longest = max_sequence_tokens or longest_sequence(self.runner, batching, MAX_CONTEXT)
         self.engine = Engine(
             self.runner,
-            Terms("fingerprint", VOCAB, longest, max_requests),
+            Terms("fingerprint", VOCAB, longest, max_requests, tensors=frozenset(self.runner.tensors)),
             batching,
             Hooks(
                 self.mailbox.get_requests,
                 self.mailbox.send_responses,
                 self.mailbox.poll_stop_ids,
                 self.reports.append,
+                self.mailbox.tensor_room,
             ),
             self.clock,
             log,
@@ -143,6 +150,9 @@ class EngineBench:
     def send(self, spec: Submit) -> None:
         self.inbox.append(spec)
         self.specs.setdefault((spec.request, spec.attempt), spec)
+        first_rows, key = self.receiver.first_rows, (spec.request, spec.attempt)
+        first_rows[*key, 0, True] = spec.tensors.context_rows
+        first_rows |= {(*key, index, False): rows for index, rows in spec.tensors.output_rows.items()}
 
     def cancel(self, request: int, sequence: int | None = None, *, attempt: int = 0, epoch: int = EPOCH) -> None:
         self.inbox.append(Cancel(request, attempt, epoch, sequence))
@@ -150,6 +160,7 @@ class EngineBench:
     def step(self) -> bool:
         ran = self.engine.step()
         self.outbox.flush()
+        self.tensor_outbox.flush()
         self.clock.now += 0.01
         self.check()
         self.receiver.read()

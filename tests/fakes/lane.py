@@ -3,6 +3,7 @@
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.prompt_logprobs import Row, unpack
+from sluice.ring.tensors import TensorBatch, TensorRows
 from sluice.ring.wire import End, Open, TokenBatch
 from tests.fakes.rows import rows_of
 
@@ -53,6 +54,10 @@ class Receiver:
         """By request and attempt."""
         self.descriptors = True
         """Whether there are any for the next lane."""
+        self.tensors: dict[tuple[int, int, int, str, bool], list[TensorRows]] = {}
+        """By request, attempt, sequence, name and whether they are the prompt's."""
+        self.first_rows: dict[tuple[int, int, int, bool], int] = {}
+        """What the caller had, by request, attempt, sequence and whether they are the prompt's; else 0."""
         self.pulses = 0
         self.batches = 0
 
@@ -68,9 +73,19 @@ class Receiver:
             for message in lane.messages:
                 if isinstance(message, KeepAlive):
                     self.pulses += 1
+                elif isinstance(message, TensorBatch):
+                    for rows in message.parts:
+                        self._take_tensor(rows)
                 else:
                     self._take(message)
             lane.messages.clear()
+
+    def _take_tensor(self, rows: TensorRows) -> None:
+        request, attempt, sequence, context = rows.request, rows.attempt, rows.sequence, rows.context
+        first = self.first_rows.get((request, attempt, sequence, context), 0)
+        parts = self.tensors.setdefault((request, attempt, sequence, rows.name, context), [])
+        assert rows.start == (parts[-1].end if parts else first), f"{rows.start} of {rows.name} out of turn"
+        parts.append(rows)
 
     def _take(self, batch: TokenBatch) -> None:
         self.batches += 1

@@ -5,7 +5,19 @@ from struct import pack
 
 from msgspec.structs import replace
 
-from engine_worker.step import DeviceLostError, Draw, Drawn, Move, MoveKind, Preparation, Slice, Step
+from engine_worker.step import (
+    LOGITS,
+    DeviceLostError,
+    Draw,
+    Drawn,
+    Kept,
+    KeptRows,
+    Move,
+    MoveKind,
+    Preparation,
+    Slice,
+    Step,
+)
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
@@ -66,6 +78,14 @@ def prompt_row(prompt, row: int, top: int) -> tuple[float, int, list[tuple[int, 
     return -float(noise % 64), 1 + noise % VOCAB, [((noise + i) % VOCAB, -float(i)) for i in range(top)]
 
 
+TENSORS = {LOGITS: 8, "hidden_states": 8}
+
+
+def tensor_row(name: str, states: Iterable[int]) -> bytes:
+    """Rows of positions, by the digests of the tokens up to them."""
+    return b"".join(pack("<q", mix(state, len(name)) >> 1) for state in states)
+
+
 class ScriptedRunner:
     """Keeps (token, digest up to it) in every slot and reads whole contexts back through the block tables.
 
@@ -85,6 +105,7 @@ class ScriptedRunner:
         self.num_host_blocks = num_host_blocks
         self.window = window
         self.tokens_per_block = tokens_per_block
+        self.tensors = TENSORS
         self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap
@@ -97,6 +118,8 @@ class ScriptedRunner:
         self.computed = 0
         self.scored: list[bytes] = []
         """Of the latest step."""
+        self.kept: list[list[KeptRows]] = []
+        """The same."""
         self.violations: list[str] = []
         self.fail: str | None = None
         """At "launch", "before" or "after" computing: the next step raises."""
@@ -182,6 +205,7 @@ class ScriptedRunner:
             self._write(part)
         drawn = [self._draw(*self._read(part, behind), draw) for part in step.slices for behind, draw in drawing(part)]
         self.scored = [self._score(part) for part in step.slices if part.scored is not None]
+        self.kept = [self._keep(part, kept) for part in step.slices for kept in part.kept]
         if fail == "after":
             self._raise()
         return drawn
@@ -247,6 +271,17 @@ class ScriptedRunner:
             found += pack(layout, -float(noise % 64), 1 + noise % VOCAB, *best[0], *best[1])
         return found
 
+    def _keep(self, part: Slice, kept: Kept) -> list[KeptRows]:
+        end = part.start + len(part.tokens)
+        if not (kept.count and part.start <= kept.start and kept.start + kept.count <= end):
+            self.violations.append(f"{kept} in {part.start} to {end}")
+        states = [self._read(part, end - position - 1)[1] for position in range(kept.start, kept.start + kept.count)]
+        rows = [tensor_row(name, states) for name in kept.names]
+        return [
+            KeptRows(name, kept.start, (kept.count, 1), "int64", memoryview(data))
+            for name, data in zip(kept.names, rows, strict=True)
+        ]
+
     def _draw(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
         if not tokens:
             return Drawn(0)
@@ -302,6 +337,7 @@ class ScriptedLaunch:
         self.moves = step.moves
         self._drawn: list[Drawn] = []
         self._scored: list[bytes] = []
+        self._kept: list[list[KeptRows]] = []
         self.error: Exception | None = None
         size = runner.tokens_per_block
         targets = [move.target for move in step.moves if move.kind is not MoveKind.OFFLOAD]
@@ -323,7 +359,7 @@ class ScriptedLaunch:
             forgiven = {id(part) for part in step.slices if runner.slots_seen(part, part.start) & lost}
         try:
             self._drawn = runner.compute(step, self._fail, forgiven)
-            self._scored = runner.scored
+            self._scored, self._kept = runner.scored, runner.kept
         except Exception as error:  # noqa: BLE001 - the step fails with it
             self.error = error
 
@@ -349,6 +385,9 @@ class ScriptedLaunch:
 
     def prompt_logprobs(self) -> list[bytes]:
         return self._scored
+
+    def kept_rows(self) -> list[list[KeptRows]]:
+        return self._kept
 
     def _filled(self, part: Slice, before: "ScriptedLaunch | None") -> Slice:
         if part.follows is None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
+import torch
 
 from engine_worker.backend import load_runner
 from engine_worker.core.engine import Engine
@@ -15,11 +16,13 @@ from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
+from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.runner.config import RunnerConfig
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.prompt_logprobs import Row
 from sluice.ring.stats import RequestStats, StepStats
+from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching, ChunkingPolicy
 from tests.fakes.clock import Clock
@@ -60,6 +63,8 @@ class EngineHarness:
         quantize: str = "none",
         kv_precision: str = "auto",
         guides: Guides | None = None,
+        tensor_buffer: int = 1 << 20,
+        output_tensors: dict[str, str] | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -85,6 +90,7 @@ class EngineHarness:
             self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
             runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore)
         runner.guides = guides
+        runner.find_tensors(output_tensors or {})
         batching = Batching(
             max_batch_size,
             max_tokens_per_step,
@@ -97,7 +103,8 @@ class EngineHarness:
         longest = longest_sequence(runner, batching, checkpoint.max_context_tokens)
         self.receiver = Receiver()
         outbox = Outbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log)
-        mailbox = Mailbox(EPOCH, self._receive, outbox, log)
+        tensors = TensorOutbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log, tensor_buffer)
+        mailbox = Mailbox(EPOCH, self._receive, outbox, tensors, log)
         self.steps: list[StepStats] = []
         self.requests: dict[int, RequestStats] = {}
         """The last that was told of each."""
@@ -105,9 +112,17 @@ class EngineHarness:
         self._numbers = iter(range(1, 1 << 30))
         self.engine = Engine(
             runner,
-            Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
+            Terms(
+                checkpoint.fingerprint,
+                checkpoint.vocab_size,
+                longest,
+                max_requests=1024,
+                tensors=frozenset(runner.tensors),
+            ),
             batching,
-            Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, self._report),
+            Hooks(
+                mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, self._report, mailbox.tensor_room
+            ),
             # Where no step takes time, how much is drafted depends on the guesses alone.
             Clock(),
             log,
@@ -142,6 +157,7 @@ class EngineHarness:
         speculation: Speculation = Speculation(),  # noqa: B008 - frozen
         guide: Guide | None = None,
         prompt_logprobs: int | None = None,
+        tensors: TensorParams = NO_TENSORS,
     ) -> int:
         number = next(self._numbers)
         self._inbox.append(
@@ -165,8 +181,12 @@ class EngineHarness:
                 speculation=speculation,
                 guide=guide,
                 prompt_logprobs=prompt_logprobs,
+                tensors=tensors,
             )
         )
+        self.receiver.first_rows[number, 0, 0, True] = tensors.context_rows
+        for index, rows in tensors.output_rows.items():
+            self.receiver.first_rows[number, 0, index, False] = rows
         return number
 
     def run(self) -> None:
@@ -180,6 +200,12 @@ class EngineHarness:
 
     def prompt_logprobs(self, request: int) -> list[Row]:
         return self.receiver.prompt_logprobs.get((request, 0), [])
+
+    def tensor(self, request: int, name: str, sequence: int = 0, *, context: bool = False) -> torch.Tensor:
+        """The rows that have come."""
+        parts = self.receiver.tensors.get((request, 0, sequence, name, context), [])
+        found = [torch.frombuffer(bytearray(each.data), dtype=getattr(torch, each.dtype)) for each in parts]
+        return torch.cat([rows.view(each.shape) for rows, each in zip(found, parts, strict=True)])
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, max_tokens: int) -> list[list[int]]:
         """All at once, in flight together as far as the batch size allows."""

@@ -1,0 +1,142 @@
+"""Rows of tensors for the routers, on lanes of their own, so that text never waits for them. Nothing here blocks."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from structlog.stdlib import BoundLogger
+
+from sluice.ring.heartbeats import KeepAlive
+from sluice.ring.lane import SendLane
+from sluice.ring.message import MAX_SEQUENCES
+from sluice.ring.tensors import PART_BYTES, TensorBatch, TensorRows
+from sluice.ring.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
+
+LANE_CAPACITY = 4
+"""Messages that ZeroMQ holds: more would wait outside the bound of `TensorOutbox.room`."""
+MAX_LANES = 256
+PARTS_PER_MESSAGE = 16 * MAX_SEQUENCES
+
+
+@dataclass(slots=True)
+class _Router:
+    lane: SendLane
+    used_at: float
+    """When its last user ended, or its lane last accepted a message."""
+    users: int = 0
+    """Live requests that want tensors."""
+    waiting: deque[TensorRows] = field(default_factory=deque)
+    nbytes: int = 0
+    """Of what waits."""
+
+
+class TensorOutbox:
+    """Holds rows until the lane to their router accepts them; `room` says how many more may be computed."""
+
+    def __init__(
+        self,
+        engine: str,
+        epoch: int,
+        open_lane: Callable[[str], SendLane],
+        clock: Callable[[], float],
+        log: BoundLogger,
+        buffer: int,
+    ) -> None:
+        """`open_lane` raises ValueError on an invalid address. `clock`: seconds. `buffer`: bytes per router."""
+        self.lost = 0
+        """Bytes dropped since the start."""
+        self._engine = engine
+        self._epoch = epoch
+        self._open_lane = open_lane
+        self._clock = clock
+        self._log = log
+        self._buffer = buffer
+        self._routers: dict[str, _Router] = {}
+        self._kept_alive_at = clock()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes."""
+        return sum(router.nbytes for router in self._routers.values())
+
+    def flowing(self, seconds: float) -> bool:
+        """Whether something waits for a lane that has accepted a message, or lost its last user, within this time."""
+        now = self._clock()
+        return any(router.waiting and now - router.used_at < seconds for router in self._routers.values())
+
+    def room(self, address: str) -> int:
+        """Bytes that may be put for this router, which must be in use."""
+        return max(0, self._buffer - self._routers[address].nbytes)
+
+    def connect(self, address: str) -> None:
+        """A request for tensors begins. Raises ValueError if the address is invalid or all lanes are in use."""
+        router = self._routers.get(address)
+        if router is None:
+            if len(self._routers) >= MAX_LANES:
+                raise ValueError(f"{MAX_LANES} lanes are in use")
+            router = self._routers[address] = _Router(self._open_lane(address), self._clock())
+        router.users += 1
+
+    def disconnect(self, address: str) -> None:
+        """All rows of a request were put."""
+        router = self._routers[address]
+        router.users -= 1
+        router.used_at = self._clock()
+
+    def put(self, address: str, rows: TensorRows) -> None:
+        router = self._routers[address]
+        router.waiting.extend(rows.parts())
+        router.nbytes += len(rows.data)
+
+    def flush(self) -> None:
+        for router in self._routers.values():
+            while router.waiting and router.lane.ready() and self._send(router):
+                pass
+
+    def tick(self) -> None:
+        """To be called at least every second: sends keep-alives, drops rows of dead lanes, closes unused lanes."""
+        now = self._clock()
+        if now - self._kept_alive_at < KEEP_ALIVE_SECONDS:
+            return
+        self._kept_alive_at = now
+        for address, router in list(self._routers.items()):
+            # Also shows the loss of the last rows, as a gap in the frame numbers.
+            if router.lane.ready():
+                router.lane.send(KeepAlive(self._engine, self._epoch))
+            if now - router.used_at < LANE_FORGET_SECONDS:
+                continue
+            if router.waiting and not router.lane.ready():
+                self._drop(address, router)
+            if not (router.users or router.waiting):
+                self._routers.pop(address).lane.close()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Each lane gets `linger` seconds for what was sent."""
+        for address, router in self._routers.items():
+            self._drop(address, router)
+            router.lane.close(linger)
+        self._routers.clear()
+
+    def _send(self, router: _Router) -> bool:
+        """The oldest rows, up to PART_BYTES; False if the lane was full after all."""
+        parts: list[TensorRows] = []
+        size = 0
+        for part in router.waiting:
+            if parts and (size + len(part.data) > PART_BYTES or len(parts) >= PARTS_PER_MESSAGE):
+                break
+            parts.append(part)
+            size += len(part.data)
+        if not router.lane.send(TensorBatch(self._engine, self._epoch, parts)):
+            return False
+        for _ in parts:
+            router.waiting.popleft()
+        router.nbytes -= size
+        router.used_at = self._clock()
+        return True
+
+    def _drop(self, address: str, router: _Router) -> None:
+        if router.waiting:
+            self.lost += router.nbytes
+            self._log.error("tensors_lost", router=address, bytes=router.nbytes)
+            router.waiting.clear()
+            router.nbytes = 0

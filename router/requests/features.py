@@ -1,0 +1,42 @@
+"""What requests need that not every engine may have: logits processors and tensors, by name."""
+
+from collections.abc import Iterable
+
+from router.errors import shown
+from router.peers.peers import EnginePeer
+from router.requests.request_state import RequestState
+from sluice.ring.tensors import LOGITS
+
+
+def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
+    processors, tensors = set(request.sampling.logits_processors), _tensors(request)
+    return [
+        peer
+        for peer in engines
+        if peer.heartbeat
+        and processors.issubset(peer.heartbeat.logits_processors)
+        and tensors.issubset(peer.heartbeat.tensors)
+    ]
+
+
+def described(request: RequestState) -> str:
+    """What it needs, for an error."""
+    kinds = {"logits processors": request.sampling.logits_processors, "tensors": sorted(_tensors(request))}
+    return " and ".join(f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names)
+
+
+def known_processors(engines: Iterable[EnginePeer]) -> set[str] | None:
+    """Those that some engine has or, if it is lost, had; None: no engine has said it."""
+    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
+    return {name for heartbeat in heartbeats for name in heartbeat.logits_processors} if heartbeats else None
+
+
+def known_tensors(engines: Iterable[EnginePeer]) -> set[str] | None:
+    """The same, beside logits."""
+    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
+    return {name for heartbeat in heartbeats for name in heartbeat.tensors} if heartbeats else None
+
+
+def _tensors(request: RequestState) -> set[str]:
+    wanted = request.spec.tensors
+    return {*wanted.context, *wanted.output}.difference(LOGITS)

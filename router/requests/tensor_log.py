@@ -1,0 +1,124 @@
+"""Rows of tensors that have come for a request and that its client does not have yet."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from router.requests.appended import Appended
+from sluice.ring.tensors import NO_TENSORS, TensorParams, TensorRows
+
+MAX_WHOLE_BYTES = 48 << 20
+"""Of all tensors in the answer to Generate, which is one message; a stream has no limit."""
+Key = tuple[int | None, str]
+"""The sequence, None for the prompt; the tensor's name."""
+
+
+class _Rows:
+    __slots__ = ("nbytes", "parts", "received")
+
+    def __init__(self, received: int) -> None:
+        self.received = received
+        """Rows from the first that came, in this stream or before it was resumed."""
+        self.parts: deque[TensorRows] = deque()
+        """Not taken yet; the last one ends at `received`."""
+        self.nbytes = 0
+        """Of these parts."""
+
+    def append(self, part: TensorRows) -> Appended:
+        if part.start > self.received:
+            return Appended.HOLE
+        if part.end <= self.received:
+            return Appended.SEEN
+        new = part.between(self.received, part.end)
+        self.parts.append(new)
+        self.nbytes += len(new.data)
+        self.received = part.end
+        return Appended.TAKEN
+
+    def take(self, end: int) -> Iterator[TensorRows]:
+        """Those before row `end`."""
+        while self.parts and self.parts[0].start < end:
+            part = self.parts.popleft()
+            if part.end > end:
+                self.parts.appendleft(part.between(end, part.end))
+                part = part.between(part.start, end)
+            self.nbytes -= len(part.data)
+            yield part
+
+    def truncate(self, end: int) -> None:
+        """Drop what is not before row `end`, which was not taken."""
+        while self.parts and self.parts[-1].end > end:
+            part = self.parts.pop()
+            self.nbytes -= len(part.data)
+            if part.start < end:
+                kept = part.between(part.start, end)
+                self.parts.append(kept)
+                self.nbytes += len(kept.data)
+        self.received = min(self.received, end)
+
+
+class TensorLog:
+    """Of one request; empty if it wants none."""
+
+    def __init__(self, wanted: TensorParams = NO_TENSORS, num_prompt: int = 0, n: int = 0) -> None:
+        self.wanted = wanted
+        self.progress = 0
+        """Rows that came, of all tensors."""
+        self._num_prompt = num_prompt
+        self._rows: dict[Key, _Rows] = {(None, name): _Rows(wanted.context_rows) for name in wanted.context}
+        for index in range(n):
+            received = wanted.output_rows.get(index, 0)
+            self._rows |= {(index, name): _Rows(received) for name in wanted.output}
+
+    def __bool__(self) -> bool:
+        return bool(self.wanted)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the rows that wait for the client."""
+        return sum(rows.nbytes for rows in self._rows.values()) if self._rows else 0
+
+    def append(self, part: TensorRows) -> Appended:
+        rows = self._rows.get((None if part.context else part.sequence, part.name))
+        # None, or beyond the prompt: no engine of ours sends such rows.
+        if rows is None or (part.context and part.end > self._num_prompt):
+            return Appended.SEEN
+        appended = rows.append(part)
+        if appended is Appended.TAKEN:
+            self.progress += part.rows
+        return appended
+
+    def is_complete(self, sequence: int, tokens: int) -> bool:
+        """Whether the prompt's rows, and those of so many tokens of a sequence, have come."""
+        wanted = self.wanted
+        return all(self._rows[None, name].received >= self._num_prompt for name in wanted.context) and all(
+            self._rows[sequence, name].received >= tokens for name in wanted.output
+        )
+
+    def missing(self, sequences: Sequence[int]) -> TensorParams:
+        """What another attempt at these sequences has to compute."""
+        context_rows = min((self._rows[None, name].received for name in self.wanted.context), default=0)
+        output_rows = {
+            index: min(self._rows[index, name].received for name in self.wanted.output)
+            for index in sequences
+            if self.wanted.output
+        }
+        context = self.wanted.context if context_rows < self._num_prompt else ()
+        output = {index: rows for index, rows in output_rows.items() if rows}
+        return TensorParams(context, self.wanted.output, context_rows if context else 0, output)
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """Drop rows of tokens that have not come: another attempt may draw others."""
+        for name in self.wanted.output:
+            self._rows[sequence, name].truncate(tokens)
+
+    def take(self, sequence: int, tokens: int) -> Iterator[TensorRows]:
+        """The prompt's rows, and those of the first `tokens` of a sequence; each is returned once."""
+        for name in self.wanted.context:
+            yield from self._rows[None, name].take(self._num_prompt)
+        for name in self.wanted.output:
+            yield from self._rows[sequence, name].take(tokens)
+
+    def clear(self) -> None:
+        """Nobody takes rows any more."""
+        self._rows.clear()
+        self.wanted = NO_TENSORS
