@@ -134,6 +134,11 @@ class Sequence:
         return min(found, self.first_wanted) if request.spec.tensors else found
 
     @property
+    def gated(self) -> bool:
+        """Whether it waits for room for its tensors."""
+        return not self.due and self.allowed != NO_LIMIT
+
+    @property
     def generating(self) -> bool:
         """Whether only its newest output token, known or promised, remains to be computed."""
         tokens = self.num_tokens

@@ -97,7 +97,7 @@ class GuardedScheduler(RequestScheduler):
         except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
             self._warnings.on_exception()
             return self._fallback.schedule(active)
-        if not self._idles(schedule) or not any(sequence.due for sequence in active):
+        if not self._idles(schedule) or any(sequence.gated for sequence in active):
             return schedule
         self._warnings.on_idle(len(active), len(self.context.cache.holders))
         return self._fallback.schedule(active)

@@ -115,7 +115,7 @@ class SimpleScheduler(RequestScheduler):
         if not active:
             return Schedule([], [])
         schedule = self._ask(self._capacity, self._micro_batch, active)
-        if not self._idles(schedule) or not any(sequence.due for sequence in active):
+        if not self._idles(schedule) or any(sequence.gated for sequence in active):
             return schedule
         # Without a fallback the engine would stall, with requests waiting.
         self._warnings.on_idle(len(active), len(self.context.cache.holders))

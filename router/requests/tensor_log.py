@@ -60,17 +60,25 @@ class TensorLog:
     """Of one request; empty if it wants none."""
 
     def __init__(self, wanted: TensorParams = NO_TENSORS, num_prompt: int = 0, n: int = 0) -> None:
+        """`wanted`: with the rows that the client has. `n`: sequences."""
         self.wanted = wanted
         self.progress = 0
         """Rows that came, of all tensors."""
         self._num_prompt = num_prompt
-        self._rows: dict[Key, _Rows] = {(None, name): _Rows(wanted.context_rows) for name in wanted.context}
-        for index in range(n):
-            received = wanted.output_rows.get(index, 0)
-            self._rows |= {(index, name): _Rows(received) for name in wanted.output}
+        self._n = n
+        self._rows: dict[Key, _Rows] = {}
+        self.forget()
 
     def __bool__(self) -> bool:
         return bool(self.wanted)
+
+    def forget(self) -> None:
+        """The attempt that brought all of it was lost, and the next one may have another model."""
+        wanted = self.wanted
+        self._rows = {(None, name): _Rows(wanted.context_rows) for name in wanted.context}
+        for index in range(self._n):
+            received = wanted.output_rows.get(index, 0)
+            self._rows |= {(index, name): _Rows(received) for name in wanted.output}
 
     @property
     def nbytes(self) -> int:

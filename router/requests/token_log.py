@@ -173,11 +173,15 @@ class RequestLog:
     def append_tensor(self, part: TensorRows) -> Appended:
         if self._closed or self.fault is not None or self.complete or part.sequence >= len(self.sequences):
             return Appended.SEEN
+        own = self.sequences[part.sequence]
+        # After a stop string its engine draws more, until it hears of it.
+        if own.end is not None and not part.context:
+            return Appended.SEEN
         appended = self.tensors.append(part)
         if appended is Appended.TAKEN:
-            for sequence in self.sequences if part.context else (self.sequences[part.sequence],):
+            for sequence in self.sequences if part.context else (own,):
                 self._release_end(sequence)
-            self._updated[self.sequences[part.sequence]] = None
+            self._updated[own] = None
             _wake(self._reader)
         return appended
 
@@ -208,6 +212,7 @@ class RequestLog:
         if not self.received and not self.start_delivered:
             self.started = None
             self.prompt.forget()
+            self.tensors.forget()
 
     def append(self, row: TextRow) -> Appended:
         sequence = self.sequences[row.sequence]
@@ -331,6 +336,8 @@ class RequestLog:
 
     def _end(self, sequence: SequenceLog, end: End) -> None:
         sequence.end, sequence.held_end = end, None
+        if self.tensors:
+            self.tensors.truncate(sequence.index, sequence.received)
         self._unfinished -= 1
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -70,6 +71,15 @@ class Tensor:
     dtype: str
     data: bytes
     """Row-major, little-endian."""
+
+    def array(self) -> Any:
+        """A numpy array, read-only; float32 for bfloat16, which numpy does not have. Needs numpy."""
+        import numpy as np
+
+        if self.dtype == "bfloat16":
+            widened = np.frombuffer(self.data, "<u2").astype("<u4") << 16
+            return widened.view("<f4").reshape(self.shape)
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,10 +115,7 @@ class PendingCall:
 
     async def _whole(self, client: AsyncClient, request: GenerationRequest) -> None:
         generation = await client.generate(request.inputs, **request.client_options(self.wire_id))
-        *others, last = _chunks(generation)
-        for chunk in others:
-            self._queue.put(chunk)
-        self._queue.end(Ending(generation.usage, generation.timings, generation.prompt_logprobs), last)
+        self._queue.end(Ending(generation.usage, generation.timings, generation.prompt_logprobs), _chunks(generation))
 
     async def _stream(self, client: AsyncClient, request: GenerationRequest) -> None:
         last: Chunk | None = None
@@ -130,7 +127,7 @@ class PendingCall:
             last = chunk if chunk.finish_reason is not None else None
             if last is None:
                 self._queue.put(chunk)
-        self._queue.end(Ending(stream.usage, stream.timings, stream.prompt_logprobs), last)
+        self._queue.end(Ending(stream.usage, stream.timings, stream.prompt_logprobs), () if last is None else (last,))
 
 
 def _chunks(generation: Generation) -> list[Chunk]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -48,13 +48,13 @@ class ChunkQueue:
             self._wake()
         self._notify()
 
-    def end(self, ending: Ending, last: Chunk | None = None) -> None:
+    def end(self, ending: Ending, last: Iterable[Chunk] = ()) -> None:
+        """`last`: read together with the end."""
         with self._lock:
             # A call may be cancelled after its end was queued.
             if self._ending is not None:
                 return
-            if last is not None:
-                self._chunks.append(last)
+            self._chunks.extend(last)
             self._ending = ending
             self._wake()
         self._notify()

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from sluice.client import Chunk, Tensor, TokenLogprob
 from sluice.client import FinishReason as ClientReason
 from sluice.executor.errors import RequestError
 
+CONTEXT_LOGITS, GENERATION_LOGITS = "context_logits", "generation_logits"
+"""Names of tensors."""
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "unknown"]
 """As in TensorRT-LLM. "timeout": the request's allotted time is over; "unknown": a reason of a newer server."""
 
@@ -101,6 +105,17 @@ class CompletionOutput:
     @property
     def length(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def generation_logits(self) -> Any:
+        """[tokens, vocabulary], if requested: those that have come."""
+        return self.tensor(GENERATION_LOGITS)
+
+    def tensor(self, name: str, *, context: bool = False) -> Any:
+        """The rows of a requested tensor that have come, as a numpy array; None: no rows. Those of the prompt
+        (`context`) are with output 0."""
+        parts = [each.array() for each in self.tensors if (each.name, each.context) == (name, context)]
+        return np.concatenate(parts) if parts else None
 
     def begin_read(self) -> None:
         self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []

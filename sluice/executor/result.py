@@ -8,7 +8,7 @@ from sluice.client import Timings, Usage
 from sluice.executor.chunk_queue import ChunkQueue, Ending, Unread
 from sluice.executor.errors import RequestError
 from sluice.executor.request import GenerationRequest
-from sluice.executor.response import CompletionOutput, Response, read_logprobs
+from sluice.executor.response import CONTEXT_LOGITS, CompletionOutput, Response, read_logprobs
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 
@@ -77,6 +77,11 @@ class GenerationResult:
             )
             self._prompt_token_ids = ids[-(params.truncate_prompt_tokens or 0) :]
         return self._prompt_token_ids
+
+    @property
+    def context_logits(self) -> Any:
+        """[prompt tokens, vocabulary] as a numpy array, if requested: those that have come."""
+        return self.outputs[0].tensor(CONTEXT_LOGITS, context=True)
 
     def result(self, timeout: Timeout = None) -> Self:
         """Wait for the end. Raises TimeoutError, which does not stop the request; RequestError if it failed."""

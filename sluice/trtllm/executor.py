@@ -99,7 +99,7 @@ class Executor:
         self._check_running()
         with self._lock:
             found = self._open.values() if id is None else filter(None, [self._open.get(id)])
-            return sum(self._requests[each].num_ready(each.unread()) for each in found)
+            return sum(self._requests[each].num_ready(each) for each in found)
 
     def cancel_request(self, id: int) -> None:  # noqa: A002
         """Its outputs end with CANCELLED. Without effect on a request that has ended."""

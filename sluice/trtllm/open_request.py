@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from sluice import executor
 from sluice.executor import GenerationResult
-from sluice.executor.chunk_queue import Unread
 from sluice.trtllm.enums import FinishReason
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response, Result
+from sluice.trtllm.tensors import WantedTensors
 
 REASONS = {
     "length": FinishReason.LENGTH,
@@ -28,14 +28,14 @@ class Output:
     tokens: list[Token] = field(default_factory=list)
     """Returned."""
     held: list[Token] = field(default_factory=list)
-    """At most one, received and not returned."""
+    """Received and not returned: one that may be the last, and those whose tensors have not come."""
 
 
 class OpenRequest:
     """In a stream each response has one token. An output that ended by `end_id` ends before that token.
 
     The server may say that an output has ended just after its last token. So that this token's response is the final
-    one, a token that may be the last is held back until more arrives.
+    one, a token that may be the last is held back until more arrives; others until their tensors have.
     """
 
     def __init__(self, request: Request, num_outputs: int) -> None:
@@ -47,13 +47,15 @@ class OpenRequest:
         self._prompt = list(request.input_token_ids) if with_prompt else []
         self._max_tokens = request.max_tokens
         self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
+        self._tensors = WantedTensors(request.output_config, len(request.input_token_ids))
         self._outputs = [Output() for _ in range(num_outputs)]
         self._beams: list[Result] | None = [] if searches else None
         """Of a beam search, which is one result: the outputs that have ended."""
         self._lock = threading.Lock()
 
-    def num_ready(self, unread: Unread) -> int:
+    def num_ready(self, result: GenerationResult) -> int:
         """Responses that could be read without waiting."""
+        unread = result.unread()
         received: dict[int, list[int]] = {chunk.index: [] for chunk in unread.chunks}
         for chunk in unread.chunks:
             received[chunk.index] += chunk.token_ids
@@ -65,26 +67,33 @@ class OpenRequest:
         if not self._streaming:
             return len(received) + failed
         with self._lock:
-            return failed + sum(self._num_ready(index, ids, index in ended) for index, ids in received.items())
+            return failed + sum(
+                self._num_ready(
+                    index, ids, index in ended, self._tensors.num_tokens(result.outputs, index, unread.chunks)
+                )
+                for index, ids in received.items()
+            )
 
-    def _num_ready(self, index: int, received: list[int], ended: bool) -> int:
+    def _num_ready(self, index: int, received: list[int], ended: bool, most: int) -> int:
+        """`most`: tokens of the output that may be returned."""
         output = self._outputs[index]
         ids = [*(token.id for token in output.held), *received]
         if ended:
             return max(1, len(ids))
-        return len(ids) - self._may_end(len(output.tokens) + len(ids), ids[-1:])
+        ready = len(ids) - self._may_end(len(output.tokens) + len(ids), ids[-1:])
+        return min(ready, max(0, most - len(output.tokens)))
 
     def read(self, result: GenerationResult, response: executor.Response) -> list[Response]:
         if response.error is not None:
             return [Response(response.request_id, str(response.error.error), response.client_id)]
         assert response.result is not None  # noqa: S101  # it has one or the other
         with self._lock:
-            results = self._results(response.result, _reason(result, response.result))
+            results = self._results(result, response.result, _reason(result, response.result))
             if self._beams is not None:
                 results = self._joined(self._beams, results)
         return [Response(response.request_id, each, response.client_id) for each in results]
 
-    def _results(self, received: executor.Result, reason: FinishReason) -> list[Result]:
+    def _results(self, result: GenerationResult, received: executor.Result, reason: FinishReason) -> list[Result]:
         output = self._outputs[received.sequence_index]
         tokens = output.held + _tokens(received)
         output.held = []
@@ -92,11 +101,13 @@ class OpenRequest:
         if reason is FinishReason.END_ID and tokens:
             parts[-1] = parts[-1][:-1]
         elif not received.is_sequence_final and self._streaming:
-            if self._may_end(len(output.tokens) + len(tokens), [token.id for token in tokens[-1:]]):
-                output.held = parts.pop()
+            ready = len(tokens) - self._may_end(len(output.tokens) + len(tokens), [token.id for token in tokens[-1:]])
+            complete = self._tensors.num_tokens(result.outputs, received.sequence_index) - len(output.tokens)
+            ready = min(ready, max(0, complete))
+            parts, output.held = parts[:ready], tokens[ready:]
         elif not parts:
             parts = [[]]
-        results = [self._result(received.sequence_index, part) for part in parts]
+        results = [self._result(received.sequence_index, part, result) for part in parts]
         if results and received.is_sequence_final:
             results[-1].finish_reasons = [reason]
             results[-1].is_sequence_final = True
@@ -126,11 +137,12 @@ class OpenRequest:
         """`num_tokens`: of the output, with `last`, which is empty or its last token."""
         return bool(last) and (num_tokens >= self._max_tokens or last[0] in self._last_ids)
 
-    def _result(self, index: int, part: list[Token]) -> Result:
+    def _result(self, index: int, part: list[Token], source: GenerationResult) -> Result:
         output = self._outputs[index]
+        start = 0 if self._whole else len(output.tokens)
         output.tokens += part
         log_probs = [token.log_prob or 0.0 for token in output.tokens]
-        return Result(
+        found = Result(
             output_token_ids=[self._prompt + [token.id for token in (output.tokens if self._whole else part)]],
             cum_log_probs=[sum(log_probs)] if self._log_probs else None,
             log_probs=[log_probs] if self._log_probs else None,
@@ -138,6 +150,8 @@ class OpenRequest:
             sequence_index=index,
             decoding_iter=len(output.tokens),
         )
+        self._tensors.fill(found, source.outputs, start, len(output.tokens), streaming=self._streaming)
+        return found
 
 
 def _tokens(received: executor.Result) -> list[Token]:

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from sluice import executor
+from sluice.ring.tensors import HIDDEN_STATES
 from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.config import (
     ExecutorConfig,
@@ -20,12 +21,11 @@ from sluice.trtllm.speculation import DecodingConfig
 
 log = logging.getLogger("sluice.trtllm")
 
-TENSORS = "logits and other tensors are not implemented"
+TENSORS = "an engine's inputs and outputs are not kept"
+OUTPUTS = "of a model's own, hidden_states alone; functions of yours are the engine's setting output_tensors"
 CONFIG_REASONS = {
     "use_gpu_direct_storage": "it is not implemented",
     "gpu_weights_percent": "weights are always whole on the device",
-    "additional_model_outputs": TENSORS,
-    "gather_generation_logits": TENSORS,
     "cache_transceiver_config": "context and generation always run in the same engine",
     "mm_embedding_offloading": "prompt embeddings are not implemented",
 }
@@ -93,7 +93,11 @@ def _policy(config: ExecutorConfig) -> CapacitySchedulerPolicy:
 def _check(config: ExecutorConfig) -> None:
     refuse_added(config)
     defaults = ExecutorConfig()
+    # Logits and outputs of the model are there whether or not they were announced.
     refuse_changed(config, defaults, CONFIG_REASONS)
+    for each in config.additional_model_outputs or ():
+        if each.name != HIDDEN_STATES:
+            raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {each.name!r}", OUTPUTS)
     refuse_changed(config.peft_cache_config, defaults.peft_cache_config, LORA_REASONS)
     if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
         raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")

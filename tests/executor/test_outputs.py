@@ -55,7 +55,7 @@ def test_one_response_is_final() -> None:
     inbox.put(Chunk(index=1, finish_reason=FinishReason.EOS))
     (first,) = result.read()
     assert (first.result.is_sequence_final, first.result.is_final) == (True, False)
-    inbox.end(Ending(USAGE), Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=0))
+    inbox.end(Ending(USAGE), [Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=0)])
     (last,) = result.read()
     assert (last.result.is_sequence_final, last.result.is_final) == (True, True)
     assert [output.finish_reason for output in result.outputs] == ["stop", "stop"]
@@ -75,7 +75,7 @@ def test_one_response_is_final() -> None:
 def test_an_end_id_is_no_stop_token(params, reason) -> None:
     inbox = ChunkQueue(lambda: None)
     result = GenerationResult(1, GenerationRequest("x", params), inbox, StubExecutor())
-    inbox.end(Ending(USAGE), Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=5))
+    inbox.end(Ending(USAGE), [Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=5)])
     (output,) = result.result().outputs
     assert (output.finish_reason, output.stop_reason) == ("stop", reason)
 
@@ -83,7 +83,7 @@ def test_an_end_id_is_no_stop_token(params, reason) -> None:
 def test_all_outputs_of_a_whole_result_come_in_order() -> None:
     result, inbox, _ = make(n=2)
     inbox.put(Chunk(index=0, text="a", finish_reason=FinishReason.LENGTH))
-    inbox.end(Ending(USAGE), Chunk(index=1, text="b", finish_reason=FinishReason.TIME_LIMIT))
+    inbox.end(Ending(USAGE), [Chunk(index=1, text="b", finish_reason=FinishReason.TIME_LIMIT)])
     responses = result.read()
     assert [each.result.is_final for each in responses] == [False, True]
     assert [each.result.finish_reasons for each in responses] == [["length"], ["timeout"]]
@@ -138,7 +138,7 @@ def test_logprobs() -> None:
 
 def test_without_logprobs_there_is_no_sum() -> None:
     result, inbox, _ = make()
-    inbox.end(Ending(USAGE), Chunk(index=0, token_ids=(7,), finish_reason=FinishReason.EOS))
+    inbox.end(Ending(USAGE), [Chunk(index=0, token_ids=(7,), finish_reason=FinishReason.EOS)])
     result.read()
     assert result.outputs[0].cumulative_logprob is None
 
@@ -169,7 +169,7 @@ def test_however_it_is_read_it_adds_up(events, whole) -> None:
             read()
     for index in (0, 1):
         inbox.put(Chunk(index=index, finish_reason=FinishReason.EOS))
-    inbox.end(Ending(USAGE), Chunk(index=2, finish_reason=FinishReason.EOS))
+    inbox.end(Ending(USAGE), [Chunk(index=2, finish_reason=FinishReason.EOS)])
     read()
     assert result.done
     assert [output.text for output in result.outputs] == texts == expected_texts

@@ -81,9 +81,9 @@ def prompt_row(prompt, row: int, top: int) -> tuple[float, int, list[tuple[int, 
 TENSORS = {LOGITS: 8, "hidden_states": 8}
 
 
-def tensor_row(name: str, states: Iterable[int]) -> bytes:
+def tensor_row(name: str, states: Iterable[int], weights: int = 0) -> bytes:
     """Rows of positions, by the digests of the tokens up to them."""
-    return b"".join(pack("<q", mix(state, len(name)) >> 1) for state in states)
+    return b"".join(pack("<q", mix(state + weights & MASK, len(name)) >> 1) for state in states)
 
 
 class ScriptedRunner:
@@ -276,7 +276,7 @@ class ScriptedRunner:
         if not (kept.count and part.start <= kept.start and kept.start + kept.count <= end):
             self.violations.append(f"{kept} in {part.start} to {end}")
         states = [self._read(part, end - position - 1)[1] for position in range(kept.start, kept.start + kept.count)]
-        rows = [tensor_row(name, states) for name in kept.names]
+        rows = [tensor_row(name, states, self.weights) for name in kept.names]
         return [
             KeptRows(name, kept.start, (kept.count, 1), "int64", memoryview(data))
             for name, data in zip(kept.names, rows, strict=True)

@@ -63,6 +63,8 @@ class Story:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[tuple[int, float | None]]] = field(default_factory=dict)
+    tensors: dict[tuple[int, str, bool], list[int]] = field(default_factory=dict)
+    """By output, name, and whether its rows are the prompt's: these have one number each."""
     ends: dict[int, list[str]] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     faults: list[str] = field(default_factory=list)
@@ -79,6 +81,9 @@ class Connection:
 
     def __init__(self, spec: pb.GenerationSpec, faults: list[str]) -> None:
         self._known = {each.index: len(each.token_ids) for each in spec.resume}
+        self._rows: dict[tuple[int, str, bool], int] = {}
+        self._resumed_rows = {each.index: each.tensor_rows for each in spec.resume}
+        self._context_rows = spec.resume_context_rows
         self._ended: set[int] = set()
         self._events = 0
         self._done = False
@@ -91,6 +96,8 @@ class Connection:
         if self._done or event.sequence != self._events or (kind == "started") != (self._events == 1):
             self._faults.append(f"event {event.sequence} is {kind}, after {self._events - 1} others")
         self._done = self._done or kind == "done"
+        if kind == "tensor":
+            self._check_tensor(event.tensor)
         told = event.delta if kind == "delta" else event.finished if kind == "finished" else None
         if told is None:
             return
@@ -105,6 +112,19 @@ class Connection:
             self._ended.add(told.index)
             if told.completion_tokens != known:
                 self._faults.append(f"output {told.index} ends after {told.completion_tokens} tokens, {known} came")
+
+
+    def _check_tensor(self, chunk: pb.TensorChunk) -> None:
+        first = self._context_rows if chunk.context else self._resumed_rows.get(chunk.index, 0)
+        key = chunk.index, chunk.name, chunk.context
+        have = self._rows.get(key, first)
+        if chunk.start != have:
+            self._faults.append(f"rows of {key} from {chunk.start} after {have}")
+        self._rows[key] = chunk.start + chunk.shape[0]
+        if not chunk.context and self._rows[key] > self._known.get(chunk.index, 0):
+            self._faults.append(f"rows of {key} up to {self._rows[key]} before their tokens")
+        if chunk.index in self._ended:
+            self._faults.append(f"rows of {key} after the end")
 
 
 class SimClient:
@@ -205,6 +225,13 @@ class SimClient:
 
     def _hear(self, chunk) -> None:
         story = self.story
+        if chunk.tensor is not None:
+            tensor = chunk.tensor
+            rows = story.tensors.setdefault((tensor.index, tensor.name, tensor.context), [])
+            if tensor.start != len(rows):
+                story.faults.append(f"rows from {tensor.start} after {len(rows)}")
+            rows += tensor.array().reshape(-1).tolist()
+            return
         tokens = story.tokens.setdefault(chunk.index, [])
         if chunk.index in story.ends:
             story.faults.append(f"output {chunk.index} goes on after its end")

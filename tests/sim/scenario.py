@@ -66,6 +66,7 @@ class Scenario:
         random = Random(number)
         policy = random.choice(("max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"))
         requests = [_request(random) for _ in range(random.randint(2, 7))]
+        _add_tensors(requests, Random(number + 4))
         count = sum(random.random() < 0.5 for _ in range(MOST_FAULTS))
         overlap, faults = random.random() < 0.3, [_fault(random) for _ in range(count)]
         poison = _poison(Random(number + 3))
@@ -136,6 +137,15 @@ def _request(random: Random) -> Asked:
         case chance if chance < 0.24:
             spec.time_limit.FromMilliseconds(random.randint(1, 3000))
     return Asked(at, spec, slow)
+
+
+def _add_tensors(requests: list[Asked], random: Random) -> None:
+    for asked in requests:
+        if random.random() < 0.3:
+            output = asked.spec.output
+            output.context_logits, output.generation_logits = random.random() < 0.5, random.random() < 0.7
+            if random.random() < 0.5:
+                output.tensors.add(name="hidden_states", context=random.random() < 0.5)
 
 
 def _speculate(spec: pb.GenerationSpec, random: Random) -> None:
@@ -289,6 +299,7 @@ def left_behind(name: str, process: Process) -> list[str]:
             "requests": len(engine.live.requests),
             "blocks": pool.num_blocks - pool.available,
             "streams": len(process.worker._mailbox._submits),
+            "tensors": process.worker._tensors.waiting,
             "rows": sum(len(peer.rows) + len(peer.opens) for peer in process.worker._outbox._peers.values()),
             "violations": len(process.runner.violations),
         }
@@ -312,7 +323,7 @@ def left_behind(name: str, process: Process) -> list[str]:
 
 def wholes(story: Story, true: Story) -> list[str]:
     """How a stream differs from what it is undisturbed."""
-    names = ("tokens", "text", "logprobs", "ends", "usage")
+    names = ("tokens", "text", "logprobs", "tensors", "ends", "usage")
     pairs = ((name, getattr(story, name), getattr(true, name)) for name in names)
     return [f"{name} {here} for {there}" for name, here, there in pairs if here != there]
 
@@ -335,6 +346,13 @@ def parts(story: Story, true: Story) -> list[str]:
                 wrong.append(f"ends {end} after {count} for {true.ends[index]}")
         if text != expected and not (end and _held_back(text, expected)):
             wrong.append(f"text {text!r} for {expected!r}")
+    for key, rows in story.tensors.items():
+        if rows != true.tensors[key][: len(rows)]:
+            wrong.append(f"rows {rows} of {key} for the first of {true.tensors[key]}")
+    for key, rows in true.tensors.items():
+        # Of outputs that came to their natural end.
+        if key[0] in story.ends and story.ends[key[0]] not in ([cut] for cut in CUT) and story.tensors.get(key) != rows:
+            wrong.append(f"rows {story.tensors.get(key)} of {key} for {rows}")
     if not (story.left or story.changed):
         if sorted(story.ends) != sorted(true.ends):
             wrong.append(f"outputs {sorted(story.ends)} ended, for {sorted(true.ends)}")

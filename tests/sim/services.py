@@ -34,6 +34,7 @@ def engine_settings(name: str, address: str, policy: str) -> EngineSettings:
         max_tokens_per_step=24,
         capacity_scheduler_policy=policy,
         drain_timeout=4.0,
+        tensor_buffer=64,
     )
 
 
@@ -50,6 +51,7 @@ def router_settings(name: str, address: str, engines: tuple[str, ...], detokeniz
         recovery_timeout=60.0,
         recovery_attempts=30,
         max_undelivered_tokens=12,
+        max_undelivered_bytes=100,
     )
 
 
@@ -152,15 +154,16 @@ class SimEngine(Process):
             except Killed:
                 self._on_killed()
                 return
-            worker._outbox.flush()
-            worker._outbox.tick()
+            for outbox in (worker._outbox, worker._tensors):
+                outbox.flush()
+                outbox.tick()
             worker._end_orphans()
             worker._announce_quarantine()
             worker._beacon.touch(stepped or not worker._engine.live.requests)
             if stepped:
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             elif not worker._mailbox.waiting:
-                soon = worker._outbox.waiting or worker._quarantined is not None
+                soon = worker._outbox.waiting or worker._tensors.waiting or worker._quarantined is not None
                 await first(worker._inbox.news, 0.01 if soon else 0.25)
         self.ended = True
         worker._inbox.close()

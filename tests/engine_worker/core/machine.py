@@ -17,17 +17,25 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
 from sluice.ring.prompt_logprobs import Row
+from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.beams import search_alone
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import VOCAB, continuation, prompt_row
+from tests.fakes.runner import VOCAB, continuation, digest, prompt_row, tensor_row
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
 BASES = [[(7 * i + 31 * base) % 97 for i in range(40)] for base in range(5)]
 """What prompts begin with."""
 LANES = ["mem://a", "mem://b"]
+OWN, OTHER = "generation_logits", "hidden_states"
+TENSORS = [
+    TensorParams(output=(OWN,)),
+    TensorParams(("context_logits",), (OWN, OTHER)),
+    TensorParams((OTHER, "context_logits"), (OTHER,)),
+    TensorParams(("context_logits",)),
+]
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
@@ -178,10 +186,14 @@ class EngineMachine(RuleBasedStateMachine):
         wrong=st.integers(0, 7),
         beams=st.sampled_from([None, None, BeamSearchParams(3), BeamSearchParams(6, 0.5, exhaustive=True)]),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
+        tensors=st.sampled_from([NO_TENSORS, NO_TENSORS, NO_TENSORS, *TENSORS]),
     )
     def submit(self, base, shared, own, ends, lane, times, left=None, drafts=0, wrong=0, beams=None, **asked):
         if beams is not None:
             asked["n"], drafts = min(asked["n"], beams.width), 0
+            asked["tensors"] = NO_TENSORS
+        if not self.bench.engine.intake._chunked and asked.get("tensors", NO_TENSORS).context:
+            asked["tensors"] = NO_TENSORS
         if left is not None:
             asked.pop("prompt_logprobs", None)
         for _ in range(times):
@@ -251,7 +263,7 @@ class EngineMachine(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.bench.clock.now += seconds
 
-    @rule(lane=st.sampled_from(LANES), full=st.booleans())
+    @rule(lane=st.sampled_from([*LANES, "mem://router"]), full=st.booleans())
     def lane_fills(self, lane, full):
         if lane in self.bench.receiver.lanes:
             self.bench.receiver.lanes[lane].full = full
@@ -308,6 +320,24 @@ class EngineMachine(RuleBasedStateMachine):
         top = spec.prompt_logprobs or 0
         assert rows == [prompt_row(spec.prompt, i, top) for i in range(len(rows))]
 
+    def _check_tensors(self, spec: Submit, sequence: int, *, complete: bool) -> None:
+        """Those that came are right, and all have come of a sequence that is complete."""
+        key, found = (spec.request, spec.attempt), self.bench.receiver.tensors
+        output = self.bench.output(spec.request, sequence, spec.attempt)
+        wanted = [(0, name, True, spec.tensors.context_rows) for name in spec.tensors.context]
+        have = spec.tensors.output_rows.get(sequence, 0)
+        wanted += [(sequence, name, False, have) for name in spec.tensors.output]
+        for index, name, context, first in wanted:
+            tokens = [*spec.prompt, *([] if context else self.continuation(spec, sequence))]
+            before = 0 if context else len(spec.prompt) - 1
+            rows = b"".join(part.data for part in found.get((*key, index, name, context), ()))
+            count = len(spec.prompt) if context else len(output)
+            if complete:
+                assert len(rows) // 8 == max(0, count - first)
+            positions = range(before + first, before + first + len(rows) // 8)
+            source = "logits" if name in LOGITS else name
+            assert rows == tensor_row(source, [digest(tokens[: position + 1]) for position in positions])
+
     def _speculation(self, spec: Submit, drafts: int, wrong: int) -> Speculation:
         """Expects what the first sequence gets, but for every token number `wrong`, if that is not 0."""
         expected = [*self.continuation(spec, 0)]
@@ -323,7 +353,13 @@ class EngineMachine(RuleBasedStateMachine):
             if random.random() < 0.7:
                 output = self.continuation(spec, sequence)
                 resume[sequence] = output[: random.randrange(len(output) + 1)]
-        return replace(spec, resume=resume, ended=ended)
+        tensors = spec.tensors
+        if tensors.output:
+            rows = {sequence: random.randrange(len(output) + 1) for sequence, output in resume.items()}
+            tensors = replace(tensors, output_rows=rows)
+        if tensors.context:
+            tensors = replace(tensors, context_rows=random.randrange(len(spec.prompt) + 1))
+        return replace(spec, resume=resume, ended=ended, tensors=tensors)
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
@@ -331,7 +367,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.count(0, count)
 
     def _step(self) -> None:
-        assert self.bench.step() or not self.bench.engine.live.active, "nobody runs"
+        ran, active = self.bench.step(), self.bench.engine.live.active
+        assert ran or not active or any(sequence.gated for sequence in active), "nobody runs"
         self._note_failures()
         assert self.may_pause or self.bench.cache.preemptions == self.pauses, "paused"
 
@@ -352,6 +389,7 @@ class EngineMachine(RuleBasedStateMachine):
         elif (number, attempt) in self.bench.receiver.opens:
             self.check_prompt_logprobs(spec, rows)
             assert len(rows) == len(spec.prompt) - 1 or not self.bench.output(number, sequence, attempt)
+        self._check_tensors(spec, sequence, complete=end.reason in COMPLETE)
         if end.reason in COMPLETE:
             expected = self.continuation(self.bench.specs[number, attempt], sequence)
             assert self.bench.output(number, sequence, attempt) == expected
