@@ -180,6 +180,12 @@ class Sequence:
         else:
             self.num_tokens += 1
 
+    def append_forced(self) -> None:
+        """The token that it must end with, if any."""
+        if self.forced is not None:
+            self.append(self.forced)
+            self.forced = None
+
     def drop_promise(self) -> None:
         """A promised token will not come: everything after the last known one is computed again."""
         if self.request.search is not None:

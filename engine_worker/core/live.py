@@ -113,10 +113,7 @@ class LiveRequests:
     def end_forced(self, sequence: Sequence, now: float) -> None:
         """End a resumed sequence that was complete, once the row of tensors of its last token was kept. The receiver
         has that token."""
-        if sequence.forced is None:
-            raise ValueError("the sequence has no forced token")
-        sequence.append(sequence.forced)
-        sequence.forced = None
+        sequence.append_forced()
         self.end(sequence, sequence.finish_reason(), now)
 
     def extend(
@@ -157,6 +154,8 @@ class LiveRequests:
             empty: tuple[list[int], list[TokenLogprob], FinishReason] = ([], [], reason)
             self.end_search(request, [empty] * request.spec.n, now, fault)
             return
+        # Cancelled, say, before the rows of its last token came.
+        sequence.append_forced()
         # A request can end before its first step; its rows need the open all the same.
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None

@@ -32,10 +32,17 @@ def kept_rows(sequence: Sequence, num_tokens: int) -> tuple[Kept, ...]:
         if first < last:
             found.append(Kept(first, last - first, sources(params.context), True))
     if params.output:
-        first = max(start, request.num_prompt - 1 + sequence.num_rows)
+        first = max(start, request.num_prompt - 1 + _sent_to_all(sequence))
         if first < end:
             found.append(Kept(first, end - first, sources(params.output), False))
     return tuple(found)
+
+
+def _sent_to_all(sequence: Sequence) -> int:
+    """Rows of the output that this sequence has, and those which draw their first token with it."""
+    if sequence.output:
+        return sequence.num_rows
+    return min([sequence.num_rows, *(sibling.num_rows for sibling in sequence.request.awaiting())])
 
 
 def responses(
@@ -54,14 +61,12 @@ def responses(
         for drawer in dict.fromkeys((sequence, *drawers)):
             if drawer.state is State.ENDED:
                 continue
-            messages = _messages(request, drawer.index, request.spec.tensors.output, outputs, context=False)
-            if drawer is sequence:
-                yield from messages
-                drawer.num_rows = max(drawer.num_rows, end - first)
-            else:
-                # It shares the prompt only, so the row of its last position.
-                yield from (each.between(0, 1) for each in messages if each.start <= 0 < each.end)
-                drawer.num_rows = max(drawer.num_rows, 1)
+            # The others share the prompt only, so the row of its last position.
+            known, last = drawer.num_rows, end - first if drawer is sequence else 1
+            for rows in _messages(request, drawer.index, request.spec.tensors.output, outputs, context=False):
+                if known < rows.end and rows.start < last:
+                    yield rows.between(max(known, rows.start), min(last, rows.end))
+            drawer.num_rows = max(known, last)
 
 
 class TensorGate:
