@@ -135,8 +135,8 @@ class Sequence:
 
     @property
     def gated(self) -> bool:
-        """Whether it waits for room for its tensors."""
-        return not self.due and self.allowed != NO_LIMIT
+        """Whether it waits for room for its tensors; also if reuse of cached blocks has brought it there since."""
+        return self.allowed <= self.num_scheduled
 
     @property
     def generating(self) -> bool:

@@ -53,7 +53,10 @@ def responses(
     for wanted, found in zip(kept, rows, strict=True):
         end = wanted.start + wanted.count
         if wanted.context:
-            yield from _messages(request, 0, request.spec.tensors.context, found, context=True)
+            # A keeper that ended while its step ran may have been followed by another from the same row on.
+            for rows in _messages(request, 0, request.spec.tensors.context, found, context=True):
+                if request.num_context_rows < rows.end:
+                    yield rows.between(max(request.num_context_rows, rows.start), rows.end)
             request.num_context_rows = max(request.num_context_rows, end)
             continue
         first = request.num_prompt - 1

@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     guided: Mapping[str, Any] | None
     kv_cache: KvCache | None
     resume: Sequence[Mapping[str, Any]] | None
+    resume_context_rows: int | None
     engine_deaths: int | None
     client_id: int | None
     speculation: Mapping[str, Any] | None

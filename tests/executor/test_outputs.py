@@ -130,7 +130,7 @@ def test_logprobs() -> None:
     result.read()
     assert (output.cumulative_logprob, len(output.logprobs), len(output.logprobs_diff)) == (-3.0, 2, 1)
     end = Chunk(index=0, finish_reason=FinishReason.EOS, cumulative_logprob=-3.5)
-    inbox.end(Ending(prompt_logprobs=(logprob(1, -1.0),)), end)
+    inbox.end(Ending(prompt_logprobs=(logprob(1, -1.0),)), [end])
     (response,) = result.read()
     assert response.result.cum_log_probs == [-3.5]
     assert output.prompt_logprobs == [{1: Logprob(-1.0, 3)}]

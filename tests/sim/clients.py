@@ -113,7 +113,6 @@ class Connection:
             if told.completion_tokens != known:
                 self._faults.append(f"output {told.index} ends after {told.completion_tokens} tokens, {known} came")
 
-
     def _check_tensor(self, chunk: pb.TensorChunk) -> None:
         first = self._context_rows if chunk.context else self._resumed_rows.get(chunk.index, 0)
         key = chunk.index, chunk.name, chunk.context

@@ -86,7 +86,6 @@ def cache(**options) -> dict:
         (cache(use_uvm=True), "use_uvm"),
         ({"peft_cache_config": trtllm.PeftCacheConfig(num_put_workers=4)}, "num_put_workers"),
         ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
-        ({"gather_generation_logits": True}, "gather_generation_logits"),
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent"),
         ({"use_gpu_direct_storage": True}, "use_gpu_direct_storage"),
         ({"spec_dec_config": trtllm.SpeculativeDecodingConfig(True)}, "fast_logits"),

@@ -18,7 +18,7 @@ SPARE = 9999
 def test_a_step(step, smallest):
     slices, size, window = step
     found, arrays = prepared_step(slices, size, window, smallest, SPARE), build_arrays(slices, size, window)
-    token_ids, positions, past, starts, blocks, blocks_start, longest, rows, scored = (
+    token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept = (
         each.tolist() for each in found.inputs
     )
     count, padded = len(slices), arrays.generation_rows == len(arrays.token_ids) < smallest
@@ -45,8 +45,8 @@ def test_a_step(step, smallest):
     last = range(len(token_ids)) if arrays.last_tokens is None else arrays.last_tokens.tolist()
     assert rows == [*last, *[0] * (LEAST - len(last))]
     assert found.num_rows == len(last)
-    assert scored == ([] if arrays.scored_tokens is None else arrays.scored_tokens.tolist())
-    assert found.num_scored == len(scored)
+    assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
+    assert found.num_kept == len(kept)
 
 
 @examples(50)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.graphs import pad
-from engine_worker.step import Draw, Scored, Slice
+from engine_worker.step import Draw, Kept, Scored, Slice
 from sluice.ring.params import SamplingParams
 from tests.examples import examples
 
@@ -78,7 +78,12 @@ def steps(draw):
         first = draw(st.integers(0, len(tokens) - 1))
         behind = draw(st.lists(st.integers(0, 999), min_size=1, max_size=len(tokens) - first))
         scored = draw(st.sampled_from([None, Scored(start + first, behind, 0)]))
-        slices.append(Slice(tokens, start, table, draws, draw(st.sampled_from([None, 0, 3])), scored=scored))
+        kept = tuple(
+            Kept(start + at, draw(st.integers(1, len(tokens) - at)), ("logits",), draw(st.booleans()))
+            for at in draw(st.lists(st.integers(0, len(tokens) - 1), max_size=2))
+        )
+        follows = draw(st.sampled_from([None, 0, 3]))
+        slices.append(Slice(tokens, start, table, draws, follows, scored=scored, kept=kept))
     return slices, size, window
 
 
@@ -88,7 +93,7 @@ def test_a_step_token_by_token(step):
     """Against what each array means, in plain loops."""
     slices, size, window = step
     arrays, work, token, row, draw = build_arrays(slices, size, window), StepDraws.of(slices), 0, 0, 0
-    rows, followed, draw_follows, scored = [], [], {}, []
+    rows, followed, draw_follows, kept = [], [], {}, []
     for i, part in enumerate(slices):
         first_seen = 0 if window is None else max(0, part.start - window + 1)
         skipped = first_seen // size
@@ -102,9 +107,11 @@ def test_a_step_token_by_token(step):
         for at, token_id in enumerate(part.tokens, part.start):
             assert (arrays.token_ids[token], arrays.positions[token]) == (token_id, at)
             assert arrays.slots[token] == part.block_table[at // size] * size + at % size
-            if part.scored and part.scored.start <= at < part.scored.start + len(part.scored.tokens):
-                scored.append(token)
             token += 1
+        # For the prompt's log-probabilities first, then for each range of tensors; a token may be in several.
+        wanted = [(part.scored.start, len(part.scored.tokens))] if part.scored else []
+        for first, count in [*wanted, *((each.start, each.count) for each in part.kept)]:
+            kept += [token - len(part.tokens) + at - part.start for at in range(first, first + count)]
         if part.follows is not None:
             followed.append((token - 1, part.follows))
         if part.draws:
@@ -118,7 +125,7 @@ def test_a_step_token_by_token(step):
     assert arrays.query_start[-1] == token == len(arrays.token_ids)
     assert rows == (list(range(token)) if arrays.last_tokens is None else arrays.last_tokens.tolist())
     assert list(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True)) == followed
-    assert scored == ([] if arrays.scored_tokens is None else arrays.scored_tokens.tolist())
+    assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
     assert work.draws == [each for part in slices for each in part.draws]
     assert (work.num_rows, work.follows) == (row, draw_follows)
     assert arrays.max_query == max(len(part.tokens) for part in slices)

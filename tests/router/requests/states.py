@@ -34,7 +34,7 @@ def attempt(number: int = 0, model: str = "m") -> Attempt:
     engine, detokenizer = Peer("ipc://e", frozenset(), None), Peer("ipc://d", frozenset(), None)
     engine.heartbeat = EngineHeartbeat("e", 1, "ipc://e", model, 64, False, StepStats())
     detokenizer.heartbeat = DetokenizerHeartbeat("d", 2, "ipc://d", False, 0, 0, 0.0)
-    return Attempt(number, engine, detokenizer, Choice(1, 2, 1, 0, ()), 0)
+    return Attempt(number, engine, detokenizer, Choice(1, 2, 1, 0, ()), 0, 0)
 
 
 def permit() -> Permit:

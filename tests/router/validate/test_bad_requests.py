@@ -11,6 +11,7 @@ from grpc import StatusCode
 from tokenizers import Tokenizer
 
 from sluice import tiny_model
+from sluice.ring.tensors import MAX_NAMES
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
@@ -320,9 +321,65 @@ SPECS = [
         }.items()
     ),
     ("prompt_logprobs of 21", output(prompt_logprobs=21), INVALID, "spec.output.prompt_logprobs"),
-    ("context_logits", output(context_logits=True), UNBUILT, "spec.output.context_logits"),
-    ("generation_logits", output(generation_logits=True), UNBUILT, "spec.output.generation_logits"),
-    ("tensors", output(tensors=[pb.TensorSpec()]), UNBUILT, "spec.output.tensors"),
+    ("a tensor without a name", output(tensors=[pb.TensorSpec()]), INVALID, "spec.output.tensors[0].name"),
+    (
+        "logits among the named tensors",
+        output(tensors=[pb.TensorSpec(name="context_logits")]),
+        INVALID,
+        "spec.output.tensors[0].name",
+    ),
+    (
+        "a tensor that no engine has",
+        output(tensors=[pb.TensorSpec(name="hidden")]),
+        INVALID,
+        "spec.output.tensors[0].name",
+    ),
+    (
+        "a tensor twice",
+        output(tensors=[pb.TensorSpec(name="hidden_states"), pb.TensorSpec(name="hidden_states", context=True)]),
+        INVALID,
+        "spec.output.tensors[1].name",
+    ),
+    (
+        "more tensors than allowed",
+        output(tensors=[pb.TensorSpec(name=str(i)) for i in range(MAX_NAMES + 1)]),
+        INVALID,
+        "spec.output.tensors",
+    ),
+    (
+        "beams with tensors",
+        text_spec(sampling=BEAMS, output=OutputOptions(generation_logits=True)),
+        INVALID,
+        "spec.sampling.beam_search",
+    ),
+    (
+        "best_of with tensors",
+        text_spec(best_of=2, output=OutputOptions(generation_logits=True)),
+        INVALID,
+        "spec.best_of",
+    ),
+    (
+        "rows of the prompt's tensors that were not asked for",
+        text_spec(resume_context_rows=1, output=OutputOptions(generation_logits=True)),
+        INVALID,
+        "spec.resume_context_rows",
+    ),
+    (
+        "more rows of the prompt's tensors than tokens",
+        text_spec(resume_context_rows=1000, output=OutputOptions(context_logits=True)),
+        INVALID,
+        "spec.resume_context_rows",
+    ),
+    (
+        "more rows of an output's tensors than tokens",
+        text_spec(
+            sampling=SamplingParams(seed=1),
+            output=OutputOptions(generation_logits=True),
+            resume=[pb.ResumeFrom(token_ids=[7], tensor_rows=2)],
+        ),
+        INVALID,
+        "spec.resume[0].tensor_rows",
+    ),
 ]
 REASONS = {INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"}, UNBUILT: {"NOT_BUILT_YET"}}
 

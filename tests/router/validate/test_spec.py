@@ -148,6 +148,9 @@ SAMPLES = {
     "output.token_ids": {"output": OutputOptions(token_ids=True)},
     "output.logprobs": {"output": OutputOptions(logprobs=0)},
     "output.prompt_logprobs": {"output": OutputOptions(prompt_logprobs=0)},
+    "output.context_logits": {"output": OutputOptions(context_logits=True)},
+    "output.generation_logits": {"output": OutputOptions(generation_logits=True)},
+    "output.tensors": {"output": OutputOptions(tensors=[pb.TensorSpec(name="hidden_states")])},
     "output.echo": {"output": OutputOptions(echo=True)},
     "output.stream_interval": {"output": OutputOptions(stream_interval=4)},
     "output.skip_special_tokens": {"output": OutputOptions(skip_special_tokens=False)},
@@ -160,6 +163,12 @@ SAMPLES = {
     "engine_deaths": {"engine_deaths": 8},
     "resume.index": {"resume": [ResumeFrom()]},
     "resume.token_ids": {"resume": [ResumeFrom(index=1, token_ids=[7])], "n": 2, "sampling": Sampling(seed=2**64 - 1)},
+    "resume.tensor_rows": {
+        "resume": [ResumeFrom(token_ids=[7], tensor_rows=1)],
+        "output": OutputOptions(generation_logits=True),
+        "sampling": Sampling(seed=2**64 - 1),
+    },
+    "resume_context_rows": {"resume_context_rows": 2, "output": OutputOptions(context_logits=True)},
     "resume.model_fingerprint": {"resume": [ResumeFrom(model_fingerprint="a1")]},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
@@ -194,7 +203,9 @@ def test_what_is_honoured_changes_the_spec(path, model):
 def test_the_values_themselves(model):
     message = pb.GenerationSpec(text="t")
     for path, sample in SAMPLES.items():
-        if not path.startswith(("token_ids", "chat", "text", "sampling.allowed", "sampling.beam", "resume.model")):
+        if not path.startswith(
+            ("token_ids", "chat", "text", "sampling.allowed", "sampling.beam", "resume.model", "resume.tensor")
+        ):
             message.MergeFrom(pb.GenerationSpec(**sample))
     for each in message.resume:
         each.model_fingerprint = "a1"
