@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from sluice.client.errors import LostEvents, ServerError
+from sluice.client.errors import LostEvents, ModelChanged, ServerError
 from sluice.client.results import (
     Chunk,
+    FinishReason,
     Tensor,
     Timings,
     TokenLogprob,
@@ -18,8 +19,10 @@ from sluice.client.results import (
     read_usage,
 )
 from sluice.client.retries import Retries
+from sluice.client.tensor_rows import ReceivedRows
 from sluice.v1 import generation_pb2 as pb
 
+ENDED_EARLY = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
 LEAST_TIME_LIMIT = timedelta(milliseconds=1)
 
 
@@ -34,8 +37,6 @@ class OutputSoFar:
     echoed: bool = False
     cumulative_logprob: float = 0.0
     ended: bool = False
-    rows: dict[str, int] = field(default_factory=dict)
-    """Of each tensor that has come."""
 
 
 class StreamState:
@@ -60,13 +61,7 @@ class StreamState:
         self._time_limit = spec.time_limit.ToTimedelta() if spec.HasField("time_limit") else None
         self._count = spec.n if spec.HasField("n") else 1
         self._outputs = {each.index: OutputSoFar(list(each.token_ids), len(each.token_ids)) for each in spec.resume}
-        self._names = [each.name for each in spec.output.tensors]
-        self._names += ["generation_logits"] * spec.output.generation_logits
-        for each in spec.resume:
-            self._outputs[each.index].rows = dict.fromkeys(self._names, each.tensor_rows)
-        context = [each.name for each in spec.output.tensors if each.context]
-        context += ["context_logits"] * spec.output.context_logits
-        self._context_rows = dict.fromkeys(context, spec.resume_context_rows)
+        self._rows = ReceivedRows(spec)
         self._model = next((each.model_fingerprint for each in spec.resume), "")
         self._begun = False
         self._events = 0
@@ -87,11 +82,13 @@ class StreamState:
             for index, output in sorted(self._outputs.items()):
                 # A beam search starts again. Each of its outputs comes in one event, so known ones are just repeated.
                 if output.token_ids and self._spec.sampling.beam_search.width <= 1:
-                    rows = min((output.rows.get(name, 0) for name in self._names), default=0)
                     self._spec.resume.add(
-                        index=index, token_ids=output.token_ids, tensor_rows=rows, model_fingerprint=self._model
+                        index=index,
+                        token_ids=output.token_ids,
+                        tensor_rows=self._rows.output(index),
+                        model_fingerprint=self._model,
                     )
-            self._spec.resume_context_rows = min(self._context_rows.values(), default=0)
+            self._spec.resume_context_rows = self._rows.context
         self._spec.engine_deaths = self._retries.engine_deaths
         if self._time_limit is not None:
             # The server rejects a limit of 0, so a limit that has passed is sent as the shortest one.
@@ -125,6 +122,9 @@ class StreamState:
 
     def _started(self, started: pb.Started) -> None:
         self._retries.on_admitted()
+        # With tokens, the server sees to it.
+        if self._rows.context and self._model not in ("", started.model_fingerprint):
+            raise ModelChanged("the stream broke after rows of tensors, and another model would compute the others")
         self._model = started.model_fingerprint
         if self._begun:
             # The resumed prompt includes the tokens so far: the numbers of the first attempt stand.
@@ -158,16 +158,10 @@ class StreamState:
 
     def _tensor(self, tensor: Tensor) -> list[Chunk]:
         """Its rows that have not come before."""
-        known = self._context_rows if tensor.context else self._output(tensor.index).rows
-        have, end = known.get(tensor.name, 0), tensor.start + tensor.shape[0]
-        if end <= have:
+        new = self._rows.new(tensor)
+        if new is None:
             return []
-        if tensor.start > have:
-            raise LostEvents(f"tensor {tensor.name} lost rows: expected row {have}, got {tensor.start}")
-        known[tensor.name] = end
         self._retries.on_progress()
-        size, rows = len(tensor.data) // tensor.shape[0], end - have
-        new = replace(tensor, start=have, shape=(rows, *tensor.shape[1:]), data=tensor.data[-rows * size :])
         return [Chunk(index=tensor.index, tensor=new)]
 
     def _on_text_alone(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
@@ -197,9 +191,11 @@ class StreamState:
         if finished.completion_tokens > len(output.token_ids):
             known = len(output.token_ids)
             raise LostEvents(f"output {finished.index} lost tokens: got {known} of {finished.completion_tokens}")
+        end = read_finished(finished)
+        if end.finish_reason not in ENDED_EARLY:
+            self._rows.check_complete(finished.index, self.prompt_tokens, finished.completion_tokens)
         output.ended = True
         self._retries.on_progress()
-        end = read_finished(finished)
         # The last attempt knows the sum over its own tokens only.
         if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
             end = replace(end, cumulative_logprob=output.cumulative_logprob)

@@ -15,15 +15,22 @@ class Joined:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[Any, ...] = ()
     tokens: int = 0
+    tensors: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
+    """Rows, by name and whether they are the prompt's."""
     ends: list[Any] = field(default_factory=list)
 
 
 def join(chunks: Iterable[Chunk]) -> dict[int, Joined]:
-    """By output. Asserts that every offset came once, and nothing after an end."""
+    """By output. Asserts that every offset and row came once, and nothing after an end."""
     outputs: dict[int, Joined] = {}
     for chunk in chunks:
         output = outputs.setdefault(chunk.index, Joined())
         assert not output.ends
+        if (tensor := chunk.tensor) is not None:
+            rows = output.tensors.setdefault((tensor.name, tensor.context), [])
+            assert tensor.start == len(rows)
+            rows += tensor.array().tolist()
+            continue
         assert chunk.token_offset == output.tokens
         output.text += chunk.text
         output.token_ids += chunk.token_ids

@@ -23,7 +23,13 @@ specs = st.builds(
     length=st.integers(1, 9),
     seed=st.sampled_from([None, 3]),
     output=st.builds(
-        pb.OutputOptions, token_ids=st.booleans(), logprobs=st.sampled_from([None, 0]), echo=st.booleans()
+        pb.OutputOptions,
+        token_ids=st.booleans(),
+        logprobs=st.sampled_from([None, 0]),
+        echo=st.booleans(),
+        context_logits=st.booleans(),
+        generation_logits=st.booleans(),
+        tensors=st.sampled_from([[], [pb.TensorSpec(name="a")], [pb.TensorSpec(name="a", context=True)]]),
     ),
 )
 flaws = st.tuples(st.integers(0, 16), st.sampled_from(["break", "lose", "repeat"]))
@@ -39,7 +45,9 @@ def begin(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
 def flawed(stream, at: int, flaw: str):
     """The stream up to a break; or with one event lost or repeated, which its sequence numbers do not show."""
     found = list(stream)
-    news = at < len(found) and (found[at].delta.token_count or found[at].HasField("finished"))
+    news = at < len(found) and (
+        found[at].delta.token_count or found[at].HasField("finished") or found[at].HasField("tensor")
+    )
     if flaw == "break" or not news:
         return found[:at]
     found[at : at + 1] = [] if flaw == "lose" else found[at : at + 1] * 2
@@ -80,7 +88,9 @@ def test_any_breaks_make_no_difference(spec, plan, seed) -> None:
     assert all(output.ends for output in found.values())
     if not spec.output.token_ids:
         assert not any(chunk.token_ids for chunk in broken)
-        assert all(chunk.text or chunk.logprobs or chunk.finish_reason or chunk.token_count for chunk in broken)
+        assert all(
+            each.text or each.logprobs or each.finish_reason or each.token_count or each.tensor for each in broken
+        )
 
 
 def test_what_the_next_attempt_asks_for() -> None:

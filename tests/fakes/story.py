@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from sluice.v1 import generation_pb2 as pb
 
 PROMPT_TOKENS = 5
@@ -61,6 +63,37 @@ class Tale:
         )
 
 
+class Rows:
+    """The rows of every tensor that a request asks for, from those that its caller has on. A row is twice its token."""
+
+    def __init__(self, spec: pb.GenerationSpec, tales: list[Tale]) -> None:
+        had = {each.index: each.tensor_rows for each in spec.resume}
+        context = [each.name for each in spec.output.tensors if each.context]
+        context += ["context_logits"] * spec.output.context_logits
+        output = [each.name for each in spec.output.tensors] + ["generation_logits"] * spec.output.generation_logits
+        self._tales = {tale.index: tale for tale in tales}
+        self._next = {(0, name, True): spec.resume_context_rows for name in context}
+        self._next |= {(tale.index, name, False): had.get(tale.index, 0) for tale in tales for name in output}
+
+    def upto(self, index: int, tokens: int, rows: random.Random | None = None) -> Iterator[pb.TensorChunk]:
+        """The prompt's rows, and those of so many tokens of an output; `rows`: some of both, in any parts."""
+        for key, start in self._next.items():
+            of, name, context = key
+            end = PROMPT_TOKENS if context else tokens
+            if not context and of != index:
+                continue
+            if rows is not None:
+                end = min(end, start + rows.randint(0, 2))
+            if start < end:
+                self._next[key] = end
+                token = self._tales[of].token
+                values = np.array([[token(position)] * 2 for position in range(start, end)], np.float32)
+                shape, data = values.shape, values.tobytes()
+                yield pb.TensorChunk(
+                    index=of, name=name, start=start, context=context, shape=shape, dtype="float32", data=data
+                )
+
+
 def events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.GenerateStreamResponse]:
     """The stream of a request; `rows` cuts it into deltas and mixes the outputs."""
     for number, event in enumerate(_events(spec, rows), 1):
@@ -84,14 +117,17 @@ def _events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.Generat
     for tale in tales:
         told = [tale.token(position) for position in range(at[tale.index])]
         assert resumed.get(tale.index, []) == told, "resumed from other tokens than were told"
-    live = list(tales)
+    live, tensors = list(tales), Rows(spec, tales)
     while live:
         tale = rows.choice(live)
         start = at[tale.index]
         end = at[tale.index] = min(start + rows.randint(1, 3), tale.length)
         if end > start:
             yield event(delta=tale.delta(start, end, with_logprobs))
-        if end == tale.length:
+        done = end == tale.length
+        for chunk in tensors.upto(tale.index, end, None if done else rows):
+            yield event(tensor=chunk)
+        if done:
             live.remove(tale)
             yield event(finished=tale.finished(len(resumed.get(tale.index, ())), with_logprobs))
     usage = pb.Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=sum(tale.length for tale in tales))

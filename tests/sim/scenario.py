@@ -330,7 +330,7 @@ def wholes(story: Story, true: Story) -> list[str]:
 
 def parts(story: Story, true: Story) -> list[str]:
     """How one that was left, aborted or out of time differs from the beginning of what it is otherwise."""
-    wrong = []
+    wrong = tensor_parts(story, true)
     for index, tokens in story.tokens.items():
         text, end = story.text.get(index, ""), story.ends.get(index)
         count = len(tokens)
@@ -346,13 +346,6 @@ def parts(story: Story, true: Story) -> list[str]:
                 wrong.append(f"ends {end} after {count} for {true.ends[index]}")
         if text != expected and not (end and _held_back(text, expected)):
             wrong.append(f"text {text!r} for {expected!r}")
-    for key, rows in story.tensors.items():
-        if rows != true.tensors[key][: len(rows)]:
-            wrong.append(f"rows {rows} of {key} for the first of {true.tensors[key]}")
-    for key, rows in true.tensors.items():
-        # Of outputs that came to their natural end.
-        if key[0] in story.ends and story.ends[key[0]] not in ([cut] for cut in CUT) and story.tensors.get(key) != rows:
-            wrong.append(f"rows {story.tensors.get(key)} of {key} for {rows}")
     if not (story.left or story.changed):
         if sorted(story.ends) != sorted(true.ends):
             wrong.append(f"outputs {sorted(story.ends)} ended, for {sorted(true.ends)}")
@@ -360,6 +353,18 @@ def parts(story: Story, true: Story) -> list[str]:
         if story.usage != counts:
             wrong.append(f"usage {story.usage} for {counts}")
     return wrong
+
+
+def tensor_parts(story: Story, true: Story) -> list[str]:
+    """The same of its tensors; all rows have come of outputs that came to their natural end."""
+    wrong = []
+    for key, rows in true.tensors.items():
+        found, ends = story.tensors.get(key, []), story.ends.get(key[0])
+        whole = ends is not None and ends not in ([cut] for cut in CUT)
+        if found != (rows if whole else rows[: len(found)]):
+            wrong.append(f"rows {found} of {key} for {rows}")
+    unknown = set(story.tensors) - set(true.tensors)
+    return [*wrong, *(f"rows of {key} were not asked for" for key in unknown)]
 
 
 def _held_back(text: str, expected: str) -> bool:
