@@ -54,9 +54,9 @@ def responses(
         end = wanted.start + wanted.count
         if wanted.context:
             # A keeper that ended while its step ran may have been followed by another from the same row on.
-            for rows in _messages(request, 0, request.spec.tensors.context, found, context=True):
-                if request.num_context_rows < rows.end:
-                    yield rows.between(max(request.num_context_rows, rows.start), rows.end)
+            for part in _messages(request, 0, request.spec.tensors.context, found, context=True):
+                if request.num_context_rows < part.end:
+                    yield part.between(max(request.num_context_rows, part.start), part.end)
             request.num_context_rows = max(request.num_context_rows, end)
             continue
         first = request.num_prompt - 1
@@ -66,9 +66,9 @@ def responses(
                 continue
             # The others share the prompt only, so the row of its last position.
             known, last = drawer.num_rows, end - first if drawer is sequence else 1
-            for rows in _messages(request, drawer.index, request.spec.tensors.output, outputs, context=False):
-                if known < rows.end and rows.start < last:
-                    yield rows.between(max(known, rows.start), min(last, rows.end))
+            for part in _messages(request, drawer.index, request.spec.tensors.output, outputs, context=False):
+                if known < part.end and part.start < last:
+                    yield part.between(max(known, part.start), min(last, part.end))
             drawer.num_rows = max(known, last)
 
 
