@@ -51,6 +51,7 @@ class StreamState {
   constructor(spec) {
     this.spec = { ...spec, output: { ...spec.output, token_ids: true } };
     this.outputs = new Map();
+    this.rows = new Map(); // of tensors, how many have come
     this.begun = false;
     this.beganAt = Date.now();
   }
@@ -64,8 +65,28 @@ class StreamState {
     const searches = this.spec.sampling?.beam_search?.width > 1;
     const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length && !searches);
     const limit = this.spec.time_limit && { time_limit: left(this.spec.time_limit, Date.now() - this.beganAt) };
-    const resume = outputs.map(([index, { token_ids }]) => ({ index, token_ids, model_fingerprint: this.model }));
-    return { spec: { ...this.spec, ...limit, resume } };
+    const resume = outputs.map(([index, { token_ids }]) => {
+      return { index, token_ids, tensor_rows: this.rowsOf(index), model_fingerprint: this.model };
+    });
+    return { spec: { ...this.spec, ...limit, resume, resume_context_rows: this.rowsOf('prompt') } };
+  }
+
+  // Rows that have come of every tensor of an output, or of the prompt.
+  rowsOf(place) {
+    const { tensors = [], context_logits, generation_logits } = this.spec.output;
+    const names = tensors.filter(({ context }) => context || place !== 'prompt').map(({ name }) => name);
+    if (place === 'prompt' && context_logits) names.push('context_logits');
+    if (place !== 'prompt' && generation_logits) names.push('generation_logits');
+    return names.length ? Math.min(...names.map((name) => this.rows.get(`${place} ${name}`) ?? 0)) : 0;
+  }
+
+  addRows({ index, name, start, context, shape: [count, ...shape], dtype }) {
+    const key = `${context ? 'prompt' : index} ${name}`;
+    const known = this.rows.get(key) ?? 0;
+    if (start > known) throw new Error('rows were lost');
+    if (start + count <= known) return;
+    this.rows.set(key, start + count);
+    console.error(`${key}: rows ${known} to ${start + count - 1}, each ${dtype} [${shape}]`);
   }
 
   // The text that an event adds.
@@ -84,6 +105,8 @@ class StreamState {
     } else if (event.event === 'delta') {
       this.outputs.set(index, output);
       return this.add(output, event.delta);
+    } else if (event.event === 'tensor') {
+      this.addRows(event.tensor);
     } else if (event.event === 'finished' && !output.ended) {
       if (event.finished.completion_tokens > output.token_ids.length) throw new Error('tokens were lost');
       this.outputs.set(index, { ...output, ended: true });
@@ -125,7 +148,7 @@ async function* generate(spec) {
       for await (const event of routers[0].GenerateStream(state.request())) {
         const found = state.onEvent(event);
         if (event.event === 'done') return;
-        if (event.event === 'delta') [failures, brokenAt] = [0, null];
+        if (['delta', 'tensor'].includes(event.event)) [failures, brokenAt] = [0, null];
         if (found) yield found;
       }
       throw new Error('the stream ended before its last event');

@@ -42,6 +42,15 @@ def test_guided(ring) -> None:
     assert "tokens were drafted" in drafted
 
 
+def test_tensors(ring) -> None:
+    lines = run("tensors.py", ring.address).stdout.splitlines()
+    entropies = [line for line in lines if "nats" in line]
+    assert [line.split()[1] for line in entropies] == [str(row) for row in range(16)]
+    assert all(0 <= float(line.split()[-2]) < 9 for line in entropies)
+    alike, *others = (float(line.split()[0]) for line in lines[-3:])
+    assert all(-1 <= other < alike < 1 for other in others)
+
+
 def test_async_many(ring) -> None:
     lines = run("async_many.py", ring.address).stdout.splitlines()
     assert len(lines) == 32

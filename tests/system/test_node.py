@@ -94,6 +94,26 @@ def test_the_scoring_call_of_the_documentation(ring, example) -> None:
     assert [float(row[0]) for row in rows[1:]] == [pytest.approx(entry.logprob, abs=2e-3) for entry in expected[1:]]
 
 
+def test_the_call_for_tensors_of_the_documentation(ring, example) -> None:
+    found = run(example, ring.address, "def add(a, b):", spec_of("tensors.md"))
+    assert found.returncode == 0
+    rows = re.findall(r"^0 generation_logits: rows (\d) to (\d), each float32 \[\d{4}\]$", found.stderr, re.MULTILINE)
+    assert [int(first) for first, _ in rows] == [0, *(int(last) + 1 for _, last in rows[:-1])]
+    assert rows[-1][1] == "3"
+
+
+def test_rows_of_tensors_come_once_from_several_routers(example) -> None:
+    tensors = {"context_logits": True, "tensors": [{"name": "a"}]}
+    plan = Plan(deque([(4, GONE), (5, GONE), (2, GONE), (6, GONE)]))
+    with tell_all(2, plan) as addresses:
+        found = run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}, "n": 2, "output": tensors})
+    assert (found.returncode, len(plan.seen)) == (0, 5)
+    rows: dict[str, list[int]] = {}
+    for key, first, last in re.findall(r"^(.*): rows (\d+) to (\d+), ", found.stderr, re.MULTILINE):
+        rows.setdefault(key, []).extend(range(int(first), int(last) + 1))
+    assert rows == {"prompt context_logits": [*range(5)], "0 a": [*range(9)], "1 a": [*range(10)]}
+
+
 def test_a_stream_goes_on_at_the_next_router(example) -> None:
     spec = {"stopping": {"max_tokens": 9}, "output": {"echo": True}}
     busy = with_reason(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
