@@ -175,16 +175,28 @@ def test_guides(executor) -> None:
     assert result.finish_reasons == [Finish.END_ID]
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"output_config": trtllm.OutputConfig(return_context_logits=True)}, "context_logits"),
-        ({"output_config": trtllm.OutputConfig(return_generation_logits=True)}, "generation_logits"),
-    ],
-)
-def test_what_the_server_refuses_is_in_the_response(executor, options, named) -> None:
-    (response,) = run(executor, **options)
-    assert named in response.error_msg
+def test_what_the_server_refuses_is_in_the_response(executor) -> None:
+    (response,) = run(executor, logits_post_processor_name="only_44")
+    assert "only_44" in response.error_msg
+
+
+def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
+    outputs = [trtllm.AdditionalModelOutput("hidden_states", True)]
+    config = trtllm.OutputConfig(
+        return_context_logits=True, return_generation_logits=True, additional_model_outputs=outputs
+    )
+    (whole,) = results(executor, output_config=config)
+    vocab = whole.context_logits.shape[1]
+    assert (whole.context_logits.shape, whole.generation_logits.shape) == ((4, vocab), (1, 5, vocab))
+    assert whole.generation_logits[0].argmax(-1).tolist() == GREEDY
+    torch.testing.assert_close(whole.generation_logits[0, 0], whole.context_logits[-1])
+    shapes = {each.name: tuple(each.output.shape) for each in whole.additional_outputs}
+    hidden = shapes["hidden_states"][2]
+    assert shapes == {"context_hidden_states": (4, hidden), "hidden_states": (1, 5, hidden)}
+    found = results(executor, output_config=config, streaming=True)
+    assert [each.generation_logits.shape for each in found] == [(1, 1, vocab)] * 5
+    assert [each.output_token_ids for each in found] == [[[token]] for token in GREEDY]
+    torch.testing.assert_close(torch.cat([each.generation_logits[:, 0] for each in found]), whole.generation_logits[0])
 
 
 def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
