@@ -1,4 +1,5 @@
-"""Logits of a prompt's positions take the memory of a block of rows, whatever the size of the chunk."""
+"""Logits of a prompt's positions take the memory of a block of rows, whatever the size of the chunk; so do
+those that are sent to a client."""
 
 import subprocess
 import sys
@@ -17,23 +18,32 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from sluice.ring.params import SamplingParams, StopParams
+from sluice.ring.tensors import CONTEXT_LOGITS, NO_TENSORS, TensorParams
+from tests.fakes.lane import Receiver
 from tests.parity.harness import EngineHarness
+
+rows = []
 
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-def ask(harness, top):
+def ask(harness, top, tensors=NO_TENSORS):
     number = harness.send([(7 * i) % 999 for i in range({prompt})], SamplingParams(temperature=0),
-                          StopParams(max_tokens=1), prompt_logprobs=top)
+                          StopParams(max_tokens=1), prompt_logprobs=top, tensors=tensors)
     harness.run()
-    return len(harness.prompt_logprobs(number))
+    return number
 
 harness = EngineHarness(Path(sys.argv[1]), backend=sys.argv[2], max_tokens_per_step={prompt}, max_batch_size=4,
                         kv_cache_tokens=4096, block_reuse=False)
 ask(harness, None)
 before = peak()
-assert ask(harness, 5) == {prompt} - 1
-print(peak() - before)
+number = ask(harness, 5)
+assert len(harness.prompt_logprobs(number)) == {prompt} - 1
+scored = peak()
+Receiver._take_tensor = lambda self, part: rows.append(part.rows)
+number = ask(harness, None, TensorParams((CONTEXT_LOGITS,)))
+assert sum(rows) == {prompt}
+print(scored - before, peak() - scored)
 """
 
 
@@ -53,6 +63,8 @@ def test_a_large_vocabulary(tmp_path, backend):
         timeout=300,
         check=True,
     )
-    grown = int(done.stdout.split()[-1])
+    grown, more = map(int, done.stdout.split()[-2:])
     # A block of logits, what is computed from it, and the head that OpenVINO compiles once more; not 1.2 GB.
     assert grown < 6 * BLOCK < PROMPT * VOCAB * 4 / 5
+    # The rows on their way to the client: its lane's buffer and a block.
+    assert more < 3 * BLOCK
