@@ -127,9 +127,12 @@ class Forecast:
         return prefix
 
     def _is_ahead(self, digest: bytes, sequence: Sequence) -> bool:
-        """Whether a sequence ahead of this one computes the block with this hash next."""
+        """Whether a sequence ahead of this one computes the block with this hash next, and nothing but memory or its turn
+        may hold it up."""
         holder = self._next_blocks.holder_of(digest) or self._newcomers.get(digest)
-        return holder is not None and holder.order < sequence.order and holder not in self._released
+        if holder is None or holder in self._released or holder.allowed < holder.num_tokens:
+            return False
+        return holder.order < sequence.order
 
     def _unheld(self, blocks: Iterable[int]) -> int:
         references, change = self._references, self._change
