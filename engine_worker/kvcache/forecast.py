@@ -127,7 +127,7 @@ class Forecast:
         return prefix
 
     def _is_ahead(self, digest: bytes, sequence: Sequence) -> bool:
-        """Whether a sequence ahead of this one computes the block with this hash next, not short of room for tensors."""
+        """Whether a sequence ahead of this one computes the block with this hash next and can go on."""
         holder = self._next_blocks.holder_of(digest) or self._newcomers.get(digest)
         if holder is None or holder in self._released or holder.allowed < holder.num_tokens:
             return False
