@@ -17,7 +17,7 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
 from sluice.ring.prompt_logprobs import Row
-from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams
+from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.beams import search_alone
@@ -329,15 +329,20 @@ class EngineMachine(RuleBasedStateMachine):
         have = spec.tensors.output_rows.get(sequence, 0)
         wanted += [(sequence, name, False, have) for name in spec.tensors.output]
         for index, name, context, first in wanted:
-            tokens = [*spec.prompt, *([] if context else self.continuation(spec, sequence))]
-            before = 0 if context else len(spec.prompt) - 1
-            rows = b"".join(part.data for part in found.get((*key, index, name, context), ()))
+            parts = found.get((*key, index, name, context), [])
             count = len(spec.prompt) if context else len(output)
             if complete and (not context or self._all_complete(spec)):
-                assert len(rows) // 8 == max(0, count - first)
-            positions = range(before + first, before + first + len(rows) // 8)
-            source = "logits" if name in LOGITS else name
-            assert rows == tensor_row(source, [digest(tokens[: position + 1]) for position in positions])
+                assert sum(part.rows for part in parts) == max(0, count - first)
+            self.check_rows(spec, sequence, parts)
+
+    def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
+        """These of one tensor are those of an undisturbed request."""
+        for part in parts:
+            tokens = [*spec.prompt, *([] if part.context else self.continuation(spec, sequence))]
+            before = 0 if part.context else len(spec.prompt) - 1
+            source = "logits" if part.name in LOGITS else part.name
+            positions = range(before + part.start, before + part.end)
+            assert part.data == tensor_row(source, [digest(tokens[: position + 1]) for position in positions])
 
     def _all_complete(self, spec: Submit) -> bool:
         ends = [self.bench.stream(spec.request, sequence, spec.attempt).end for sequence in remaining(spec)]

@@ -6,8 +6,9 @@ an engine ends when OpenVINO fails, see test_lost.py.
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from engine_worker.runner.runner import ModelRunner
 from sluice.ring.params import RetentionParams, derive_seed
 from sluice.ring.prompt_logprobs import Row
+from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.core.machine import QUIET, EngineMachine
@@ -25,6 +27,7 @@ from tests.engine_worker.openvino.loaded import load
 from tests.examples import examples
 from tests.fakes.engine import EngineBench
 
+ALL = TensorParams((CONTEXT_LOGITS, HIDDEN_STATES), (GENERATION_LOGITS, HIDDEN_STATES))
 BLOCK = 2 * 2 * 2 * 16 * 32 * 4
 """Bytes: layers, keys and values, heads, head size, tokens, float32."""
 
@@ -42,6 +45,17 @@ def checkpoint(tmp_path_factory):
     write_checkpoint(OpenVinoMachine.folder, CONFIGS["qwen3, tied"])
 
 
+class Alone(NamedTuple):
+    output: list[int]
+    prompt_logprobs: list[Row]
+    tensors: dict[tuple[str, bool], np.ndarray]
+    """By name, and whether they are the prompt's."""
+
+
+def whole(parts: list[TensorRows]) -> np.ndarray:
+    return np.concatenate([np.frombuffer(part.data, np.float32).reshape(part.shape) for part in parts])
+
+
 class OpenVinoMachine(EngineMachine):
     folder: Path
 
@@ -56,7 +70,7 @@ class OpenVinoMachine(EngineMachine):
     )
     def start(self, window, batch, budget, chunked, reuse, policy, overlap):
         self.window = window
-        self.outputs: dict[tuple[Any, ...], tuple[list[int], list[Row]]] = {}
+        self.outputs: dict[tuple[Any, ...], Alone] = {}
         bench = EngineBench(
             runner=runner(self.folder, window, overlap, "test"),
             max_batch_size=batch,
@@ -78,8 +92,13 @@ class OpenVinoMachine(EngineMachine):
         right = self._alone(spec, 0)[1]
         assert [row[0] for row in rows] == pytest.approx([row[0] for row in right[: len(rows)]], abs=1e-4)
 
-    def _alone(self, spec: Submit, sequence: int) -> tuple[list[int], list[Row]]:
-        """Output, and log-probabilities of the prompt."""
+    def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
+        for part in parts:
+            right = self._alone(spec, sequence)[2][part.name, part.context]
+            found = np.frombuffer(part.data, np.float32).reshape(part.shape)
+            np.testing.assert_allclose(found, right[part.start : part.end], atol=1e-3)
+
+    def _alone(self, spec: Submit, sequence: int) -> Alone:
         beams, seed = spec.sampling.beam_search, derive_seed(spec.sampling.seed, sequence)
         alone = replace(
             spec,
@@ -92,15 +111,19 @@ class OpenVinoMachine(EngineMachine):
             resume={},
             ended=[],
             prompt_logprobs=0,
+            tensors=NO_TENSORS if beams is not None else ALL,
         )
         number = 0 if beams is None else sequence
         key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number)
         if key not in self.outputs:
             idle = runner(self.folder, self.window, False, "alone")
-            bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET)
+            bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET, tensor_buffer=1 << 24)
             bench.send(alone)
             bench.run()
-            self.outputs[key] = bench.output(1, number), bench.receiver.prompt_logprobs.get((1, 0), [])
+            scores, tensors = bench.receiver.prompt_logprobs.get((1, 0), []), bench.receiver.tensors
+            self.outputs[key] = Alone(
+                bench.output(1, number), scores, {key[3:]: whole(tensors[key]) for key in tensors}
+            )
         return self.outputs[key]
 
     def _note_failures(self) -> None:
