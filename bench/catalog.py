@@ -42,5 +42,6 @@ TOPICS: Mapping[str, Topic] = {
     "pauses": pauses.TOPIC,
     "overload": overload.TOPIC,
     "slow_reader": slow_reader.TOPIC,
+    "slow_tensors": slow_reader.TENSORS_TOPIC,
     "soak": kills.SOAK,
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpc import aio
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from bench.harness.calls import GIVEN_UP, spec, streaming, until_logged
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
@@ -33,6 +33,10 @@ class SlowReaderPlan(Plan, frozen=True):
     slow_tokens: int = 1500
     undelivered_tokens: int = 256
     """The bound beyond which the router gives up a stream's attempt until its client reads."""
+    undelivered_bytes: int = 1 << 20
+    """The same for tensors."""
+    tensors: bool = False
+    """The stream brings the logits of its tokens, 16 kB each."""
     rounds: int = 8
     seconds: float = 15.0
     long_seconds: float = 600.0
@@ -44,6 +48,7 @@ class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
     without: list[float]
     beside: list[float]
     read_later: int
+    """Tokens or, with tensors, rows."""
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
     memory: list[Trail]
@@ -60,7 +65,7 @@ class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
 
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
     lines: list[LogLine] = []
-    bound = {"max_undelivered_tokens": plan.undelivered_tokens}
+    bound = {"max_undelivered_tokens": plan.undelivered_tokens, "max_undelivered_bytes": plan.undelivered_bytes}
     with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines.append) as ring:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
@@ -94,7 +99,7 @@ class _Turns:
                 self._step(f"one reads nothing for {plan.long_seconds:g} s")
                 watching.cancel()
                 watch.sample()
-                read = await _read_rest(stream)
+                read = await _read_rest(stream, self._plan.tensors)
                 self._step("it reads on")
         found: dict[str, Any] = {"without": without, "beside": beside, "read_later": read, "slow_from": slow_from}
         return SlowReaderResult(**asdict(plan), **found, memory=watch.trails)
@@ -120,7 +125,7 @@ class _Turns:
     @asynccontextmanager
     async def _slow_reader(self, name: str) -> AsyncIterator[Any]:
         """A stream that has paused because nothing reads it. 20 logprobs per token fill its buffers sooner."""
-        output = pb.OutputOptions(logprobs=20)
+        output = pb.OutputOptions(generation_logits=True) if self._plan.tensors else pb.OutputOptions(logprobs=20)
         asked = spec([99] * 16, self._plan.slow_tokens, f"{name}-stream", output=output)
         async with aio.insecure_channel(self._ring.address, options=SMALL_WINDOW) as channel:
             stream: Any = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=asked))
@@ -130,11 +135,12 @@ class _Turns:
             stream.cancel()
 
 
-async def _read_rest(stream: Any) -> int:
-    tokens = 0
+async def _read_rest(stream: Any, tensors: bool) -> int:
+    """Tokens, or rows."""
+    found = 0
     while (event := await stream.read()) is not aio.EOF:
-        tokens += event.delta.token_count
-    return tokens
+        found += sum(event.tensor.shape[:1]) if tensors else event.delta.token_count
+    return found
 
 
 def section(result: SlowReaderResult) -> Section:
@@ -146,15 +152,16 @@ def section(result: SlowReaderResult) -> Section:
         f"{service} | {number(before)} | {number(after)} | {after - before:+.2f}"
         for service, (before, after) in sorted(before_and_after(result.memory, result.slow_from).items())
     )
+    what = "logits of tokens" if result.tensors else "tokens"
     return Section(
-        "A client that stops reading",
-        f"{result.neighbours} streams, with and without one more whose client reads nothing, in turns of "
-        f"{result.seconds:g} s; then {result.long_seconds:g} s of that, while memory is watched. Its stream pauses "
-        f"once {result.undelivered_tokens} tokens are undelivered.",
+        f"A client that stops reading{' tensors' if result.tensors else ''}",
+        f"{result.neighbours} streams, with and without one more whose client reads nothing{_of_what(result)}, in "
+        f"turns of {result.seconds:g} s; then {result.long_seconds:g} s of that, while memory is watched. Its stream pauses "
+        f"once {_bound(result)} are undelivered.",
         [
             f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
             f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}). When it read on it received "
-            f"{result.read_later:,} of {result.slow_tokens:,} tokens.",
+            f"{result.read_later:,} of {result.slow_tokens:,} {what}.",
         ],
         [
             table("round | tokens/s, all read | tokens/s, one reads nothing | ratio", speeds),
@@ -163,10 +170,18 @@ def section(result: SlowReaderResult) -> Section:
     )
 
 
+def _of_what(result: SlowReaderResult) -> str:
+    return ", though it asked for the logits of its tokens" if result.tensors else ""
+
+
+def _bound(result: SlowReaderResult) -> str:
+    return f"{result.undelivered_bytes >> 20} MiB" if result.tensors else f"{result.undelivered_tokens} tokens"
+
+
 def draw(result: SlowReaderResult) -> Figure:
-    pauses = f"its stream pauses once {result.undelivered_tokens} tokens are undelivered"
+    pauses = f"its stream pauses once {_bound(result)} are undelivered"
     about = f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; {pauses}."
-    title = "One client stops reading, the others do not notice"
+    title = f"One client stops reading{' tensors' if result.tensors else ''}, the others do not notice"
     figure, ((speeds, memory),) = canvas((1, 2), (12, 4.8), title, about)
     shown = [Series("all read", GREY, result.without), Series("one reads nothing", BLUE, result.beside)]
     bars(speeds, [str(round_) for round_ in range(1, len(result.without) + 1)], shown)
@@ -177,4 +192,7 @@ def draw(result: SlowReaderResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(SlowReaderPlan(), SlowReaderPlan(4, 60, 900, 64, 1, 2.0, 2.0), measure, SlowReaderResult, section, draw)
+QUICK = SlowReaderPlan(4, 60, 900, 64, rounds=1, seconds=2.0, long_seconds=2.0)
+TOPIC = Topic(SlowReaderPlan(), QUICK, measure, SlowReaderResult, section, draw)
+TENSORS = SlowReaderPlan(neighbours=16, tensors=True, rounds=4, seconds=10.0, long_seconds=60.0)
+TENSORS_TOPIC = Topic(TENSORS, replace(QUICK, tensors=True), measure, SlowReaderResult, section, draw)

@@ -18,7 +18,7 @@ def test_every_client_gets_what_it_gets_undisturbed_and_nothing_is_left(part):
 
 
 def test_tokens_that_were_lost_with_two_engines_do_not_clear_a_suspect():
-    found = Scenario.of(893).play(True)
+    found = Scenario.of(1455).play(True)
     assert (found.poison_deaths, found.stories[-1].error) == (MOST_POISON_DEATHS, "POISON")
 
 
