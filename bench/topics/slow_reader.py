@@ -152,12 +152,12 @@ def section(result: SlowReaderResult) -> Section:
         f"{service} | {number(before)} | {number(after)} | {after - before:+.2f}"
         for service, (before, after) in sorted(before_and_after(result.memory, result.slow_from).items())
     )
-    what = "logits of tokens" if result.tensors else "tokens"
+    what = "rows" if result.tensors else "tokens"
     return Section(
         f"A client that stops reading{' tensors' if result.tensors else ''}",
         f"{result.neighbours} streams, with and without one more whose client reads nothing{_of_what(result)}, in "
-        f"turns of {result.seconds:g} s; then {result.long_seconds:g} s of that, while memory is watched. Its stream pauses "
-        f"once {_bound(result)} are undelivered.",
+        f"turns of {result.seconds:g} s; then {result.long_seconds:g} s of that, while memory is watched. Its stream "
+        f"pauses once {_bound(result)} undelivered.",
         [
             f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
             f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}). When it read on it received "
@@ -175,11 +175,13 @@ def _of_what(result: SlowReaderResult) -> str:
 
 
 def _bound(result: SlowReaderResult) -> str:
-    return f"{result.undelivered_bytes >> 20} MiB" if result.tensors else f"{result.undelivered_tokens} tokens"
+    if result.tensors:
+        return f"{result.undelivered_bytes >> 20} MiB is"
+    return f"{result.undelivered_tokens} tokens are"
 
 
 def draw(result: SlowReaderResult) -> Figure:
-    pauses = f"its stream pauses once {_bound(result)} are undelivered"
+    pauses = f"its stream pauses once {_bound(result)} undelivered"
     about = f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; {pauses}."
     title = f"One client stops reading{' tensors' if result.tensors else ''}, the others do not notice"
     figure, ((speeds, memory),) = canvas((1, 2), (12, 4.8), title, about)

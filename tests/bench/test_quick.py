@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "peers", "long_context")
 LIKE_PEERS = ("peers_large",)
 """The same code on another checkpoint."""
-CROWDED = ("overload", "slow_reader")
+CROWDED = ("overload", "slow_reader", "slow_tensors")
 DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
 SCHEDULED = ("policies", "scheduler", "programs", "speculation", "beams", "prompt_logprobs")
@@ -126,9 +126,9 @@ def test_quick_of_too_much(tmp_path):
     shared = found["overload"].tenants
     count = shared.plan.rounds * shared.plan.requests
     assert [len(asked.first_token) for asked in (shared.alone, shared.flooded)] == [count, count]
-    slow = found["slow_reader"]
-    assert slow.read_later == slow.slow_tokens
-    assert all(speed > 0 for speed in (*slow.without, *slow.beside))
+    for slow in (found["slow_reader"], found["slow_tensors"]):
+        assert slow.read_later == slow.slow_tokens
+        assert all(speed > 0 for speed in (*slow.without, *slow.beside))
 
 
 def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):

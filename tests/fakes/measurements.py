@@ -1,5 +1,7 @@
 """Results of the bench as they could have been measured."""
 
+from functools import partial
+
 import msgspec
 
 from bench.deaths import kills, pauses, restart
@@ -240,10 +242,16 @@ def overload_result() -> OverloadResult:
     )
 
 
-def slow_reader_result() -> slow_reader.SlowReaderResult:
+def slow_reader_result(*, tensors: bool = False) -> slow_reader.SlowReaderResult:
     memory = [Trail(name, [0.0, 5.0, 10.0], [60.0, 61.0, 61.0]) for name in ("router", "engine-0", "detok-0")]
     return slow_reader.SlowReaderResult(
-        slow_tokens=900, without=[900.0, 1000.0], beside=[890.0, 1010.0], read_later=850, slow_from=5.0, memory=memory
+        slow_tokens=900,
+        tensors=tensors,
+        without=[900.0, 1000.0],
+        beside=[890.0, 1010.0],
+        read_later=850,
+        slow_from=5.0,
+        memory=memory,
     )
 
 
@@ -276,5 +284,6 @@ RESULTS = {
     "pauses": pauses_result,
     "overload": overload_result,
     "slow_reader": slow_reader_result,
+    "slow_tensors": partial(slow_reader_result, tensors=True),
     "soak": deaths_result,
 }
