@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from bench.deaths import tensors
 from bench.harness.stats import percentile, thinned
 from bench.harness.tables import number
 from bench.harness.topic import Plan
 from sluice import AsyncClient
-from sluice.client import SluiceError
+from sluice.client import SluiceError, Tensor
 from sluice.launch import Ring
 
 PROMPTS = (
@@ -56,12 +59,18 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "frequency_penalty": 0.05,
     },
     "beams": {"n": 2, "beam_search": {"width": 4}, "logprobs": 1},
+    "tensors": {
+        "temperature": 0.8,
+        "n": 2,
+        "generation_logits": True,
+        "tensors": [{"name": "hidden_states", "context": True}],
+    },
 }
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
-    "logits processor, speculation, guided decoding and beam search mixed"
+    "logits processor, speculation, guided decoding, beam search and tensors mixed"
 )
-REPEATED: Mapping[str, int] = {"prompt logprobs": 40}
+REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40}
 """How often the prompt is repeated, so that a death may come in its midst; of other kinds once."""
 NEARLY = 1e-3
 """Logprobs may differ by this: batches of other sequences sum in another order."""
@@ -157,6 +166,8 @@ class StreamSeen(msgspec.Struct, frozen=True):
     repeated: bool
     prompt: tuple[tuple[int, float], ...] = ()
     """Token and log-probability, if asked for."""
+    rows: Mapping[tensors.Key, NDArray[np.float32]] = msgspec.field(default_factory=dict)
+    """Of tensors."""
 
     def difference(self, truth: "StreamSeen") -> str:
         """From the undisturbed stream, timing aside, in words; empty if equal."""
@@ -169,6 +180,8 @@ class StreamSeen(msgspec.Struct, frozen=True):
                 return f"{self.kind}: output {index} differs in {found}"
         if _far_apart(self.prompt, truth.prompt):
             return f"{self.kind}: the log-probabilities of the prompt differ"
+        if found := tensors.difference(self.rows, truth.rows):
+            return f"{self.kind}: {found}"
         if self.usage != truth.usage:
             return f"{self.kind}: (prompt, completion) tokens {self.usage} for {truth.usage}"
         return ""
@@ -207,6 +220,7 @@ def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[Outpu
 
 async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
     chunks: defaultdict[int, list[Any]] = defaultdict(list)
+    parts: list[Tensor] = []
     faults: list[str] = []
     began = last = time.monotonic()
     first = stall = 0.0
@@ -216,7 +230,10 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
             now = time.monotonic()
             first = first or now - began
             stall, last = max(stall, now - last), now
-            chunks[chunk.index].append(chunk)
+            if chunk.tensor is not None:
+                parts.append(chunk.tensor)
+            else:
+                chunks[chunk.index].append(chunk)
     except SluiceError as error:
         faults.append(f"{type(error).__name__}: {error}")
     outputs = [_output(index, own, faults) for index, own in sorted(chunks.items())]
@@ -231,6 +248,7 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
         stream.resumed,
         any(repeated for _, repeated in outputs),
         tuple((found.token_id, found.logprob or 0.0) for found in stream.prompt_logprobs),
+        tensors.join(parts, faults),
     )
 
 
