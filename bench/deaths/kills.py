@@ -15,6 +15,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.deaths import streams
+from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
 from bench.harness.stats import thinned
 from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, Series, canvas, distribution, frame, trails
@@ -50,6 +51,8 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     quiet_first: list[float]
     quiet_stall: list[float]
     memory: list[Trail]
+    rounded: int = 0
+    """Of the wrong ones, how many differ by rounding alone."""
 
     @property
     def killed(self) -> dict[str, int]:
@@ -102,6 +105,7 @@ async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
             quiet_first=thinned([found.first_token for found in quiet]),
             quiet_stall=thinned([found.stall for found in quiet]),
             memory=watch.trails,
+            rounded=await count_rounded(client, counter.wrong),
             **counter.totals(),
         )
 
@@ -138,15 +142,21 @@ def soak_summary(result: KillResult) -> str:
     slopes = ", ".join(f"{name} {growth:+.2f}" for name, growth in _slopes(result).items())
     return (
         f"{result.seconds / 60:.1f} min, {len(result.deaths)} deaths: {result.streams} streams, "
-        f"{result.failed} failed, {result.wrong} wrong; MiB per minute after warm-up: {slopes or 'too short to say'}"
+        f"{result.failed} failed, {result.wrong - result.rounded} wrong; MiB per minute after warm-up: "
+        f"{slopes or 'too short to say'}"
     )
 
 
 def _answer(result: KillResult) -> str:
     killed = ", ".join(f"{count} of {role}" for role, count in result.killed.items())
+    rounded = (
+        f" {result.rounded} drew another token of nearly the same likelihood, as they do where they continue from the "
+        "middle and nothing dies ([rounding](../api.md#seeds))."
+    )
     return (
-        f"{len(result.deaths)} kills ({killed}) in {result.seconds:.0f} s: {result.streams} streams, "
-        f"**{result.failed} failed, {result.wrong} wrong**; {result.resumed} went on at another router."
+        f"{len(result.deaths)} kills ({killed}) in {result.seconds:.0f} s: {result.streams} streams, **{result.failed} "
+        f"failed, {result.wrong - result.rounded} wrong**; {result.resumed} went on at another router."
+        f"{rounded if result.rounded else ''}"
     )
 
 

@@ -153,7 +153,7 @@ class OutputSeen(msgspec.Struct, frozen=True):
 
 
 class StreamSeen(msgspec.Struct, frozen=True):
-    kind: str
+    asked: StreamRequest
     outputs: tuple[OutputSeen, ...]
     faults: tuple[str, ...]
     """Violations of the protocol: repeated or skipped offsets, two ends, an error."""
@@ -168,6 +168,10 @@ class StreamSeen(msgspec.Struct, frozen=True):
     """Token and log-probability, if asked for."""
     rows: Mapping[tensors.Key, NDArray[np.float32]] = msgspec.field(default_factory=dict)
     """Of tensors."""
+
+    @property
+    def kind(self) -> str:
+        return self.asked.kind
 
     def difference(self, truth: "StreamSeen") -> str:
         """From the undisturbed stream, timing aside, in words; empty if equal."""
@@ -239,7 +243,7 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
     outputs = [_output(index, own, faults) for index, own in sorted(chunks.items())]
     usage = stream.usage
     return StreamSeen(
-        asked.kind,
+        asked,
         tuple(seen for seen, _ in outputs),
         tuple(faults),
         (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0),
@@ -311,6 +315,8 @@ class StreamCounter:
         self._first: list[float] = []
         self._stall: list[float] = []
         self._faults: list[str] = []
+        self.wrong: list[tuple[StreamSeen, StreamSeen]] = []
+        """The first that differ, with their undisturbed counterparts."""
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
         difference = found.difference(truth)
@@ -320,6 +326,7 @@ class StreamCounter:
         self._stall.append(found.stall)
         if difference:
             self._faults = [*self._faults, difference][:SHOWN_FAULTS]
+            self.wrong = [*self.wrong, (found, truth)][:SHOWN_FAULTS]
 
     def totals(self) -> dict[str, Any]:
         return {**self._counts, "first": thinned(self._first), "stall": thinned(self._stall), "faults": self._faults}
