@@ -161,7 +161,7 @@ async def test_services_die_in_the_midst_of_them(oracle):
                 return len(tokens)
 
             streams = [asyncio.ensure_future(ask(prompt)) for prompt in prompts]
-            for victim in ("engine-0", "detok-1", "engine-1"):
+            for victim in ("engine-0", "detok-1"):
                 await asyncio.sleep(0.4)
                 assert not all(stream.done() for stream in streams)
                 os.kill(ring.pids[victim], signal.SIGKILL)
