@@ -1,5 +1,6 @@
 """The `sluice` command."""
 
+import os
 import signal
 
 from sluice.ring.process import INTERRUPTED, TERMINATED, exit_on_interrupt, exit_on_signals
@@ -8,6 +9,8 @@ from sluice.ring.process import INTERRUPTED, TERMINATED, exit_on_interrupt, exit
 def main() -> None:
     """Ctrl-C prints no traceback, not even during the imports, which take a second, or at exit."""
     exit_on_signals(TERMINATED)
+    # gRPC reads it once. Without it, a connection that a router closes is reported on stderr.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from sluice.cli.commands import app
 
     try:

@@ -4,8 +4,10 @@ import shutil
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import typer
 
@@ -13,7 +15,7 @@ from sluice.cli.common import describe, with_options
 from sluice.cli.detach import serve_detached
 from sluice.cli.generate import print_stream
 from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
-from sluice.client import Client, SluiceError
+from sluice.client import Cancelled, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.logs import lines_lost
 from sluice.ring.checkpoint import CheckpointError
@@ -91,12 +93,11 @@ class Interrupt:
 def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) -> None:
     """Serve until Ctrl-C, or until all services of one role have been given up."""
     display.say("starting", f"starting {_parts(ring)} …", fields={"model": ring.plan.name, **_counts(ring)})
-    with ring:
+    with ring, Demo(demo, display) as demonstration:
         try:
             announce(ring, display)
             restart_on_signal(ring, display)
-            if demo is not None:
-                show_demo(ring, demo, display)
+            demonstration.start(ring.address)
             watch(ring, interrupt, display)
         except KeyboardInterrupt:
             drain(ring, display)
@@ -123,14 +124,43 @@ def announce(ring: Ring, display: Display) -> None:
     display.say("ready", text, fields=fields)
 
 
-def show_demo(ring: Ring, text: str, display: Display) -> None:
-    """Complete a text on stdout, where nothing else is written. A failure does not end the ring."""
-    print(f"\n{text}", end="", flush=True)
-    with Client(ring.address) as client:
-        try:
-            print_stream(partial(client.stream, text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED))
-        except SluiceError as error:
-            display.show_error(describe(error, ring.address))
+class Demo:
+    """Completes a text on stdout, where nothing else is written; None: does nothing. A failure does not end the ring.
+
+    In a thread of its own: an exception that a signal handler raises within gRPC's blocking calls breaks their locks.
+    """
+
+    def __init__(self, text: str | None, display: Display) -> None:
+        self._text = text
+        self._display = display
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def start(self, address: str) -> None:
+        if self._text is None:
+            return
+        client = Client(address)
+        thread = threading.Thread(target=self._show, args=(client, self._text, address), name="demo", daemon=True)
+        thread.start()
+        self._closing.callback(thread.join)
+        self._closing.callback(client.close)
+
+    def _show(self, client: Client, text: str, address: str) -> None:
+        print(f"\n{text}", end="", flush=True)
+        request = partial(client.stream, text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED)
+        # Closed here too: its connection would remain as long as the ring.
+        with client:
+            try:
+                print_stream(request)
+            except Cancelled:
+                pass  # the ring has stopped
+            except SluiceError as error:
+                self._display.show_error(describe(error, address))
 
 
 def watch(ring: Ring, interrupt: Interrupt, display: Display) -> None:

@@ -112,6 +112,17 @@ def test_demo_streams_and_serving_goes_on(serve) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("drain", ["30", "0"])
+def test_an_interrupt_in_the_middle_of_the_demo(serve, drain) -> None:
+    process = serve("--port", "0", "--drain-timeout", drain, "--demo", "def fibonacci(n):")
+    assert process.stdout.readline() == "\n"
+    process.stdout.read(len("def fibonacci(n):"))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
+
+
 def test_a_live_stream_ends_well_while_draining(serve) -> None:
     process = serve("--port", "0", "--drain-timeout", "60")
     (address,) = ready(process)["addresses"]
