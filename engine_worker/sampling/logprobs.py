@@ -31,11 +31,15 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     """Logits [N, vocab], tokens [N]; most: K."""
     # One pass on a CPU, where logsumexp takes twice as long.
     logprobs = logits.log_softmax(dim=1)
-    chosen = logits.gather(1, tokens.unsqueeze(1))
-    # As float32, which counts exactly up to 2^24: a sum of bools takes five times as long on a CPU.
-    ranks = torch.gt(logits, chosen, out=torch.empty_like(logits)).sum(dim=1).long() + 1
-    ids = logits.topk(min(most, logits.shape[1]), dim=1).indices
-    return Logprobs(logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), ranks, ids, logprobs.gather(1, ids))
+    column = tokens.unsqueeze(1)
+    own = logprobs.gather(1, column).squeeze(1)
+    # Without columns topk would still wake the other threads of a CPU.
+    ids = logits.topk(min(most, logits.shape[1]), dim=1).indices if most else tokens.new_empty(len(tokens), 0)
+    best = logprobs.gather(1, ids)
+    # In the memory of the logprobs. As float32, which counts exactly up to 2^24: a sum of bools takes five times as
+    # long on a CPU.
+    ranks = torch.gt(logits, logits.gather(1, column), out=logprobs).sum(dim=1).long() + 1
+    return Logprobs(own, ranks, ids, best)
 
 
 def _best(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:
