@@ -166,7 +166,8 @@ class Intake:
 
     def _begin(self, spec: Submit, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
-        root = root_hash(self._terms.fingerprint, spec.salt)
+        adapter = "" if spec.adapter is None else spec.adapter.version
+        root = root_hash(self._terms.fingerprint, spec.salt, adapter)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts)
         if preparation is not None:

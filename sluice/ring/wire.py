@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.ring.adapters import Adapter
 from sluice.ring.calls import Call, CallAnswer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
@@ -73,6 +74,8 @@ class Submit(Message, frozen=True):
     """Number of alternatives to report with each token of the prompt; None: no logprobs of the prompt. Not with
     `resume`: whoever has tokens has these too."""
     tensors: TensorParams = TensorParams()
+    adapter: Adapter | None = None
+    """None: the model alone."""
 
 
 class Cancel(Message, frozen=True):
