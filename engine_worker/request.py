@@ -131,7 +131,7 @@ class Sequence:
         wanted."""
         request = self.request
         found = request.num_scored if request.scoring else self.num_tokens - 1
-        return min(found, self.first_wanted) if request.spec.tensors else found
+        return min(found, self.first_wanted) if request.has_tensors else found
 
     @property
     def gated(self) -> bool:
@@ -264,6 +264,7 @@ class Request:
         """None: the request does not say how long to keep its blocks."""
         self.arrived_at = now
         self.max_drafts = max_drafts
+        self.has_tensors = bool(spec.tensors)
         self.num_scored = 0
         """Of the prompt's log-probabilities, how many are among the responses."""
         self.num_context_rows = spec.tensors.context_rows

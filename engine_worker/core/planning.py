@@ -53,14 +53,12 @@ class InFlightStep:
         cls, runner: Runner, schedule: Schedule, drafting: Drafting, moves: tuple[Move, ...], start: float
     ) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
-        entries, slices, num_draws = plan(schedule, drafting)
-        num_drafted = sum(len(entry.drafts) for entry in entries)
+        entries, slices, num_draws, num_drafted, kept = plan(schedule, drafting)
         try:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        kept = tuple(kept for entry in entries if entry.kept for kept in entry.kept)
-        return cls(schedule, entries, num_draws, moves, launched, num_drafted, start, kept)
+        return cls(schedule, entries, num_draws, moves, launched, num_drafted, start, tuple(kept))
 
     @property
     def decides_next(self) -> bool:
@@ -76,7 +74,9 @@ class InFlightStep:
         drawn = self.launched.collect()
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
-        scored = [entry for entry in self.entries if entry.scored is not None]
+        # Only prompts have any.
+        context = self.entries[len(self.schedule.generation) :]
+        scored = [entry for entry in context if entry.scored is not None]
         logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
         return StepResults(drawn, logprobs, self._tensors(self.launched))
 
@@ -99,33 +99,54 @@ class StepResults(NamedTuple):
     """Of the entries with `kept`: the rows of each."""
 
 
-def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[Slice], int]:
-    """(entries, slices, number of draws), generation first, draws in the order of the entries' drawers.
+class StepPlan(NamedTuple):
+    entries: list[StepEntry]
+    """Generation first."""
+    slices: list[Slice]
+    """One per entry."""
+    num_draws: int
+    """In the order of the entries' drawers."""
+    num_drafted: int
+    kept: list[Kept]
+    """Of all entries."""
 
-    Marks what will be computed as in flight and what will be drawn as promised.
-    """
-    # For every sequence in every step: one pass, and few objects.
+
+def plan(schedule: Schedule, drafting: Drafting) -> StepPlan:
+    """Marks what will be computed as in flight and what will be drawn as promised."""
+    # For every sequence in every step: one pass, few calls and few objects.
     entries: list[StepEntry] = []
     slices: list[Slice] = []
-    draw = 0
+    wanted: list[Kept] = []
+    draw = num_drafted = 0
     proposed = drafting.propose(schedule)
     for sequence in schedule.generation:
-        drafts = proposed.get(sequence, ()) if proposed else ()
-        if drafts:
-            entries.append(StepEntry(sequence, 1 + len(drafts), (sequence,), drafts))
+        request = sequence.request
+        drawers: tuple[Sequence, ...] = (sequence,)
+        if proposed and (drafts := proposed.get(sequence)):
+            entries.append(StepEntry(sequence, 1 + len(drafts), drawers, drafts))
             slices.append(_drafted_slice(sequence, drafts))
+            sequence.num_inflight += len(drafts)
+            sequence.expect(draw)
+            draw += len(drafts)
+            num_drafted += len(drafts)
         else:
-            kept = kept_rows(sequence, 1) if sequence.request.spec.tensors else ()
-            entries.append(StepEntry(sequence, 1, (sequence,), kept=kept))
-            slices.append(_slice(sequence, 1, (sequence,), kept=kept))
-        sequence.num_inflight += 1 + len(drafts)
-        _expect(sequence, draw)
-        draw += 1 + len(drafts)
+            kept: tuple[Kept, ...] = ()
+            if request.has_tensors:
+                wanted += (kept := kept_rows(sequence, 1))
+            entries.append(StepEntry(sequence, 1, drawers, (), None, kept))
+            slices.append(_slice(sequence, 1, drawers, None, kept))
+            if request.search is None:
+                sequence.expect(draw)
+            else:
+                sequence.due = False
+        sequence.num_inflight += 1
+        draw += 1
     for chunk in schedule.context:
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
         scored = _scored(sequence, num_tokens) if sequence.request.scoring else None
-        kept = kept_rows(sequence, num_tokens) if sequence.request.spec.tensors else ()
+        kept = kept_rows(sequence, num_tokens) if sequence.request.has_tensors else ()
+        wanted += kept
         entries.append(StepEntry(sequence, num_tokens, drawers, scored=scored, kept=kept))
         slices.append(_slice(sequence, num_tokens, drawers, scored, kept))
         # After the slice was made, which starts where the previous step ends.
@@ -133,7 +154,7 @@ def plan(schedule: Schedule, drafting: Drafting) -> tuple[list[StepEntry], list[
         for drawer in drawers:
             _expect(drawer, draw)
             draw += 1
-    return entries, slices, draw
+    return StepPlan(entries, slices, draw, num_drafted, wanted)
 
 
 def _expect(sequence: Sequence, draw: int) -> None:

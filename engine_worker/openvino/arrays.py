@@ -26,6 +26,7 @@ class PreparedStep:
         self.num_rows = num_rows
         """Without padding."""
         self.num_kept = num_kept
+        self.has_rows = num_kept > 0
         self.follows = bool(tokens)
         self._tokens = tokens
         self._draws = draws

@@ -29,6 +29,10 @@ class PreparedStep(Protocol):
     def follows(self) -> bool:
         """Whether the previous step draws some of its tokens."""
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows beside the draws' are wanted."""
+
     def follow(self, sampled: Tensor) -> None:
         """Fill these in: `sampled` [D] int64."""
 

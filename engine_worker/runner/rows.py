@@ -30,13 +30,6 @@ class WantedRows:
         self._run, self._done = 0, 0
         """The run that the next row belongs to, and its rows that have come."""
 
-    @classmethod
-    def of(
-        cls, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, TensorFunction]
-    ) -> "WantedRows | None":
-        wanted = any(part.scored is not None or part.kept for part in slices)
-        return cls(slices, device, functions) if wanted else None
-
     def add(self, hidden: Tensor, logits: Tensor) -> None:
         """See `TakeRows`."""
         at = 0

@@ -204,7 +204,8 @@ class ModelRunner:
             # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
             if work.draws:
                 sampling = work.draws, to_device(work.plan(self._vocab_size), self._forward.device)
-            rows = WantedRows.of(step.slices, self._forward.device, self.output_tensors.functions)
+            if prepared.has_rows:
+                rows = WantedRows(step.slices, self._forward.device, self.output_tensors.functions)
         if prepared is None or not prepared.follows:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None

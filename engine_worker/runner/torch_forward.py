@@ -29,6 +29,10 @@ class StepOnDevice(NamedTuple):
     """Without padding."""
     follows: bool
 
+    @property
+    def has_rows(self) -> bool:
+        return self.tensors.kept_tokens is not None
+
     def follow(self, sampled: Tensor) -> None:
         self.tensors.follow(sampled)
 

@@ -183,17 +183,17 @@ class SamplingPlan(NamedTuple):
         score_rows = [own.get(i, row) for i, row in enumerate(rows)] if own else rows
         groups: dict[tuple[Kind, bool], list[int]] = defaultdict(list)
         for i, draw in enumerate(draws):
-            groups[_kind(draw), needs_edits(draw) or draw.program is not None].append(i)
+            groups[_kind(draw), draw.program is not None or needs_edits(draw)].append(i)
         members = list(groups.values())
         return SamplingPlan(
             tuple(
                 SamplingGroup(
                     _rows([score_rows[i] for i in chosen], num_rows + len(own)),
                     chosen,
-                    LogitEdits.of([draws[i] for i in chosen], vocab_size),
+                    LogitEdits.of([draws[i] for i in chosen], vocab_size) if edited else None,
                     kind.of([draws[i] for i in chosen]),
                 )
-                for (kind, _), chosen in groups.items()
+                for (kind, edited), chosen in groups.items()
             ),
             torch.tensor([i for chosen in members for i in chosen]).argsort() if len(members) > 1 else None,
             _logprob_rows(draws, rows, num_rows),

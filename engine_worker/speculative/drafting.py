@@ -44,7 +44,7 @@ class Drafting:
         batch_size = len(schedule.generation) + len(schedule.context)
         if batch_size > self._max_batch_size:
             return {}
-        asking = [sequence for sequence in schedule.generation if sequence.request.max_drafts]
+        asking = list(filter(_asks, schedule.generation))
         if not asking:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
@@ -71,19 +71,24 @@ class Drafting:
     def end_step(self, schedule: Schedule, drafted: int, seconds: float) -> DraftCounts:
         """What was recorded since the step before. `drafted`: tokens of this one, which took so long."""
         batch_size = len(schedule.generation)
-        if batch_size <= self._max_batch_size and not schedule.context:
+        # What drafts cost is learned where some may come, so that other steps do not pay for it.
+        if batch_size <= self._max_batch_size and not schedule.context and any(map(_asks, schedule.generation)):
             self.cost.record(batch_size, drafted, seconds)
         counts, self._counts = self._counts, DraftCounts()
         if drafted:
             self._trust += TRUST_RATE * (counts.accepted / self._expected - self._trust)
-        else:
+        elif self._trust != 1.0:
             # What did not pay is tried again.
             self._trust += FORGETTING * (1 - self._trust)
         return counts
 
 
+def _asks(sequence: Sequence) -> bool:
+    return sequence.request.max_drafts > 0
+
+
 def _may_draft(sequence: Sequence, cost: float) -> bool:
-    return bool(sequence.request.max_drafts) and (sequence.drafter is None or sequence.drafter.pays(cost))
+    return _asks(sequence) and (sequence.drafter is None or sequence.drafter.pays(cost))
 
 
 def _room(sequence: Sequence) -> int:
