@@ -5,6 +5,11 @@ from collections.abc import Sequence
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.pace import EXPECTED, EXPECTED_OF_CALLER, Pace
 
+PATIENCE = 8
+"""Looks for a draft in a row that found no right token, after which there is one for every REST tokens: looking takes
+time, too."""
+REST = 4
+
 
 class Drafter:
     """By what the caller expects, while the output follows it; else by lookup in that, the prompt and the output."""
@@ -21,6 +26,8 @@ class Drafter:
         self._fed = 0
         self._guess: int | None = None
         """Of the token after those fed."""
+        self._misses = 0
+        """Looks in a row that found nothing, or no right token."""
         self.drafted = 0
         self.accepted = 0
         """Tokens since the start."""
@@ -28,6 +35,10 @@ class Drafter:
     def pays(self, cost: float) -> bool:
         """Whether it would draft, if it finds what to draft. `cost`: of a drafted token, in tokens."""
         return self._pace.length(cost) > 0
+
+    def rests(self, num_output: int) -> bool:
+        """Whether not to look for a draft after so many tokens."""
+        return self._misses >= PATIENCE and num_output % REST > 0
 
     def propose(self, output: Sequence[int], room: int, cost: float) -> Sequence[int]:
         """At most `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
@@ -37,6 +48,8 @@ class Drafter:
         found = self._find(max(1, length))
         # Learned from even if it is not drafted, which costs nothing.
         self._guess = found[0] if found else None
+        if not found:
+            self._misses += 1
         return found[: max(0, min(length, room))]
 
     def expects(self, drafted: int) -> float:
@@ -48,17 +61,21 @@ class Drafter:
         self._guess = None
         self.drafted += drafted
         self.accepted += accepted
-        self._pace.record(drafted, accepted)
+        self._learn(drafted, accepted)
 
     def _feed(self, new: Sequence[int]) -> None:
         if self._guess is not None:
-            self._pace.record(1, int(self._guess == new[0]))
+            self._learn(1, int(self._guess == new[0]))
             self._guess = None
         end = self._fed + len(new)
         if self._follows and self._expected[self._fed : end] != tuple(new):
             self._follows = False
         self._lookup.extend(new)
         self._fed = end
+
+    def _learn(self, guessed: int, right: int) -> None:
+        self._pace.record(guessed, right)
+        self._misses = 0 if right else self._misses + 1
 
     def _find(self, length: int) -> Sequence[int]:
         found = self._expected[self._fed : self._fed + length] if self._follows else ()

@@ -9,6 +9,8 @@ from engine_worker.speculative.cost import FORGETTING, DraftCost
 from engine_worker.speculative.drafter import Drafter
 
 TRUST_RATE = 0.05
+GAIN = 1.3
+"""What drafts must bring by what they cost. More than 1: both are estimates, and a loss is noticed only after it."""
 
 
 class DraftCounts(NamedTuple):
@@ -52,13 +54,15 @@ class Drafting:
         found, expected, token_cost = {}, 0.0, 1.0 if cost is None else cost.token
         for sequence in asking:
             drafter = _drafter(sequence)
+            if drafter.rests(len(sequence.output)):
+                continue
             drafts = drafter.propose(sequence.output, min(budget, _room(sequence)), token_cost)
             if drafts:
                 found[sequence] = drafts
                 budget -= len(drafts)
                 expected += drafter.expects(len(drafts))
         drafted = sum(map(len, found.values()))
-        if cost is None or self._trust * expected < cost.step + token_cost * drafted:
+        if cost is None or self._trust * expected < GAIN * (cost.step + token_cost * drafted):
             return {}
         self._expected = expected
         return found
