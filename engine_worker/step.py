@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from sluice.ring.adapters import AdapterFiles
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
@@ -194,6 +195,30 @@ class Preparation(Protocol):
         """Called instead of waiting for its end, once for each request that was waiting."""
 
 
+class Loading(Preparation, Protocol):
+    """An adapter on its way to host memory."""
+
+    version: str
+    """Known once it is done without a fault; so is `rank`."""
+    rank: int
+
+
+class AdapterLibrary(Protocol):
+    """The LoRA adapters in host memory. Called from the engine's thread; never waits."""
+
+    def load(self, path: str) -> Loading:
+        """From a folder on this machine."""
+
+    def offer(self, files: AdapterFiles) -> Loading:
+        """That was uploaded."""
+
+    def held(self) -> list[str]:
+        """Versions in host memory."""
+
+    def remove(self, version: str) -> bool:
+        """From host memory; False: a request uses it."""
+
+
 class PendingCall(Protocol):
     """A method that runs on the ranks."""
 
@@ -221,6 +246,10 @@ class Runner(Protocol):
     """For the log: device, dtype, attention."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
+
+    @property
+    def adapters(self) -> AdapterLibrary | None:
+        """None: requests cannot name adapters."""
 
     @property
     def tensors(self) -> Mapping[str, int]:

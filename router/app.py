@@ -11,10 +11,11 @@ from structlog.stdlib import BoundLogger
 from router import metrics
 from router.access.access import Access
 from router.access.principal import Admit
-from router.api.admin_service import AdminService, ModelService
+from router.api.admin_service import AdminService
 from router.api.generation_service import GenerationService
 from router.api.health import HEALTH, HealthService
 from router.api.listener import Listener
+from router.api.model_service import ModelService
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
@@ -102,7 +103,12 @@ class RouterApp:
         self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because)
         for listener in self._listeners:
             listener.bind()
-        forever = [self.ring.start(), self._access.reloads.run(RELOAD_SECONDS), self._touch_beacon()]
+        forever = [
+            self.ring.start(),
+            self.ring.adapters.run(),
+            self._access.reloads.run(RELOAD_SECONDS),
+            self._touch_beacon(),
+        ]
         for listener in self._listeners:
             await listener.start()
             forever.append(listener.ended())
@@ -155,7 +161,16 @@ class RouterApp:
         """The main one, then that of AdminService if it has its own port."""
         settings, ring, text, log = self.settings, self.ring, self._text, self._log
         pipeline = RequestPipeline(
-            self._model, self._limits, text, ring.requests, ring.admission, ring.dispatcher, ring.counters, log
+            self._model,
+            self._limits,
+            text,
+            ring.requests,
+            ring.admission,
+            ring.dispatcher,
+            ring.adapters,
+            settings.lora_in_requests,
+            ring.counters,
+            log,
         )
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
@@ -170,7 +185,7 @@ class RouterApp:
             settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
-        models = ModelService(self._model, ring.dispatcher)
+        models = ModelService(self._model, ring.dispatcher, ring.adapters)
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
         if settings.admin_port is not None:

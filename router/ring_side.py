@@ -10,6 +10,7 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
+from router.peers.adapters import Adapters
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
@@ -23,6 +24,7 @@ from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
+from sluice.ring.adapters import AdapterLoaded
 from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
@@ -118,6 +120,9 @@ class RingSide:
         self._grace_ends: asyncio.TimerHandle | None = None
         """The latest: an earlier one that still runs changes nothing."""
         self._connect(tokenizer)
+        self.adapters = Adapters(
+            self.membership, self.address, settings.lora_upload_memory, settings.lora_adapters, log
+        )
         self.requests = Requests(settings.max_open, settings.max_tenant_requests)
         self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()
@@ -157,6 +162,7 @@ class RingSide:
             self._grace_ends.cancel()
         # The dispatcher first, so that nothing is sent through a closed lane; the context last: it waits for sockets.
         self.dispatcher.close()
+        self.adapters.close()
         self.inbox.close()
         self.membership.close()
         self._context.term()
@@ -192,6 +198,7 @@ class RingSide:
         # A stalled engine is alive, and may still answer.
         if not peer.alive:
             self.calls.on_peer_lost(peer)
+            self.adapters.on_peer_lost(peer)
 
     def _update_readiness(self) -> None:
         grace = self._readiness.update(self.membership.ready.is_set())
@@ -217,6 +224,7 @@ class RingSide:
             settings,
             tokenizer,
             self.placement.cache_version,
+            lambda epoch: self.adapters.known(epoch),
             self._log,
             security,
         )
@@ -228,9 +236,17 @@ class RingSide:
         settings, log = self._settings, self._log
         requests, membership, suspects = self.requests, self.membership, self.suspects
         attempts = AttemptSender(
-            requests, membership, self.placement, self.serving, suspects, self.address, context_tokens, log
+            requests,
+            membership,
+            self.placement,
+            self.serving,
+            suspects,
+            self.adapters,
+            self.address,
+            context_tokens,
+            log,
         )
-        recovery = Recovery(attempts, membership, self.admission, settings, suspects, self.counters, log)
+        recovery = Recovery(attempts, membership, self.admission, self.adapters, settings, suspects, self.counters, log)
         return Dispatcher(requests, membership, attempts, recovery, suspects, settings.peer_wait, self.counters, log)
 
     def _on_message(self, message: ToRouter | Gap) -> None:
@@ -241,9 +257,13 @@ class RingSide:
         if isinstance(message, CallAnswer):
             self.calls.on_answer(message)
             return
+        if isinstance(message, AdapterLoaded):
+            self.adapters.on_loaded(message)
+            return
         if isinstance(message, EngineHeartbeat):
             if self.membership.on_heartbeat(message):
                 self.placement.on_engine_heartbeat(message)
+                self.adapters.on_heartbeat(message)
                 self._catch_up()
                 self._on_engine_heartbeat(message)
             return

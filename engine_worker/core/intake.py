@@ -40,6 +40,11 @@ NO_CHUNKS = Fault(
     "tensors of the prompt are not built yet for engines without chunked_context, which compute a prompt in one step",
     field="spec.output",
 )
+NO_ADAPTERS = Fault(
+    ErrorCode.INVALID_ARGUMENT.name,
+    "names an adapter, but this engine serves none: see its setting lora",
+    field="spec.lora_id",
+)
 EXPECTED_DRAFTS = 8
 """Tokens per sequence and step of a request that has drafts of its own and does not say how many to check."""
 
@@ -58,6 +63,8 @@ class Terms:
     """Names of those that requests may ask for, beside logits."""
     max_draft_tokens: int = 0
     """Per sequence and step, of requests that do not say."""
+    has_adapters: bool = False
+    """Whether requests may name LoRA adapters."""
 
     def drafts(self, spec: Submit) -> int:
         """Tokens that may be drafted per sequence and step; 0: none."""
@@ -166,8 +173,7 @@ class Intake:
 
     def _begin(self, spec: Submit, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
-        adapter = "" if spec.adapter is None else spec.adapter.version
-        root = root_hash(self._terms.fingerprint, spec.salt, adapter)
+        root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts)
         if preparation is not None:
@@ -237,6 +243,8 @@ class Intake:
 
     def _unable(self, spec: Submit) -> Fault | None:
         """What other engines may be able to do."""
+        if spec.adapter is not None and not self._terms.has_adapters:
+            return NO_ADAPTERS
         unknown = [name for name in spec.sampling.logits_processors if name not in self._terms.processors]
         if unknown:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")

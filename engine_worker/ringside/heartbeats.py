@@ -16,12 +16,15 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
+from sluice.ring.adapters import AdapterLoaded, AdapterNews
 from sluice.ring.calls import CallAnswer
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
+
+Answer = CallAnswer | AdapterLoaded
 
 CONNECT_SECONDS = 0.05
 """Until the next heartbeat after a lane was opened: the first one is usually refused, as the lane is not connected
@@ -37,6 +40,8 @@ class LastHello(NamedTuple):
     at: float
     cache_known: int
     """Number of the last prefix cache change that the router knows."""
+    adapters_known: int = 0
+    """The same for changes of the adapters."""
     epochs: Epochs = Epochs()
     """Of the routers at this address; the latest sent this hello."""
 
@@ -57,7 +62,7 @@ class RouterTable:
         epochs = known.epochs if known else Epochs()
         # A late hello of a replaced router must not undo what its successor has said.
         if not epochs.is_former(hello.epoch):
-            last = LastHello(self._clock(), hello.cache_known, epochs.after(hello.epoch))
+            last = LastHello(self._clock(), hello.cache_known, hello.adapters_known, epochs.after(hello.epoch))
             self.last_hellos = live | {hello.address: last}
         return True
 
@@ -84,8 +89,10 @@ class Heartbeats(threading.Thread):
         cache_changes: Callable[[int], CacheNews | None],
         log: BoundLogger,
         security: Security = PLAIN,
+        adapter_changes: Callable[[int], AdapterNews | None] = lambda _: None,
     ) -> None:
-        """`heartbeat` and `cache_changes`, see `Journal.since`, are called from this thread."""
+        """`heartbeat`, `cache_changes`, see `Journal.since`, and `adapter_changes`, see `AdapterRegistry.since`, are
+        called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
         self._context = context
         self._routers = routers
@@ -94,13 +101,14 @@ class Heartbeats(threading.Thread):
         self._security = security
         self._stats_log = stats_log
         self._cache_changes = cache_changes
+        self._adapter_changes = adapter_changes
         self._lanes: dict[str, Lane] = {}
         self._host_names = HostNames()
         self._cursors: dict[str, Cursor] = {}
         """How much of the statistics each router has got."""
         self._invalid: set[str] = set()
         """Addresses to which no lane can be opened."""
-        self._answers: deque[tuple[str, CallAnswer]] = deque(maxlen=MAX_ANSWERS)
+        self._answers: deque[tuple[str, Answer]] = deque(maxlen=MAX_ANSWERS)
         """With the address of the router; another thread appends."""
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
         """True: send a last heartbeat and end."""
@@ -119,7 +127,7 @@ class Heartbeats(threading.Thread):
         """Send a heartbeat without waiting for the interval. Signal-safe: SimpleQueue.put is reentrant."""
         self._wakeups.put(False)
 
-    def answer(self, router: str, answer: CallAnswer) -> None:
+    def answer(self, router: str, answer: Answer) -> None:
         """Send it to a router that gets heartbeats; any other gets none."""
         self._answers.append((router, answer))
         self.send_now()
@@ -148,6 +156,7 @@ class Heartbeats(threading.Thread):
                 steps=stats.steps,
                 requests=stats.latest_requests,
                 cache=self._cache_changes(last_hello.cache_known),
+                adapters=self._adapter_changes(last_hello.adapters_known),
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor

@@ -13,6 +13,7 @@ from engine_worker.core.intake import Terms, fingerprint, longest_sequence
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
+from engine_worker.ringside.adapters import Adapters
 from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
@@ -20,6 +21,7 @@ from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import LOGITS, DeviceLostError, Runner
+from sluice.ring.adapters import AdapterEntries, AdapterPart, LoadAdapter
 from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -80,6 +82,7 @@ class Worker:
             processors=frozenset(settings.processor_names),
             tensors=frozenset(runner.tensors) - {LOGITS},
             max_draft_tokens=settings.max_draft_tokens,
+            has_adapters=runner.adapters is not None,
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -93,8 +96,18 @@ class Worker:
         self._engine = Engine(runner, self.terms, settings, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
         cache_changes, to_router = self._engine.cache.tiers.journal.since, self._security.to("router")
+        self._adapters = Adapters(
+            runner.adapters, self.epoch, lambda router, loaded: self._heartbeats.answer(router, loaded), log
+        )
         self._heartbeats = Heartbeats(
-            self._context, self._routers, self._heartbeat, self._stats_log, cache_changes, log, to_router
+            self._context,
+            self._routers,
+            self._heartbeat,
+            self._stats_log,
+            cache_changes,
+            log,
+            to_router,
+            self._adapters.news,
         )
         self._calls = Calls(runner, self.epoch, self._heartbeats.answer, log)
         self._callback = self._make_callback()
@@ -144,6 +157,7 @@ class Worker:
             while not self._drained():
                 stepped = self._engine.step()
                 self._calls.finish()
+                self._adapters.finish()
                 # Before any wait: the heartbeat must get out before the quarantined request is computed.
                 self._announce_quarantine()
                 if stepped:
@@ -167,7 +181,7 @@ class Worker:
     def _wait(self) -> None:
         """Wait for messages. If there is nothing else to do, check the cache."""
         soon = self._outbox.waiting or self._tensors.waiting or self._quarantined is not None or self._calls.pending
-        soon = soon or self._engine.intake.preparing
+        soon = soon or self._engine.intake.preparing or self._adapters.pending
         if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:
@@ -267,6 +281,8 @@ class Worker:
                 self._on_flush(message)
             elif isinstance(message, Call):
                 self._calls.begin(message)
+            elif isinstance(message, AdapterEntries | AdapterPart | LoadAdapter):
+                self._adapters.on_message(message)
             else:
                 found.append(message)
         return found
@@ -314,4 +330,5 @@ class Worker:
             model_version=self._settings.model_version,
             logits_processors=self._settings.processor_names,
             tensors=sorted(self.terms.tensors),
+            has_adapters=self.terms.has_adapters,
         )

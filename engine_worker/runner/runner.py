@@ -23,7 +23,7 @@ from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import DeviceLostError, Draw, Drawn, KeptRows, Move, Preparation, Step
+from engine_worker.step import AdapterLibrary, DeviceLostError, Draw, Drawn, KeptRows, Move, Preparation, Step
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 
@@ -122,6 +122,8 @@ class ModelRunner:
         """Those that requests may name; set before the first request."""
         self.guides: Guides | None = None
         """None: guides are refused. Set before the first request."""
+        self.adapters: AdapterLibrary | None = None
+        """None: requests cannot name adapters."""
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)

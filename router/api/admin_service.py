@@ -1,11 +1,10 @@
-"""The services of admin.proto: AdminService (statistics, the version in service, cache flush, drain), ModelService."""
+"""sluice.v1.AdminService: statistics, the version in service, cache flush, drain."""
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -17,11 +16,8 @@ from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from router.peers.placement import Placement
-from router.requests.dispatcher import Dispatcher
 from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
-from router.validate.model import Model
-from router.validate.spec import check_model
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat
 from sluice.ring.wire import Flush
@@ -155,43 +151,3 @@ def _version() -> str:
         return version("sluice")
     except PackageNotFoundError:
         return "unknown"
-
-
-@dataclass(frozen=True)
-class ModelService:
-    _model: Model
-    _dispatcher: Dispatcher
-
-    async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[self._describe()])
-
-    async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
-        check_model(message.model, self._model, "model")
-        return pb.GetModelInfoResponse(model=self._describe())
-
-    async def load_lora(self, _: pb.LoadLoraRequest, __: Context) -> NoReturn:
-        raise not_built_yet("ModelService.LoadLora")
-
-    async def unload_lora(self, _: pb.UnloadLoraRequest, __: Context) -> NoReturn:
-        raise not_built_yet("ModelService.UnloadLora")
-
-    async def list_loras(self, _: pb.ListLorasRequest, __: Context) -> NoReturn:
-        raise not_built_yet("ModelService.ListLoras")
-
-    def _describe(self) -> pb.Model:
-        model = self._model
-        return pb.Model(
-            name=model.name,
-            max_context_tokens=self._dispatcher.context_tokens,
-            vocab_size=model.vocab_size,
-            dtype=model.dtype,
-            capabilities=["chat"] if model.has_chat else [],
-            eos_token_ids=model.eos_token_ids,
-            tokenizer_fingerprint=model.tokenizer_fingerprint,
-            tensors=sorted(self._dispatcher.tensors or ()),
-            logits_processors=sorted(self._dispatcher.processors or ()),
-        )
-
-
-def not_built_yet(method: str) -> RequestError:
-    return RequestError(ErrorCode.NOT_BUILT_YET, f"{method} is not built yet", metadata={"method": method})

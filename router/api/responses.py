@@ -9,6 +9,7 @@ from router.api.watchdog import Watchdog
 from router.errors import RequestError, duration
 from router.requests.request_state import RequestState
 from router.requests.token_log import NO_TIMES, SequenceLog
+from router.validate.adapter import joined_fingerprint
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.prompt_logprobs import Row
@@ -76,7 +77,7 @@ class ResponseBuilder:
     async def started(self) -> pb.Started:
         started, model, prompt_logprobs = (
             self._request.log.started,
-            self._request.model,
+            joined_fingerprint(self._request.model, self._spec.adapter),
             self._request.log.prompt.rows(),
         )
         # First: from here on another attempt has the same model and sends these no more.

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,8 @@ async def admit_all(_: Call) -> Principal:
 def handler(service: ServiceDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> grpc.GenericRpcHandler:
     """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
 
-    A unary one returns its message; a streaming one writes to the context. `admit` may raise RequestError.
+    A unary one returns its message; a streaming one writes to the context. One with a stream of requests gets an
+    iterator. `admit` may raise RequestError.
     """
     reads = Watchdog(MESSAGE_SECONDS)
     return grpc.method_handlers_generic_handler(
@@ -77,7 +78,8 @@ def _method(method: MethodDescriptor, servicer: object, admit: Admit, reads: Wat
 
     async def answer(_: object, call: Call) -> bytes | None:
         caller = await admit(call)
-        found = await behaviour(await _read(call, reads), Context(call, caller))
+        request = _messages(call, reads) if method.client_streaming else await _read(call, reads)
+        found = await behaviour(request, Context(call, caller))
         return None if method.server_streaming else found.SerializeToString()
 
     # Registered as client-streaming, so that we authenticate before the body is read.
@@ -110,13 +112,25 @@ def guarded(handler: Handler, log: BoundLogger) -> Handler:
     return answer
 
 
+async def _messages(call: Call, watchdog: Watchdog) -> AsyncIterator[Any]:
+    """Raises RequestError."""
+    while (message := await _next(call, watchdog)) is not aio.EOF:
+        yield message
+
+
 async def _read(call: Call, watchdog: Watchdog) -> Any:
     """The call's only message. Raises RequestError."""
+    request = await _next(call, watchdog)
+    if request is aio.EOF:
+        raise RequestError.invalid([Violation("", "the call has no request message")])
+    return request
+
+
+async def _next(call: Call, watchdog: Watchdog) -> Any:
+    """aio.EOF after the last one. Raises RequestError."""
     with watchdog.guard(lambda: _late_message(watchdog.seconds)) as guard:
         guard.begin()
         request = await call.read()
-    if request is aio.EOF:
-        raise RequestError.invalid([Violation("", "the call has no request message")])
     if isinstance(request, DecodeError):
         raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
     return request

@@ -46,13 +46,17 @@ class Membership:
         settings: PeerSettings,
         tokenizer: str,
         cache_version: Callable[[int], int],
+        adapters_version: Callable[[int], int],
         log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`tokenizer`: fingerprint that all peers must report. `cache_version`: of the prefix cache of an epoch."""
+        """`tokenizer`: fingerprint that all peers must report. `cache_version`, `adapters_version`: how far
+        the changes of an epoch's prefix cache and of its adapters are known."""
 
         def to_engine(epoch: int) -> Hello:
-            return msgspec.structs.replace(hello, cache_known=cache_version(epoch))
+            return msgspec.structs.replace(
+                hello, cache_known=cache_version(epoch), adapters_known=adapters_version(epoch)
+            )
 
         timeouts = settings.peer_timeout, settings.stall_timeout
         self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, *timeouts, security.to("engine"))

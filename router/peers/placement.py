@@ -12,7 +12,7 @@ from operator import itemgetter
 from random import random
 
 from router.peers.prefix_index import Chain, PrefixIndex
-from sluice.ring.hashing import block_chain, root_hash, short_hash
+from sluice.ring.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 
 SEQUENCE_WORK = 32
@@ -104,7 +104,7 @@ class Placement:
         engines: Sequence[EngineHeartbeat],
         detokenizers: Sequence[DetokenizerHeartbeat],
         prompt: Sequence[int],
-        salt: str,
+        domain: Domain,
         sequences: int,
     ) -> Choice:
         """Pick an engine and a detokenizer that it reaches, at random among equals, without charging them.
@@ -115,7 +115,7 @@ class Placement:
         # A popular prefix must not draw every request to the engine that has it.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
-        engine, uncached, chain = self._least_work(loads, prompt, salt)
+        engine, uncached, chain = self._least_work(loads, prompt, domain)
         reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
@@ -148,7 +148,7 @@ class Placement:
             self._streams[choice.detokenizer] -= choice.sequences
 
     def _least_work(
-        self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], prompt: Sequence[int], salt: str
+        self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], prompt: Sequence[int], domain: Domain
     ) -> tuple[EngineHeartbeat, int, Chain]:
         """(the engine that will finish the prompt first, its uncached tokens, the prompt's block hashes)."""
         now = self._clock()
@@ -159,7 +159,7 @@ class Placement:
             size = max(1, heartbeat.stats.tokens_per_kv_block)
             chain = chains.get(kind := (heartbeat.fingerprint, size))
             if chain is None:
-                chain = chains[kind] = _chain(heartbeat, prompt, salt)
+                chain = chains[kind] = _chain(heartbeat, prompt, domain)
             # The number of blocks that must be cached here to beat the best engine so far.
             needed = max(0, (work + len(prompt) - least) // size + 1)
             uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
@@ -177,8 +177,8 @@ class Placement:
         return self._engines[epoch]
 
 
-def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], salt: str) -> Chain:
+def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], domain: Domain) -> Chain:
     size = heartbeat.stats.tokens_per_kv_block
     if size < 1:
         return ()
-    return tuple(map(short_hash, block_chain(root_hash(heartbeat.fingerprint, salt), prompt, size)))
+    return tuple(map(short_hash, block_chain(root_hash(heartbeat.fingerprint, *domain), prompt, size)))

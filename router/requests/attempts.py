@@ -10,10 +10,11 @@ import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
+from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
-from router.requests.features import described, having_features, known_processors, known_tensors
+from router.requests.features import described, having_features, know_adapters, known_processors, known_tensors
 from router.requests.registry import Requests
 from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
@@ -37,6 +38,7 @@ class AttemptSender:
     _placement: Placement
     _serving: ServingModel
     _suspects: Suspects
+    _adapters: Adapters
     _address: str
     """Of this router's inbox, where the text is sent."""
     _model_context_tokens: int
@@ -61,6 +63,8 @@ class AttemptSender:
         found = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
         ready = [peer for peer in found.engines if peer.lane.ready() and not peer.quarantined]
+        if (adapter := request.spec.adapter) is not None:
+            ready = [peer for peer in ready if not self._adapters.is_supplying(peer, adapter.version)]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
         found = self._apply_quarantine(request, found._replace(engines=ready), ring_size if alone else None)
@@ -85,6 +89,11 @@ class AttemptSender:
     def tensors(self) -> set[str] | None:
         """See `known_tensors`."""
         return known_tensors(self._membership.engines.all)
+
+    @property
+    def has_adapters(self) -> bool | None:
+        """See `know_adapters`."""
+        return know_adapters(self._membership.engines.all)
 
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
@@ -161,7 +170,7 @@ class AttemptSender:
             [peer.heartbeat for peer in found.engines if peer.heartbeat],
             [peer.heartbeat for peer in found.detokenizers if peer.heartbeat],
             request.prompt,
-            request.spec.salt,
+            request.spec.domain,
             request.spec.sequences,
         )
         engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
@@ -222,6 +231,7 @@ class AttemptSender:
             # All of a prompt's log-probabilities come before its first token.
             prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,
             tensors=request.log.tensors.missing(request.log.live),
+            adapter=spec.adapter,
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:

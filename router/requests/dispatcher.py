@@ -61,6 +61,11 @@ class Dispatcher:
         """As `AttemptSender.tensors`."""
         return self._attempts.tensors
 
+    @property
+    def has_adapters(self) -> bool | None:
+        """As `AttemptSender.has_adapters`."""
+        return self._attempts.has_adapters
+
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 

@@ -1,4 +1,4 @@
-"""What requests need that not every engine may have: logits processors and tensors, by name."""
+"""What requests need that not every engine may have: logits processors and tensors, by name, and adapters."""
 
 from collections.abc import Iterable
 
@@ -16,12 +16,15 @@ def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> lis
         if peer.heartbeat
         and processors.issubset(peer.heartbeat.logits_processors)
         and tensors.issubset(peer.heartbeat.tensors)
+        and (request.spec.adapter is None or peer.heartbeat.has_adapters)
     ]
 
 
 def described(request: RequestState) -> str:
     """What it needs, for an error."""
     kinds = {"logits processors": request.sampling.logits_processors, "tensors": sorted(_tensors(request))}
+    adapter = request.spec.adapter
+    kinds["adapters"] = [] if adapter is None else [adapter.id]
     return " and ".join(f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names)
 
 
@@ -35,6 +38,12 @@ def known_tensors(engines: Iterable[EnginePeer]) -> set[str] | None:
     """The same, beside logits."""
     heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
     return {name for heartbeat in heartbeats for name in heartbeat.tensors} if heartbeats else None
+
+
+def know_adapters(engines: Iterable[EnginePeer]) -> bool | None:
+    """Whether some engine serves adapters or, if it is lost, did; None: no engine has said it."""
+    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
+    return any(heartbeat.has_adapters for heartbeat in heartbeats) if heartbeats else None
 
 
 def _tensors(request: RequestState) -> set[str]:

@@ -9,21 +9,24 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import RequestError, logged
+from router.errors import RequestError, Violation, logged
+from router.peers.adapters import Adapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
+from router.validate.adapter import check_adapter
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import fit, parse
 from router.validate.tensors import check_context_rows, check_tensors
-from sluice.ring.errors import FinishReason
+from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.v1.generation_pb2 import GenerationSpec
 
 MAX_LOGGED_FIELDS = 8
+NO_WEIGHTS = Violation("spec.lora_weights", "is set, but this server takes no adapters in requests: load them first")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class RequestPipeline:
     _requests: Requests
     _admission: Admission
     _dispatcher: Dispatcher
+    _adapters: Adapters
+    _lora_in_requests: bool
+    """Whether requests may bring adapters."""
     _counters: RequestCounters
     _log: BoundLogger
 
@@ -49,8 +55,10 @@ class RequestPipeline:
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
         try:
-            await self._bring_to_ring(request)
-            yield request
+            # For later attempts too: an engine that lacks them gets them from here.
+            with self._adapters.files.using(request.spec.adapter_files):
+                await self._bring_to_ring(request)
+                yield request
             reasons = sorted({sequence.end.reason.name for sequence in request.log.sequences if sequence.end})
             outcome, status = ",".join(reasons), "OK"
         except RequestError as error:
@@ -83,7 +91,9 @@ class RequestPipeline:
         # Not validated yet, so shortened and escaped for the log.
         request_id = logged(message.request_id)
         try:
-            spec = parse(message, self._model, self._limits, streaming)
+            if message.HasField("lora_weights") and not self._lora_in_requests:
+                raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
+            spec = parse(message, self._model, self._limits, streaming, self._adapters.find)
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant)
         except RequestError as error:
@@ -111,6 +121,7 @@ class RequestPipeline:
         self._admission.check(request.tenant)
         check_processors(spec.sampling.logits_processors, self._dispatcher.processors)
         check_tensors(spec.tensors, self._dispatcher.tensors)
+        check_adapter(spec.adapter, self._dispatcher.has_adapters)
         tokens = await self._text.tokens(spec.prompt)
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no

@@ -7,6 +7,7 @@ from random import random
 import structlog
 
 from router.errors import RequestError
+from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
@@ -30,6 +31,7 @@ RECOVERABLE = frozenset(
         ErrorCode.OVERLOADED,
         ErrorCode.STEP_FAILED,
         ErrorCode.QUARANTINE,
+        ErrorCode.ADAPTER_MISSING,
     }
 )
 AVOID_PEERS = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
@@ -44,6 +46,7 @@ class Recovery:
         attempts: AttemptSender,
         membership: Membership,
         admission: Admission,
+        adapters: Adapters,
         settings: RecoverySettings,
         suspects: Suspects,
         counters: RequestCounters,
@@ -52,6 +55,7 @@ class Recovery:
         self._attempts = attempts
         self._membership = membership
         self._admission = admission
+        self._adapters = adapters
         self._settings = settings
         self._suspects = suspects
         self._counters = counters
@@ -69,7 +73,8 @@ class Recovery:
         if refused:
             # Its heartbeats report the quarantine too; until the next one arrives, place no other request there.
             request.attempt.engine.refuses = True
-        request.on_attempt_lost(accepted=not refused, avoid=error.code in AVOID_PEERS)
+        avoid = error.code in AVOID_PEERS or (error.code is ErrorCode.ADAPTER_MISSING and not self._supply(request))
+        request.on_attempt_lost(accepted=not refused, avoid=avoid)
         wanted = request.log.open and not request.aborted
         if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._settings.recovery_attempts:
             self._attempts.give_up(request, RequestPhase.ENDED)
@@ -79,6 +84,11 @@ class Recovery:
         self._suspects.wait(request.suspicion)
         self._begin(request, error)
         return True
+
+    def _supply(self, request: RequestState) -> bool:
+        """Whether the engine that lacks its adapter gets the files."""
+        adapter = request.spec.adapter
+        return adapter is not None and self._adapters.supply(request.attempt.engine, adapter.version)
 
     def too_slow(self, request: RequestState) -> bool:
         """Whether the client leaves so much unread that its request should pause."""

@@ -6,7 +6,6 @@ from sluice.v1.generation_pb2 import GenerationSpec
 
 REJECTED = frozenset(
     {
-        "lora_id",
         "prompt_adapter_id",
     }
 )

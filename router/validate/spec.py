@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.errors import Range, RequestError, Violation, Violations, shown
+from router.validate.adapter import VERSION, Find, parse_adapter, split_fingerprint
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
@@ -15,7 +16,9 @@ from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
 from router.validate.tensors import parse_tensors
+from sluice.ring.adapters import Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
+from sluice.ring.hashing import Domain
 from sluice.ring.params import Guide, SamplingParams, Speculation, TextParams
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.v1 import generation_pb2 as pb
@@ -67,8 +70,16 @@ class Spec:
     speculation: Speculation
     guide: Guide | None
     tensors: TensorParams = NO_TENSORS
+    adapter: Adapter | None = None
+    """With the weights that its id stood for when the request came."""
+    adapter_files: AdapterFiles | None = None
+    """That the request brought."""
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
 
     @property
     def chooses(self) -> bool:
@@ -90,12 +101,22 @@ class Spec:
         return self.echo and index not in self.resume and not any(self.resume.values())
 
 
-def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
-    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field."""
+def no_adapters(_: str) -> None:
+    """See `Find`."""
+
+
+def parse(
+    spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool, find_adapter: Find = no_adapters
+) -> Spec:
+    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND or MODEL_CHANGED, else
+    INVALID_ARGUMENT with every bad field."""
     # First what makes other violations pointless, then all of these in one answer.
-    check_model(spec.model, model, "spec.model")
+    if find_adapter(spec.model) is None:
+        check_model(spec.model, model, "spec.model")
     reject_unbuilt(spec)
     bad = Violations()
+    resume_model, version = _resume_model(spec.resume, bad)
+    adapter, adapter_files = parse_adapter(spec, model, find_adapter, version, bad)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
     logprobs, prompt_logprobs = parse_logprobs(spec.output, model, limits, bad)
@@ -130,7 +151,9 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         guide=parse_guide(spec.guided, limits, bad),
         speculation=_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
-        resume_model=_resume_model(spec.resume, bad),
+        resume_model=resume_model,
+        adapter=adapter,
+        adapter_files=adapter_files,
         tensors=parse_tensors(spec, bad),
     )
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
@@ -276,17 +299,18 @@ def _resume(
     return found
 
 
-def _resume_model(given: Sequence[pb.ResumeFrom], bad: Violations) -> str:
-    """Fingerprint of the model that generated the tokens; empty if the caller gives none."""
+def _resume_model(given: Sequence[pb.ResumeFrom], bad: Violations) -> tuple[str, str]:
+    """Fingerprint of the model that generated the tokens, version of its adapter; empty if the caller gives none."""
     found = given[0].model_fingerprint if given else ""
-    if found and not FINGERPRINT.fullmatch(found):
+    fingerprint, version = split_fingerprint(found)
+    if found and not (FINGERPRINT.fullmatch(fingerprint) and (not version or VERSION.fullmatch(version))):
         bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")
     for i, part in enumerate(given):
         if part.model_fingerprint != found:
             both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
             bad.add(f"spec.resume[{i}].model_fingerprint", both)
             break
-    return found
+    return fingerprint, version
 
 
 def _check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:

@@ -1,17 +1,27 @@
-"""LoRA adapters on the ring: what a request names, and the files that an adapter consists of."""
+"""LoRA adapters on the ring: what a request names, an adapter's files, and the messages that load them."""
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from sluice.ring.message import Name
+from sluice.ring.errors import Fault
+from sluice.ring.message import Count, Message, Moment, Name, Number, Total
 
 MAX_ID_CHARS = 256
 VERSION_BYTES = 16
 MAX_FILE_BYTES = 1 << 30
 """Of an adapter's weights."""
+MAX_CONFIG_BYTES = 1 << 20
+MAX_ADAPTERS = 1024
+"""That are loaded at a time."""
+NEWS_ENTRIES = 64
+"""In one message."""
+PART_BYTES = 1 << 18
+"""Of uploaded files in one message: what is behind it on the lane waits for it."""
+MAX_PARTS = (MAX_FILE_BYTES + MAX_CONFIG_BYTES) // PART_BYTES + 1
 
 AdapterId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 AdapterVersion = Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{2 * VERSION_BYTES}}}$")]
@@ -43,3 +53,91 @@ class AdapterFiles(msgspec.Struct, frozen=True, array_like=True):
             digest.update(len(data).to_bytes(8, "little"))
             digest.update(data)
         return digest.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.config) + len(self.weights)
+
+
+class AdapterEntry(msgspec.Struct, frozen=True, array_like=True):
+    """What an id stands for, as of a moment. Routers and engines tell each other; the latest change counts."""
+
+    id: AdapterId
+    changed_at: Moment
+    version: AdapterVersion
+    path: Name = ""
+    """As in `Adapter`."""
+    rank: Count = 0
+    removed: bool = False
+    """It was unloaded."""
+
+    @property
+    def adapter(self) -> Adapter:
+        return Adapter(self.id, self.version, self.path)
+
+    def replaces(self, other: "AdapterEntry | None") -> bool:
+        return other is None or self._order > other._order
+
+    @property
+    def _order(self) -> tuple[float, bool, str, str]:
+        # Two changes at the same moment: every process must choose the same one.
+        return self.changed_at, self.removed, self.version, self.path
+
+
+class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of an engine's entries, numbered from 1: those after the number that the router's hello named."""
+
+    last: Total
+    """Number of the last change here."""
+    entries: Annotated[list[AdapterEntry], Meta(max_length=NEWS_ENTRIES)]
+
+
+class AdapterEntries(Message, frozen=True):
+    """router → engine: entries that the engine lacks."""
+
+    engine_epoch: Number
+    entries: Annotated[list[AdapterEntry], Meta(max_length=NEWS_ENTRIES)]
+
+
+class LoadAdapter(Message, frozen=True):
+    """router → engine: load an adapter into host memory, and answer with `AdapterLoaded`."""
+
+    engine_epoch: Number
+    number: Number
+    """Random; identifies this message in the answer."""
+    router: Name
+    """Address of the inbox for the answer."""
+    path: Name = ""
+    """Of its folder; empty: its files came in parts before this message."""
+    version: AdapterVersion | None = None
+    """Of these files; None with `path`: to be computed."""
+
+
+class AdapterPart(Message, frozen=True):
+    """router → engine: a part of an adapter's files, encoded as `AdapterFiles` in MessagePack. In order, from 0."""
+
+    engine_epoch: Number
+    version: AdapterVersion
+    index: Annotated[int, Meta(ge=0, lt=MAX_PARTS)]
+    count: Annotated[int, Meta(ge=1, le=MAX_PARTS)]
+    data: Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES)]
+
+
+class AdapterLoaded(Message, frozen=True):
+    """engine → router on the side lane."""
+
+    engine_epoch: Number
+    number: Number
+    version: str = ""
+    """Empty: it could not be loaded."""
+    rank: Count = 0
+    fault: Fault | None = None
+
+
+def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
+    data = memoryview(msgspec.msgpack.encode(files))
+    version, count = files.version, -(-len(data) // PART_BYTES)
+    for index in range(count):
+        yield AdapterPart(
+            engine_epoch, version, index, count, bytes(data[index * PART_BYTES : (index + 1) * PART_BYTES])
+        )

@@ -4,8 +4,17 @@ import sys
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 DIGEST_BYTES = 16
+
+
+class Domain(NamedTuple):
+    """What else than the weights separates prefixes from one another; see `root_hash`."""
+
+    salt: str = ""
+    adapter: str = ""
+    """Version of the LoRA adapter."""
 
 
 def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:

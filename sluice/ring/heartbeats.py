@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.ring.adapters import AdapterNews
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
 
@@ -20,6 +21,8 @@ class Hello(Message, frozen=True):
     """To an engine: number of the latest change of its cache that this router knows; 0: none."""
     epoch: Number = 0
     """Drawn at every start of the process: requests of a former epoch at this address are orphaned."""
+    adapters_known: Total = 0
+    """As `cache_known`, of its adapters."""
 
 
 class KeepAlive(Message, frozen=True):
@@ -88,6 +91,10 @@ class EngineHeartbeat(Message, frozen=True):
     """Names that requests may ask for."""
     tensors: list[Name] = []
     """Names of tensors that requests may ask for, beside logits."""
+    has_adapters: bool = False
+    """Whether requests may name LoRA adapters."""
+    adapters: AdapterNews | None = None
+    """For the router that this heartbeat goes to."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

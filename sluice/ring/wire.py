@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.adapters import Adapter
+from sluice.ring.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
 from sluice.ring.calls import Call, CallAnswer
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.hashing import Domain
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.message import (
     Count,
@@ -76,6 +77,10 @@ class Submit(Message, frozen=True):
     tensors: TensorParams = TensorParams()
     adapter: Adapter | None = None
     """None: the model alone."""
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
 
 
 class Cancel(Message, frozen=True):
@@ -284,9 +289,9 @@ class TextBatch(Message, frozen=True):
             at += count
 
 
-ToEngine = Hello | Submit | Cancel | Flush | Call
+ToEngine = Hello | Submit | Cancel | Flush | Call | AdapterEntries | AdapterPart | LoadAdapter
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
-ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer | TensorBatch | KeepAlive
+ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer | AdapterLoaded | TensorBatch | KeepAlive
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:

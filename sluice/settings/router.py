@@ -1,11 +1,14 @@
 """Sections of the router's settings, which its parts take whole."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from sluice.settings.fields import ByteCount, PortNumber, PositiveInt, PositiveSeconds, PriorityAging, Range, Seconds
+
+ADAPTER_ID = re.compile(r"[A-Za-z0-9._:/-]{1,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,26 @@ class AdmissionSettings(PriorityAging):
     def tenant_waiting(self) -> int:
         """Requests of one tenant that may wait."""
         return self.max_waiting * 3 // 4 if self.max_tenant_waiting is None else self.max_tenant_waiting
+
+
+def _check_adapters(adapters: dict[str, str]) -> dict[str, str]:
+    for name, path in adapters.items():
+        if not ADAPTER_ID.fullmatch(name) or not path:
+            raise ValueError(f"{name!r}: {path!r} must be an id, up to 256 of [A-Za-z0-9._:/-], and a folder")
+    return adapters
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """LoRA adapters"""
+
+    lora_adapters: Annotated[dict[str, str], AfterValidator(_check_adapters)] = field(default_factory=dict)
+    """Adapters that are loaded from the start, such as {"sql": "/adapters/sql"}: folders on the engines' machines. See
+    docs/lora.md."""
+    lora_in_requests: bool = False
+    """Whether requests may bring adapters (`lora_weights`)."""
+    lora_upload_memory: ByteCount = 1 << 30
+    """Memory for the files of uploaded adapters, from which engines that lack them get them."""
 
 
 @dataclass(frozen=True)

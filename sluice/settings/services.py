@@ -29,6 +29,7 @@ from sluice.settings.engine import (
 from sluice.settings.fields import PortNumber, PositiveInt, PositiveSeconds, Range, Seconds
 from sluice.settings.router import (
     AccessSettings,
+    AdapterSettings,
     AdmissionSettings,
     ClientLimits,
     ListenSettings,
@@ -114,7 +115,14 @@ class ServiceSettings(Monitoring):
 
 @validated(frozen=True, kw_only=True, config=STRICT)
 class RouterSettings(
-    ClientLimits, AdmissionSettings, RecoverySettings, PeerSettings, AccessSettings, ListenSettings, ServiceSettings
+    AdapterSettings,
+    ClientLimits,
+    AdmissionSettings,
+    RecoverySettings,
+    PeerSettings,
+    AccessSettings,
+    ListenSettings,
+    ServiceSettings,
 ):
     """Router"""
 

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from sluice.v1 import generation_pb2 as _generation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -214,29 +215,33 @@ class LoadLoraRequest(_message.Message):
 
     LORA_ID_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
-    PINNED_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.str
-    """Chosen by the caller."""
+    """Chosen by the caller: up to 256 of [A-Za-z0-9._:/-], and not the model's name."""
     path: _builtins.str
-    """Path on the engine's model volume."""
-    pinned: _builtins.bool
-    """Whether the adapter must not be evicted."""
+    """A folder on the engines' machines, below one of their setting lora_folders."""
     model: _builtins.str
     """Model; empty is the default."""
+    @_builtins.property
+    def weights(self) -> _generation_pb2.LoraWeights:
+        """Its files."""
+
     def __init__(
         self,
         *,
         lora_id: _builtins.str = ...,
         path: _builtins.str = ...,
-        pinned: _builtins.bool = ...,
+        weights: _generation_pb2.LoraWeights | None = ...,
         model: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "source", b"source", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id", "model", b"model", "path", b"path", "pinned", b"pinned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id", "model", b"model", "path", b"path", "source", b"source", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["path", "weights"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___LoadLoraRequest: _TypeAlias = LoadLoraRequest  # noqa: Y015
 
@@ -273,30 +278,114 @@ class Lora(_message.Message):
     LORA_ID_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    PINNED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.str
     """The id."""
     path: _builtins.str
-    """Path it was loaded from."""
+    """Folder it was loaded from; empty if its files were uploaded."""
     rank: _builtins.int
-    """Rank of its matrices."""
-    pinned: _builtins.bool
-    """Whether it must not be evicted."""
+    """The highest rank of its matrices."""
+    version: _builtins.str
+    """Hash of its files."""
     def __init__(
         self,
         *,
         lora_id: _builtins.str = ...,
         path: _builtins.str = ...,
         rank: _builtins.int = ...,
-        pinned: _builtins.bool = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id", "path", b"path", "pinned", b"pinned", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id", "path", b"path", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lora: _TypeAlias = Lora  # noqa: Y015
+
+@_typing.final
+class UploadLoraRequest(_message.Message):
+    """Part of an upload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Then the next bytes of adapter_model.safetensors, at least once."""
+    @_builtins.property
+    def header(self) -> Global___UploadLoraHeader:
+        """First."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___UploadLoraHeader | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "data"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___UploadLoraRequest: _TypeAlias = UploadLoraRequest  # noqa: Y015
+
+@_typing.final
+class UploadLoraHeader(_message.Message):
+    """What precedes the bytes of an upload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    lora_id: _builtins.str
+    """As in LoadLoraRequest."""
+    model: _builtins.str
+    """Model; empty is the default."""
+    config_json: _builtins.bytes
+    """adapter_config.json, at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        lora_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        config_json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "lora_id", b"lora_id", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadLoraHeader: _TypeAlias = UploadLoraHeader  # noqa: Y015
+
+@_typing.final
+class UploadLoraResponse(_message.Message):
+    """Response of UploadLora."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lora(self) -> Global___Lora:
+        """The adapter."""
+
+    def __init__(
+        self,
+        *,
+        lora: Global___Lora | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadLoraResponse: _TypeAlias = UploadLoraResponse  # noqa: Y015
 
 @_typing.final
 class UnloadLoraRequest(_message.Message):
@@ -343,12 +432,21 @@ class ListLorasRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most so many, up to 1000. Default 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before. Empty: from the start."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,18 +459,22 @@ class ListLorasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LORAS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty: this is the last one."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lora]:
-        """Every loaded adapter."""
+        """Loaded adapters, by id."""
 
     def __init__(
         self,
         *,
         loras: _abc.Iterable[Global___Lora] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loras", b"loras"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loras", b"loras", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

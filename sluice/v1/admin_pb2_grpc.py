@@ -50,6 +50,11 @@ class ModelServiceStub(object):
                 request_serializer=sluice_dot_v1_dot_admin__pb2.LoadLoraRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.LoadLoraResponse.FromString,
                 _registered_method=True)
+        self.UploadLora = channel.stream_unary(
+                '/sluice.v1.ModelService/UploadLora',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.UploadLoraRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.UploadLoraResponse.FromString,
+                _registered_method=True)
         self.UnloadLora = channel.unary_unary(
                 '/sluice.v1.ModelService/UnloadLora',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.UnloadLoraRequest.SerializeToString,
@@ -81,21 +86,30 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """Load a LoRA adapter on every engine of the model.
+        """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
+        new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
+        know the id within seconds. Needs an administrator's token where callers have tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadLora(self, request_iterator, context):
+        """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Unload a LoRA adapter from every engine of the model.
+        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLoras(self, request, context):
-        """List the loaded adapters.
+        """The loaded adapters by id, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,6 +132,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.LoadLora,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.LoadLoraRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UploadLora': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadLora,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.UploadLoraRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.UploadLoraResponse.SerializeToString,
             ),
             'UnloadLora': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadLora,
@@ -212,6 +231,33 @@ class ModelService(object):
             '/sluice.v1.ModelService/LoadLora',
             sluice_dot_v1_dot_admin__pb2.LoadLoraRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadLora(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/sluice.v1.ModelService/UploadLora',
+            sluice_dot_v1_dot_admin__pb2.UploadLoraRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.UploadLoraResponse.FromString,
             options,
             channel_credentials,
             insecure,

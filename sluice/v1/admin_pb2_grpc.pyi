@@ -38,11 +38,16 @@ class ModelServiceStub:
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]
     """Describe one model."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
-    """Load a LoRA adapter on every engine of the model."""
+    """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
+    new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
+    know the id within seconds. Needs an administrator's token where callers have tokens.
+    """
+    UploadLora: _grpc.StreamUnaryMultiCallable[_admin_pb2.UploadLoraRequest, _admin_pb2.UploadLoraResponse]
+    """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors."""
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
-    """Unload a LoRA adapter from every engine of the model."""
+    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
-    """List the loaded adapters."""
+    """The loaded adapters by id, in pages."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -54,11 +59,16 @@ class ModelServiceAsyncStub(ModelServiceStub):
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Describe one model."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Load a LoRA adapter on every engine of the model."""
+    """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
+    new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
+    know the id within seconds. Needs an administrator's token where callers have tokens.
+    """
+    UploadLora: _aio.StreamUnaryMultiCallable[_admin_pb2.UploadLoraRequest, _admin_pb2.UploadLoraResponse]  # type: ignore[assignment]
+    """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors."""
     UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
-    """Unload a LoRA adapter from every engine of the model."""
+    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
-    """List the loaded adapters."""
+    """The loaded adapters by id, in pages."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The served models and their adapters."""
@@ -85,7 +95,18 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadLoraResponse, _abc.Awaitable[_admin_pb2.LoadLoraResponse]]:
-        """Load a LoRA adapter on every engine of the model."""
+        """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
+        new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
+        know the id within seconds. Needs an administrator's token where callers have tokens.
+        """
+
+    @_abc_1.abstractmethod
+    def UploadLora(
+        self,
+        request_iterator: _MaybeAsyncIterator[_admin_pb2.UploadLoraRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UploadLoraResponse, _abc.Awaitable[_admin_pb2.UploadLoraResponse]]:
+        """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors."""
 
     @_abc_1.abstractmethod
     def UnloadLora(
@@ -93,7 +114,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UnloadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadLoraResponse, _abc.Awaitable[_admin_pb2.UnloadLoraResponse]]:
-        """Unload a LoRA adapter from every engine of the model."""
+        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
 
     @_abc_1.abstractmethod
     def ListLoras(
@@ -101,7 +122,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListLorasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
-        """List the loaded adapters."""
+        """The loaded adapters by id, in pages."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

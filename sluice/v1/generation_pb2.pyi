@@ -143,6 +143,7 @@ class GenerationSpec(_message.Message):
     ENGINE_DEATHS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     RESUME_CONTEXT_ROWS_FIELD_NUMBER: _builtins.int
+    LORA_WEIGHTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per live request, up to 128 bytes of [A-Za-z0-9._:-]. Empty: the
     server makes a UUIDv7 and returns it.
@@ -154,7 +155,9 @@ class GenerationSpec(_message.Message):
     n: _builtins.int
     """Outputs to return, 1 to 128. Default 1. With beam search, at most its width."""
     lora_id: _builtins.str
-    """LoRA adapter id."""
+    """LoRA adapter to use, by the id under which it was loaded; `model` may name it too. The output is that of the weights
+    for which the id stands when the request is accepted, however often it is loaded again. With lora_weights, any id.
+    """
     priority: Global___Priority.ValueType
     """Scheduling class."""
     add_special_tokens: _builtins.bool
@@ -220,6 +223,10 @@ class GenerationSpec(_message.Message):
     def speculation(self) -> Global___Speculation:
         """Speculative decoding for this request. Unset: as the engine is configured."""
 
+    @_builtins.property
+    def lora_weights(self) -> Global___LoraWeights:
+        """An adapter that this request brings, for itself alone. Only where the server allows it (setting lora_in_requests)."""
+
     def __init__(
         self,
         *,
@@ -246,10 +253,11 @@ class GenerationSpec(_message.Message):
         engine_deaths: _builtins.int = ...,
         client_id: _builtins.int | None = ...,
         resume_context_rows: _builtins.int = ...,
+        lora_weights: Global___LoraWeights | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "lora_weights", b"lora_weights", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -257,6 +265,8 @@ class GenerationSpec(_message.Message):
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
     _WhichOneofReturnType__client_id: _TypeAlias = _typing.Literal["client_id"]  # noqa: Y015
     _WhichOneofArgType__client_id: _TypeAlias = _typing.Literal["_client_id", b"_client_id"]  # noqa: Y015
+    _WhichOneofReturnType__lora_weights: _TypeAlias = _typing.Literal["lora_weights"]  # noqa: Y015
+    _WhichOneofArgType__lora_weights: _TypeAlias = _typing.Literal["_lora_weights", b"_lora_weights"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__speculation: _TypeAlias = _typing.Literal["speculation"]  # noqa: Y015
@@ -272,6 +282,8 @@ class GenerationSpec(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__client_id) -> _WhichOneofReturnType__client_id | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_weights) -> _WhichOneofReturnType__lora_weights | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__speculation) -> _WhichOneofReturnType__speculation | None: ...
@@ -281,6 +293,32 @@ class GenerationSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
+
+@_typing.final
+class LoraWeights(_message.Message):
+    """The two files of a LoRA adapter, as peft saves them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    SAFETENSORS_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.bytes
+    """adapter_config.json, at most 1 MiB."""
+    safetensors: _builtins.bytes
+    """adapter_model.safetensors."""
+    def __init__(
+        self,
+        *,
+        config_json: _builtins.bytes = ...,
+        safetensors: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "safetensors", b"safetensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraWeights: _TypeAlias = LoraWeights  # noqa: Y015
 
 @_typing.final
 class ResumeFrom(_message.Message):
@@ -901,7 +939,9 @@ class Started(_message.Message):
     seed: _builtins.int
     """The caller's seed, or the one drawn for the request."""
     model_fingerprint: _builtins.str
-    """Hash of weights and configuration of the model that generates this stream, for ResumeFrom."""
+    """Hash of weights and configuration of the model that generates this stream, for ResumeFrom; with an adapter, also its
+    version.
+    """
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Prompt log-probabilities if asked for, one per token; fewer if the request ended before the prompt was computed."""

@@ -106,6 +106,7 @@ class ScriptedRunner:
         self.window = window
         self.tokens_per_block = tokens_per_block
         self.tensors = TENSORS
+        self.adapters = None
         self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap

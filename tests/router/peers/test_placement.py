@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
-from sluice.ring.hashing import block_chain, root_hash, short_hash
+from sluice.ring.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
 from sluice.ring.timing import CACHE_REPORT_SECONDS
@@ -23,7 +23,7 @@ DETOKENIZERS = [detokenizer(11), detokenizer(12), detokenizer(13)]
 
 
 def place(placement, prompt, engines=ENGINES, salt="", n=1):
-    choice = placement.choose(engines, DETOKENIZERS, prompt, salt, n)
+    choice = placement.choose(engines, DETOKENIZERS, prompt, Domain(salt), n)
     placement.charge(choice)
     return choice
 
@@ -124,7 +124,7 @@ def test_no_engine_would_be_through_with_the_prompt_sooner(engines, tokens):
         for _ in range(requests):
             place(placement, [], engines=[heartbeat])
         sooner.append(requests * SEQUENCE_WORK + tokens - 16 * min(blocks, tokens // 16))
-    choice = placement.choose(heartbeats, DETOKENIZERS, range(tokens), "", 1)
+    choice = placement.choose(heartbeats, DETOKENIZERS, range(tokens), Domain(), 1)
     assert sooner[choice.engine - 1] == min(sooner)
     assert choice.uncached_tokens == tokens - 16 * min(engines[choice.engine - 1][0], tokens // 16)
 

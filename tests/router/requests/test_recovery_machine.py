@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.watchdog import Watchdog
 from router.errors import RequestError
+from router.peers.adapters import Adapters
 from router.peers.placement import Placement
 from router.requests import attempts, recovery
 from router.requests import dispatcher as dispatch
@@ -97,11 +98,14 @@ class Machine(RuleBasedStateMachine):
         self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
+        adapters = Adapters(self.ring, "router", 0, {}, SILENT)
         self.attempts = AttemptSender(
-            self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
+            self.requests, self.ring, self.placement, serving, self.suspects, adapters, "router", 4096, SILENT
         )
         counters = RequestCounters()
-        self.recovery = Recovery(self.attempts, self.ring, self.admission, SETTINGS, self.suspects, counters, SILENT)
+        self.recovery = Recovery(
+            self.attempts, self.ring, self.admission, adapters, SETTINGS, self.suspects, counters, SILENT
+        )
         self.dispatcher = Dispatcher(
             self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, counters, SILENT
         )

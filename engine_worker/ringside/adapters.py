@@ -1,0 +1,197 @@
+"""LoRA adapters as routers know them: loaded on request, uploaded in parts, registered under ids."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+from structlog.stdlib import BoundLogger
+
+from engine_worker.core.intake import NO_ADAPTERS
+from engine_worker.step import AdapterLibrary, Loading
+from sluice.ring.adapter_registry import AdapterRegistry, merge_all
+from sluice.ring.adapters import (
+    AdapterEntries,
+    AdapterFiles,
+    AdapterLoaded,
+    AdapterNews,
+    AdapterPart,
+    LoadAdapter,
+)
+from sluice.ring.errors import ErrorCode, Fault
+
+MAX_LOADING = 64
+"""Loads that routers wait for."""
+MAX_UPLOADS = 4
+"""Of which some parts have come."""
+MAX_RANKS_KNOWN = 4096
+RELEASE_SECONDS = 1.0
+"""Between two tries to free the weights of adapters that no id stands for any more."""
+
+AdapterMessage = AdapterEntries | AdapterPart | LoadAdapter
+
+
+class _Pending(NamedTuple):
+    message: LoadAdapter
+    loading: Loading
+
+
+@dataclass(eq=False)
+class _Upload:
+    count: int
+    parts: list[bytes] = field(default_factory=list)
+
+
+class Adapters:
+    """For the engine's thread; `news` is called from others."""
+
+    def __init__(
+        self,
+        library: AdapterLibrary | None,
+        epoch: int,
+        send: Callable[[str, AdapterLoaded], None],
+        log: BoundLogger,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        """`library`: None: this engine has none. `send`: to the address of a router."""
+        self._library = library
+        self._epoch = epoch
+        self._send = send
+        self._log = log
+        self._unix_time = unix_time
+        self._registry = AdapterRegistry()
+        self._lock = threading.Lock()
+        """Of the registry, which the heartbeats' thread reads."""
+        self._loading: list[_Pending] = []
+        self._uploads: OrderedDict[str, _Upload] = OrderedDict()
+        self._offered: OrderedDict[str, Loading] = OrderedDict()
+        """By version: uploads that are complete."""
+        self._ranks: OrderedDict[str, int] = OrderedDict()
+        self._unnamed: set[str] = set()
+        """Versions that no id stands for any more."""
+        self._release_at = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether routers wait for answers."""
+        return bool(self._loading or self._offered)
+
+    def news(self, known: int) -> AdapterNews | None:
+        """See `AdapterRegistry.since`."""
+        with self._lock:
+            return self._registry.since(known)
+
+    def on_message(self, message: AdapterMessage) -> None:
+        # Meant for an earlier process at this address.
+        if message.engine_epoch != self._epoch:
+            self._log.warning("adapter_message_dropped", reason="other_epoch", kind=type(message).__name__)
+        elif isinstance(message, AdapterEntries):
+            self._on_entries(message)
+        elif isinstance(message, AdapterPart):
+            self._on_part(message)
+        else:
+            self._on_load(message)
+
+    def finish(self) -> None:
+        """Answer the loads that are done, and free what is not named any more."""
+        if self._offered:
+            for version, loading in list(self._offered.items()):
+                if loading.poll():
+                    del self._offered[version]
+                    self._remember(loading)
+        if self._loading:
+            waiting = []
+            for each in self._loading:
+                if each.loading.poll():
+                    self._answer(each)
+                else:
+                    waiting.append(each)
+            self._loading = waiting
+        if self._unnamed and self._library is not None and self._unix_time() >= self._release_at:
+            self._release_at = self._unix_time() + RELEASE_SECONDS
+            self._unnamed = {version for version in self._unnamed if not self._library.remove(version)}
+
+    def _on_entries(self, message: AdapterEntries) -> None:
+        with self._lock:
+            former = {entry.version for entry in self._registry.loaded()}
+            news = merge_all(self._registry, message.entries, self._unix_time())
+            named = {entry.version for entry in self._registry.loaded()}
+        self._unnamed = (self._unnamed | former) - named
+        for entry in news:
+            self._log.info("adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)
+
+    def _on_part(self, message: AdapterPart) -> None:
+        version = message.version
+        if self._library is None or version in self._offered:
+            return
+        if message.index == 0:
+            self._uploads[version] = _Upload(message.count)
+        upload = self._uploads.get(version)
+        if upload is None or message.index != len(upload.parts) or message.count != upload.count:
+            # A part before this one was lost, with a connection: the router sends all of them again.
+            self._drop_upload(version, "part_out_of_order")
+            return
+        upload.parts.append(message.data)
+        self._uploads.move_to_end(version)
+        while len(self._uploads) > MAX_UPLOADS:
+            self._drop_upload(next(iter(self._uploads)), "too_many_uploads")
+        if len(upload.parts) == upload.count:
+            del self._uploads[version]
+            self._offer(self._library, version, b"".join(upload.parts))
+
+    def _offer(self, library: AdapterLibrary, version: str, data: bytes) -> None:
+        try:
+            files = msgspec.msgpack.decode(data, type=AdapterFiles)
+        except msgspec.DecodeError:
+            self._log.warning("adapter_upload_dropped", reason="malformed", version=version)
+            return
+        if files.version != version:
+            self._log.warning("adapter_upload_dropped", reason="other_version", version=version)
+            return
+        self._offered[version] = library.offer(files)
+
+    def _drop_upload(self, version: str, reason: str) -> None:
+        if self._uploads.pop(version, None) is not None:
+            self._log.warning("adapter_upload_dropped", reason=reason, version=version)
+
+    def _on_load(self, message: LoadAdapter) -> None:
+        version = message.version
+        if self._library is None:
+            self._refuse(message, NO_ADAPTERS)
+        elif len(self._loading) >= MAX_LOADING:
+            fault = Fault(
+                ErrorCode.OVERLOADED.name, f"the engine already loads {MAX_LOADING} adapters: try again later"
+            )
+            self._refuse(message, fault)
+        elif version is None:
+            self._loading.append(_Pending(message, self._library.load(message.path)))
+        elif version in self._offered:
+            self._loading.append(_Pending(message, self._offered[version]))
+        elif version in self._library.held():
+            loaded = AdapterLoaded(self._epoch, message.number, version, self._ranks.get(version, 0))
+            self._send(message.router, loaded)
+        else:
+            fault = Fault(ErrorCode.ADAPTER_MISSING.name, "the uploaded files of the adapter did not arrive")
+            self._refuse(message, fault)
+
+    def _answer(self, pending: _Pending) -> None:
+        message, loading = pending
+        if loading.fault is not None:
+            self._refuse(message, loading.fault)
+            return
+        self._remember(loading)
+        self._log.info("adapter_loaded", version=loading.version, rank=loading.rank, path=message.path)
+        self._send(message.router, AdapterLoaded(self._epoch, message.number, loading.version, loading.rank))
+
+    def _refuse(self, message: LoadAdapter, fault: Fault) -> None:
+        self._log.warning("adapter_refused", path=message.path, code=fault.code, reason=fault.message)
+        self._send(message.router, AdapterLoaded(self._epoch, message.number, fault=fault))
+
+    def _remember(self, loading: Loading) -> None:
+        if loading.fault is None:
+            self._ranks[loading.version] = loading.rank
+            while len(self._ranks) > MAX_RANKS_KNOWN:
+                self._ranks.popitem(last=False)

@@ -1,0 +1,123 @@
+"""sluice.v1.ModelService: the served model and its LoRA adapters."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from router.api.rpc import Context
+from router.errors import RequestError, Violation, Violations
+from router.peers.adapters import Adapters
+from router.requests.dispatcher import Dispatcher
+from router.validate.adapter import adapter_not_found, check_id, parse_files
+from router.validate.model import Model
+from router.validate.spec import check_model
+from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
+from sluice.ring.errors import ErrorCode
+from sluice.v1 import admin_pb2 as pb
+
+LOAD_SECONDS = 300.0
+"""For each engine to load an adapter."""
+DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
+
+
+@dataclass(frozen=True)
+class ModelService:
+    _model: Model
+    _dispatcher: Dispatcher
+    _adapters: Adapters
+
+    async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[self._describe()])
+
+    async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
+        check_model(message.model, self._model, "model")
+        return pb.GetModelInfoResponse(model=self._describe())
+
+    async def load_lora(self, message: pb.LoadLoraRequest, context: Context) -> pb.LoadLoraResponse:
+        """Raises RequestError."""
+        _check_admin(context)
+        bad = self._check(message.lora_id, message.model)
+        if message.WhichOneof("source") == "weights":
+            files = parse_files("weights", message.weights, bad)
+            bad.raise_if_any()
+            entry = await self._adapters.load_files(message.lora_id, files, LOAD_SECONDS)
+        else:
+            if not message.path:
+                bad.add("path", "is empty, and weights is not set either")
+            bad.at_most("path", len(message.path), 1024, "characters")
+            bad.raise_if_any()
+            entry = await self._adapters.load_path(message.lora_id, message.path, LOAD_SECONDS)
+        return pb.LoadLoraResponse(lora=_message(entry))
+
+    async def upload_lora(self, messages: AsyncIterator[Any], context: Context) -> pb.UploadLoraResponse:
+        """Raises RequestError."""
+        _check_admin(context)
+        header: pb.UploadLoraHeader | None = None
+        weights = bytearray()
+        async for message in messages:
+            kind = message.WhichOneof("part")
+            if (header is None) is not (kind == "header"):
+                raise RequestError.invalid([Violation("part", "must be the header first, and data after it")])
+            if header is None:
+                header = message.header
+                bad = self._check(header.lora_id, header.model, "header.")
+                bad.at_most("header.config_json", len(header.config_json), MAX_CONFIG_BYTES, "bytes")
+                bad.raise_if_any()
+                continue
+            weights += message.data
+            if len(weights) > MAX_FILE_BYTES:
+                most = f"have more than {MAX_FILE_BYTES} bytes together, the most there may be"
+                raise RequestError.invalid([Violation("data", most)])
+        if header is None or not weights or not header.config_json:
+            raise RequestError.invalid([Violation("part", "must have a header with config_json, then data")])
+        files = AdapterFiles(header.config_json, bytes(weights))
+        entry = await self._adapters.load_files(header.lora_id, files, LOAD_SECONDS)
+        return pb.UploadLoraResponse(lora=_message(entry))
+
+    async def unload_lora(self, message: pb.UnloadLoraRequest, context: Context) -> pb.UnloadLoraResponse:
+        """Raises RequestError."""
+        _check_admin(context)
+        if not self._adapters.unload(message.lora_id):
+            raise adapter_not_found("lora_id", message.lora_id)
+        return pb.UnloadLoraResponse()
+
+    async def list_loras(self, message: pb.ListLorasRequest, _: Context) -> pb.ListLorasResponse:
+        """Raises RequestError."""
+        size = message.page_size or DEFAULT_PAGE
+        if size > LONGEST_PAGE:
+            raise RequestError.invalid([Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}")])
+        found = [entry for entry in self._adapters.loaded() if entry.id > message.page_token]
+        page = found[:size]
+        token = page[-1].id if len(found) > size else ""
+        return pb.ListLorasResponse(loras=map(_message, page), next_page_token=token)
+
+    def _check(self, adapter_id: str, model: str, prefix: str = "") -> Violations:
+        check_model(model, self._model, f"{prefix}model")
+        bad = Violations()
+        check_id(f"{prefix}lora_id", adapter_id, self._model, bad)
+        return bad
+
+    def _describe(self) -> pb.Model:
+        model = self._model
+        kinds = {"chat": model.has_chat, "lora": bool(self._dispatcher.has_adapters)}
+        return pb.Model(
+            name=model.name,
+            max_context_tokens=self._dispatcher.context_tokens,
+            vocab_size=model.vocab_size,
+            dtype=model.dtype,
+            capabilities=[kind for kind, has in kinds.items() if has],
+            eos_token_ids=model.eos_token_ids,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            tensors=sorted(self._dispatcher.tensors or ()),
+            logits_processors=sorted(self._dispatcher.processors or ()),
+        )
+
+
+def _check_admin(context: Context) -> None:
+    # Adapters change the answers of everyone who names them.
+    if not context.caller.admin:
+        raise RequestError(ErrorCode.FORBIDDEN, "adapters are loaded and unloaded with a token that is marked admin")
+
+
+def _message(entry: AdapterEntry) -> pb.Lora:
+    return pb.Lora(lora_id=entry.id, path=entry.path, rank=entry.rank, version=entry.version)

@@ -1,0 +1,104 @@
+"""Which LoRA adapter a request names, or brings."""
+
+import re
+from collections.abc import Callable
+
+from router.errors import RequestError, Violation, Violations, shown
+from router.validate.model import Model
+from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
+from sluice.ring.errors import ErrorCode
+from sluice.v1 import generation_pb2 as pb
+
+ID = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_ID_CHARS}}}", re.ASCII)
+VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
+SEPARATOR = "."
+"""Between the model's fingerprint and the adapter's version, in what `Started` returns."""
+UNNAMED = "lora_weights"
+"""Id of an adapter that a request brings without one."""
+
+Find = Callable[[str], Adapter | None]
+"""By id."""
+
+
+def parse_adapter(
+    spec: pb.GenerationSpec, model: Model, find: Find, version: str, bad: Violations
+) -> tuple[Adapter | None, AdapterFiles | None]:
+    """The adapter, and its files if the request brings them. `version`: of the stream that it resumes; empty: any.
+
+    Raises RequestError ADAPTER_NOT_FOUND.
+    """
+    field, adapter_id = _named(spec, model, bad)
+    if spec.HasField("lora_weights"):
+        files = parse_files("spec.lora_weights", spec.lora_weights, bad)
+        found = Adapter(adapter_id or UNNAMED, files.version)
+        if version and version != found.version:
+            bad.add("spec.lora_weights", "are not those with which the resumed stream began")
+        return found, files
+    if not adapter_id:
+        if version:
+            raise _changed("the stream began with an adapter: name it in spec.lora_id")
+        return None, None
+    current = find(adapter_id)
+    if version:
+        # The weights of its beginning, whatever the id stands for now: an engine may still have them.
+        same = current is not None and current.version == version
+        return Adapter(adapter_id, version, current.path if current is not None and same else ""), None
+    if any(part.token_ids for part in spec.resume) and any(part.model_fingerprint for part in spec.resume):
+        raise _changed("the stream began without an adapter")
+    if current is None:
+        raise adapter_not_found(field, adapter_id)
+    return current, None
+
+
+def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
+    """Raises RequestError if no engine serves adapters. `known`: whether one does; None: no engine has said it."""
+    if adapter is not None and known is False:
+        description = f"is {shown(adapter.id)}, but no engine serves adapters: see the engines' setting lora"
+        raise RequestError.invalid([Violation("spec.lora_id", description, private=True)])
+
+
+def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None:
+    if not ID.fullmatch(adapter_id):
+        bad.add(field, f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]", private=True)
+    elif adapter_id == model.name:
+        bad.add(field, f"is {shown(adapter_id)}, the name of the model")
+
+
+def parse_files(field: str, message: pb.LoraWeights, bad: Violations) -> AdapterFiles:
+    """What is in them is the engines' to check."""
+    bad.at_most(f"{field}.config_json", len(message.config_json), MAX_CONFIG_BYTES, "bytes")
+    for name in ("config_json", "safetensors"):
+        if not getattr(message, name):
+            bad.add(f"{field}.{name}", "is empty")
+    return AdapterFiles(message.config_json, message.safetensors)
+
+
+def split_fingerprint(text: str) -> tuple[str, str]:
+    """(fingerprint of the model, version of the adapter or "") from `Started.model_fingerprint`."""
+    fingerprint, _, version = text.partition(SEPARATOR)
+    return fingerprint, version
+
+
+def joined_fingerprint(model: str, adapter: Adapter | None) -> str:
+    return model if adapter is None else f"{model}{SEPARATOR}{adapter.version}"
+
+
+def adapter_not_found(field: str, adapter_id: str) -> RequestError:
+    violation = Violation(field, f"is {shown(adapter_id)}; no adapter is loaded under this id", private=True)
+    return RequestError.invalid([violation], ErrorCode.ADAPTER_NOT_FOUND)
+
+
+def _named(spec: pb.GenerationSpec, model: Model, bad: Violations) -> tuple[str, str]:
+    """The field that names the adapter, and the id; empty: none does."""
+    by_model = spec.model if spec.model not in ("", model.name) else ""
+    if spec.lora_id:
+        check_id("spec.lora_id", spec.lora_id, model, bad)
+        if by_model not in ("", spec.lora_id):
+            both = f"is {shown(spec.lora_id)}, but spec.model names another adapter, {shown(by_model)}"
+            bad.add("spec.lora_id", both, private=True)
+        return "spec.lora_id", spec.lora_id
+    return "spec.model", by_model
+
+
+def _changed(message: str) -> RequestError:
+    return RequestError(ErrorCode.MODEL_CHANGED, message)
