@@ -28,8 +28,11 @@ MAX_LOADING = 64
 MAX_UPLOADS = 4
 """Of which some parts have come."""
 MAX_RANKS_KNOWN = 4096
+KEPT_SECONDS = 600.0
+"""For which the weights of an adapter stay after its id stands for others: a stream that began with them may still be
+resumed. They go earlier if host memory is needed."""
 RELEASE_SECONDS = 1.0
-"""Between two tries to free the weights of adapters that no id stands for any more."""
+"""Between two tries to free those that are still in use."""
 
 AdapterMessage = AdapterEntries | AdapterPart | LoadAdapter
 
@@ -70,8 +73,8 @@ class Adapters:
         self._offered: OrderedDict[str, Loading] = OrderedDict()
         """By version: uploads that are complete."""
         self._ranks: OrderedDict[str, int] = OrderedDict()
-        self._unnamed: set[str] = set()
-        """Versions that no id stands for any more."""
+        self._unnamed: dict[str, float] = {}
+        """Versions that no id stands for any more, with the time since which."""
         self._release_at = 0.0
 
     @property
@@ -110,16 +113,21 @@ class Adapters:
                 else:
                     waiting.append(each)
             self._loading = waiting
-        if self._unnamed and self._library is not None and self._unix_time() >= self._release_at:
-            self._release_at = self._unix_time() + RELEASE_SECONDS
-            self._unnamed = {version for version in self._unnamed if not self._library.remove(version)}
+        if self._unnamed and self._library is not None and (now := self._unix_time()) >= self._release_at:
+            self._release_at = now + RELEASE_SECONDS
+            self._unnamed = {
+                version: since
+                for version, since in self._unnamed.items()
+                if now - since < KEPT_SECONDS or not self._library.remove(version)
+            }
 
     def _on_entries(self, message: AdapterEntries) -> None:
         with self._lock:
             former = {entry.version for entry in self._registry.loaded()}
             news = merge_all(self._registry, message.entries, self._unix_time())
             named = {entry.version for entry in self._registry.loaded()}
-        self._unnamed = (self._unnamed | former) - named
+        now = self._unix_time()
+        self._unnamed = {each: self._unnamed.get(each, now) for each in (*self._unnamed, *former) if each not in named}
         for entry in news:
             self._log.info("adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 import zmq
 
+from engine_worker.ringside.adapters import Adapters
 from sluice.ring import wire
+from sluice.ring.adapters import AdapterEntries, AdapterPart, LoadAdapter
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
-from sluice.ring.errors import FinishReason
+from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
@@ -30,6 +33,7 @@ from sluice.ring.wire import (
     ToEngine,
 )
 from tests.fakes.cache_journal import FakeJournal
+from tests.fakes.library import FakeLibrary
 from tests.fakes.rows import text_batch
 
 HEARTBEAT_SECONDS = 0.05
@@ -114,6 +118,12 @@ async def hang(call: Call) -> None:
     await call.send(*(call.row(0, [], "", i, end(FinishReason.ABORTED)) for i in range(call.submit.n)))
 
 
+async def refuse(call: Call, fault: Fault) -> None:
+    await call.send(
+        *(call.row(0, [], "", i, end(FinishReason.ERROR, fault=fault)) for i in range(call.submit.n)), start=True
+    )
+
+
 class FakePeer:
     """An inbox, the routers that said hello, and heartbeats to them."""
 
@@ -159,7 +169,11 @@ class FakePeer:
                     self.greeted[message.address] = message
                 elif not isinstance(message, Gap):
                     self.take(message)
+            self.turn()
             await asyncio.sleep(0.001)
+
+    def turn(self) -> None:
+        """Between two looks at the inbox."""
 
     async def _heartbeat(self) -> None:
         while True:
@@ -190,6 +204,8 @@ class FakeEngine(FakePeer):
         self.fingerprint = "fingerprint"
         self.model_version = ""
         self.logits_processors: list[str] = []
+        self.library: FakeLibrary | None = None
+        self.adapters: Adapters | None = None
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
@@ -198,6 +214,12 @@ class FakeEngine(FakePeer):
         self.cut_off: list[str] = []
         self.quarantine: int | None = None
         super().__init__(ring, name)
+
+    def serve_adapters(self) -> FakeLibrary:
+        self.library = FakeLibrary()
+        send = lambda router, answer: self.lane(router).send(answer)  # noqa: E731
+        self.adapters = Adapters(self.library, self.epoch, send, structlog.get_logger())
+        return self.library
 
     def heartbeat(self, hello: Hello) -> EngineHeartbeat:
         steps, self.steps = self.steps, []
@@ -221,7 +243,13 @@ class FakeEngine(FakePeer):
             quarantine=self.quarantine,
             model_version=self.model_version,
             logits_processors=self.logits_processors,
+            has_adapters=self.adapters is not None,
+            adapters=None if self.adapters is None else self.adapters.news(hello.adapters_known),
         )
+
+    def turn(self) -> None:
+        if self.adapters is not None:
+            self.adapters.finish()
 
     def take(self, message: Submit | Cancel | Flush | wire.Call) -> None:
         if message.engine_epoch != self.epoch:
@@ -235,11 +263,22 @@ class FakeEngine(FakePeer):
             if (answers := self.answer_call(message.call)) is not None:
                 self.lane(message.router).send(CallAnswer(self.epoch, message.number, answers))
             return
-        if isinstance(message, Submit):
-            call = Call(message, self)
-            self.calls.append(call)
-            self.ring.soon(self.ring.script(call))
+        if isinstance(message, AdapterEntries | AdapterPart | LoadAdapter):
+            if self.adapters is not None:
+                self.adapters.on_message(message)
             return
+        if isinstance(message, Submit):
+            self._submit(message)
+        else:
+            self._cancel(message)
+
+    def _submit(self, message: Submit) -> None:
+        call = Call(message, self)
+        self.calls.append(call)
+        fault = None if message.adapter is None or self.library is None else self.library.fault(message.adapter)
+        self.ring.soon(self.ring.script(call) if fault is None else refuse(call, fault))
+
+    def _cancel(self, message: Cancel) -> None:
         self.cancels.append(message)
         for call in self.calls:
             if (call.submit.request, call.submit.attempt) == (message.request, message.attempt):

@@ -23,7 +23,12 @@ def chat(message: pb.ChatMessage, **fields) -> pb.GenerationSpec:
             ["spec.sampling.temperature", "spec.sampling.top_p"],
             "spec.sampling.temperature: is 2.5, must be in [0, 2] (and 1 more)",
         ),
-        (text_spec(lora_id="l"), "NOT_BUILT_YET", ["spec.lora_id"], "not built yet: spec.lora_id"),
+        (
+            text_spec(prompt_adapter_id="p"),
+            "NOT_BUILT_YET",
+            ["spec.prompt_adapter_id"],
+            "not built yet: spec.prompt_adapter_id",
+        ),
         (
             text_spec(stopping=StoppingCriteria(max_tokens=2048)),
             "CONTEXT_OVERFLOW",

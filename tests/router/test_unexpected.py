@@ -107,7 +107,7 @@ async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
 @pytest.mark.parametrize(
     ("broken", "call"),
     [
-        ("router.api.admin_service.ModelService.list_models", models),
+        ("router.api.model_service.ModelService.list_models", models),
         ("router.api.admin_service.AdminService.get_stats", stats),
     ],
 )

@@ -262,7 +262,20 @@ SPECS = [
     ("a long name", sampling(logits_processors=["p" * 257]), INVALID, "spec.sampling.logits_processors[0]"),
     ("a choice among resumed outputs", text_spec(best_of=2, resume=[pb.ResumeFrom()]), INVALID, "spec.best_of"),
     ("an empty bad word behind others", sampling(bad_words=["no", "no", ""]), INVALID, "spec.sampling.bad_words[2]"),
-    ("LoRA", text_spec(lora_id="l"), UNBUILT, "spec.lora_id"),
+    ("an unknown adapter", text_spec(lora_id="l"), StatusCode.NOT_FOUND, "spec.lora_id"),
+    ("another's model", text_spec(lora_id="l", model="m"), StatusCode.NOT_FOUND, None),
+    (
+        "weights in a request",
+        text_spec(lora_weights=pb.LoraWeights(config_json=b"{}", safetensors=b"s")),
+        StatusCode.PERMISSION_DENIED,
+        "spec.lora_weights",
+    ),
+    (
+        "a fingerprint with no version",
+        text_spec(resume=[pb.ResumeFrom(model_fingerprint="a.b")]),
+        INVALID,
+        "spec.resume[0].model_fingerprint",
+    ),
     ("resume of an output beyond n", text_spec(resume=[pb.ResumeFrom(index=1)]), INVALID, "spec.resume[0].index"),
     ("prompt adapter", text_spec(prompt_adapter_id="p"), UNBUILT, "spec.prompt_adapter_id"),
     ("best_of below n", text_spec(best_of=1, n=2), INVALID, "spec.best_of"),
@@ -381,7 +394,12 @@ SPECS = [
         "spec.resume[0].tensor_rows",
     ),
 ]
-REASONS = {INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"}, UNBUILT: {"NOT_BUILT_YET"}}
+REASONS = {
+    INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"},
+    UNBUILT: {"NOT_BUILT_YET"},
+    StatusCode.NOT_FOUND: {"ADAPTER_NOT_FOUND"},
+    StatusCode.PERMISSION_DENIED: {"FORBIDDEN"},
+}
 
 
 def check(details: Details, code, field):
@@ -503,9 +521,10 @@ async def test_the_other_generation_calls(client, method, request_message, code,
     ("service", "method", "message", "code", "field"),
     [
         ("models", "GetModelInfo", admin_pb2.GetModelInfoRequest(model="other"), StatusCode.NOT_FOUND, None),
-        ("models", "LoadLora", admin_pb2.LoadLoraRequest(), UNBUILT, "ModelService.LoadLora"),
-        ("models", "UnloadLora", admin_pb2.UnloadLoraRequest(), UNBUILT, "ModelService.UnloadLora"),
-        ("models", "ListLoras", admin_pb2.ListLorasRequest(), UNBUILT, "ModelService.ListLoras"),
+        ("models", "LoadLora", admin_pb2.LoadLoraRequest(), INVALID, "lora_id"),
+        ("models", "LoadLora", admin_pb2.LoadLoraRequest(lora_id="x", path="/x"), UNBUILT, None),
+        ("models", "UnloadLora", admin_pb2.UnloadLoraRequest(), StatusCode.NOT_FOUND, "lora_id"),
+        ("models", "ListLoras", admin_pb2.ListLorasRequest(page_size=1001), INVALID, "page_size"),
         ("admin", "Drain", admin_pb2.DrainRequest(timeout=Duration(seconds=-1)), INVALID, "timeout"),
     ],
 )

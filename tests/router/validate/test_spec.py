@@ -11,6 +11,7 @@ from router.errors import RequestError
 from router.validate.fields import REJECTED
 from router.validate.model import describe, limits_of
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
+from sluice.ring.adapters import Adapter
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation
 from sluice.settings.services import RouterSettings
@@ -33,9 +34,12 @@ def model(checkpoint):
     return describe(checkpoint)
 
 
+ADAPTERS = {"sql": Adapter("sql", "0" * 32, "/sql")}
+
+
 def spec_of(message, model, streaming=True):
     limits = limits_of(RouterSettings(model="m"), model.max_context_tokens)
-    return parse(message, model, limits, streaming)
+    return parse(message, model, limits, streaming, ADAPTERS.get)
 
 
 NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "speculation", "stopping", "token_ids"}
@@ -92,7 +96,7 @@ OFF = [
     {"sampling": Sampling(beam_search=BeamSearch(width=1, length_penalty=1.0, early_stopping=False))},
     {"guided": GuidedDecoding()},
     {"output": OutputOptions(context_logits=False, generation_logits=False, tensors=[])},
-    {"lora_id": "", "prompt_adapter_id": ""},
+    {"lora_id": "", "prompt_adapter_id": "", "model": ""},
     {"speculation": pb.Speculation()},
 ]
 
@@ -170,6 +174,8 @@ SAMPLES = {
     },
     "resume_context_rows": {"resume_context_rows": 2, "output": OutputOptions(context_logits=True)},
     "resume.model_fingerprint": {"resume": [ResumeFrom(model_fingerprint="a1")]},
+    "lora_id": {"lora_id": "sql"},
+    "lora_weights": {"lora_weights": pb.LoraWeights(config_json=b"{}", safetensors=b"s")},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
@@ -204,7 +210,7 @@ def test_the_values_themselves(model):
     message = pb.GenerationSpec(text="t")
     for path, sample in SAMPLES.items():
         if not path.startswith(
-            ("token_ids", "chat", "text", "sampling.allowed", "sampling.beam", "resume.model", "resume.tensor")
+            ("token_ids", "chat", "text", "sampling.allowed", "sampling.beam", "resume.model", "resume.tensor", "lora")
         ):
             message.MergeFrom(pb.GenerationSpec(**sample))
     for each in message.resume:

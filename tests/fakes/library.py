@@ -1,0 +1,62 @@
+"""An engine's adapters in host memory, without weights: folders by path, and what was loaded of them."""
+
+from dataclasses import dataclass
+
+from sluice.ring.adapters import Adapter, AdapterFiles
+from sluice.ring.errors import ErrorCode, Fault
+
+
+def files(text: str, size: int = 100) -> AdapterFiles:
+    return AdapterFiles(b"{}", text.encode() * size)
+
+
+@dataclass
+class FakeLoading:
+    """Done at the given poll."""
+
+    version: str = ""
+    rank: int = 0
+    fault: Fault | None = None
+    polls: int = 1
+    done: bool = False
+
+    def poll(self) -> bool:
+        self.polls -= 1
+        self.done = self.done or self.polls <= 0
+        return self.done
+
+    def withdraw(self) -> None:
+        """Nothing waits for it."""
+
+
+class FakeLibrary:
+    def __init__(self) -> None:
+        self.folders: dict[str, AdapterFiles] = {}
+        self.host: dict[str, AdapterFiles] = {}
+        self.used: set[str] = set()
+        self.polls = 1
+
+    def load(self, path: str) -> FakeLoading:
+        if path not in self.folders:
+            return FakeLoading(fault=Fault(ErrorCode.INVALID_ARGUMENT.name, f"{path} is not a folder"))
+        return self.offer(self.folders[path])
+
+    def offer(self, files: AdapterFiles) -> FakeLoading:
+        self.host[files.version] = files
+        return FakeLoading(files.version, 8, polls=self.polls)
+
+    def held(self) -> list[str]:
+        return list(self.host)
+
+    def remove(self, version: str) -> bool:
+        if version not in self.used:
+            self.host.pop(version, None)
+        return version not in self.used
+
+    def fault(self, adapter: Adapter) -> Fault | None:
+        """Of a request with this adapter."""
+        if adapter.version in self.host:
+            return None
+        if adapter.path and self.load(adapter.path).version == adapter.version:
+            return None
+        return Fault(ErrorCode.ADAPTER_MISSING.name, f"this engine does not hold adapter {adapter.id!r}")

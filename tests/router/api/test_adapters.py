@@ -1,0 +1,251 @@
+"""LoRA adapters over real gRPC and ZeroMQ: loading, uploading, naming them, and the loss of what holds them."""
+
+import pytest
+from grpc import StatusCode
+
+from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles
+from sluice.v1 import admin_pb2 as admin
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import SamplingParams
+from tests.fakes.library import files
+from tests.fakes.ring_peers import generate
+from tests.router.conftest import refused, text_spec
+
+pytestmark = pytest.mark.usefixtures("quick_recovery")
+
+A, B = files("a"), files("b")
+
+
+@pytest.fixture
+def serving(ring, start):
+    """Starts a router over engines that serve adapters, all with the folders /a and /b."""
+
+    async def serving(engines: int = 1, **settings):
+        for number in range(engines):
+            library = ring.add_engine(f"engine-{number}").serve_adapters()
+            library.folders |= {"/a": A, "/b": B}
+        ring.add_detokenizer()
+        return await start(**{"lora_in_requests": True, **settings})
+
+    return serving
+
+
+def weights(files: AdapterFiles) -> pb.LoraWeights:
+    return pb.LoraWeights(config_json=files.config, safetensors=files.weights)
+
+
+async def load(client, name, path="", files=None) -> admin.Lora:
+    source = {"path": path} if files is None else {"weights": weights(files)}
+    return (await client.models.LoadLora(admin.LoadLoraRequest(lora_id=name, **source))).lora
+
+
+async def listed(client, **page):
+    return await client.models.ListLoras(admin.ListLorasRequest(**page))
+
+
+def libraries(ring):
+    return [engine.library for engine in ring.engines.values()]
+
+
+async def test_a_folder_is_loaded_on_every_engine_and_requests_name_it(ring, serving):
+    client = await serving(engines=2)
+    lora = await load(client, "sql", "/a")
+    assert (lora.lora_id, lora.path, lora.rank, lora.version) == ("sql", "/a", 8, A.version)
+    assert all(A.version in library.host for library in libraries(ring))
+    for fields in ({"lora_id": "sql"}, {"model": "sql"}):
+        events = await client.events(text_spec(**fields))
+        assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
+    await client.events(text_spec())
+    submitted = [call.submit.adapter for call in ring.calls]
+    assert sorted(map(str, submitted)) == sorted(map(str, [None, *2 * [Adapter("sql", A.version, "/a")]]))
+    assert list((await listed(client)).loras) == [lora]
+
+
+async def test_an_id_that_is_loaded_again_stands_for_the_new_weights(ring, serving):
+    client = await serving()
+    await load(client, "x", "/a")
+    await load(client, "x", "/b")
+    await client.events(text_spec(lora_id="x"))
+    assert ring.calls[-1].submit.adapter.version == B.version
+    await client.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
+    details = await refused(client.events(text_spec(lora_id="x")))
+    assert (details.code, details.info.reason, details.fields) == (
+        StatusCode.NOT_FOUND,
+        "ADAPTER_NOT_FOUND",
+        ["spec.lora_id"],
+    )
+    details = await refused(client.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x")))
+    assert details.info.reason == "ADAPTER_NOT_FOUND"
+
+
+async def test_an_upload_in_parts_and_in_one_message(ring, serving):
+    client = await serving(engines=2)
+    big = files("w", 3 * PART_BYTES)
+
+    def parts():
+        yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="big", config_json=big.config))
+        for start in range(0, len(big.weights), 100_000):
+            yield admin.UploadLoraRequest(data=big.weights[start : start + 100_000])
+
+    assert (await client.models.UploadLora(parts())).lora.version == big.version
+    assert (await load(client, "small", files=A)).version == A.version
+    assert all(library.host == {big.version: big, A.version: A} for library in libraries(ring))
+
+
+async def test_an_engine_that_lost_uploaded_files_gets_them_again(ring, serving):
+    client = await serving()
+    await load(client, "x", files=A)
+    (library,) = libraries(ring)
+    library.host.clear()
+    events = await client.events(text_spec(lora_id="x"))
+    assert events[-1].HasField("done")
+    assert library.host == {A.version: A}
+    assert len(ring.calls) == 2
+
+
+async def test_files_that_nobody_has_any_more_end_the_request_with_that_reason(ring, serving, start, folder):
+    client = await serving(recovery_attempts=2)
+    await load(client, "x", files=A)
+    other = await start(listen=f"ipc://{folder}/other")
+    await other.until(lambda: other.router.ring.adapters.find("x") is not None)
+    libraries(ring)[0].host.clear()
+    details = await refused(other.events(text_spec(lora_id="x")))
+    assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "ADAPTER_MISSING")
+    # The router that got the upload still has them.
+    assert (await client.events(text_spec(lora_id="x")))[-1].HasField("done")
+
+
+async def test_every_router_and_a_new_engine_know_what_is_loaded(ring, serving, start, folder):
+    client = await serving()
+    other = await start(listen=f"ipc://{folder}/other")
+    await load(client, "x", "/a")
+    await load(client, "y", "/b")
+    await other.until(lambda: other.router.ring.adapters.find("y") is not None)
+    await other.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
+    await client.until(lambda: client.router.ring.adapters.find("x") is None)
+    # A process that starts at the engine's address knows nothing, until routers say it.
+    (engine,) = ring.engines.values()
+    engine.epoch += 1
+    engine.serve_adapters().folders["/b"] = B
+    await client.until(lambda: {each.id for each in (engine.adapters.news(0) or A_NEWS).entries} == {"x", "y"})
+    assert (await client.events(text_spec(lora_id="y")))[-1].HasField("done")
+
+
+class A_NEWS:  # noqa: N801 - stands for a message without entries
+    entries = ()
+
+
+async def test_a_request_brings_its_adapter(ring, serving):
+    client = await serving()
+    events = await client.events(text_spec(lora_weights=weights(A)))
+    assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
+    assert libraries(ring)[0].host == {A.version: A}
+    assert not (await listed(client)).loras
+    assert client.router.ring.adapters.files.get(A.version) is not None
+    # Nothing needs them now: another upload may take their place.
+    client.router.ring.adapters.files._limit = B.nbytes
+    await load(client, "b", files=B)
+    assert client.router.ring.adapters.files.get(A.version) is None
+
+
+async def test_adapters_in_requests_can_be_off(serving):
+    client = await serving(lora_in_requests=False)
+    details = await refused(client.events(text_spec(lora_weights=weights(A))))
+    assert (details.code, details.fields) == (StatusCode.PERMISSION_DENIED, ["spec.lora_weights"])
+
+
+async def test_a_resumed_stream_keeps_the_weights_of_its_beginning(ring, serving):
+    client = await serving()
+    await load(client, "x", "/a")
+    await load(client, "x", "/b")
+
+    def resume(fingerprint):
+        return [pb.ResumeFrom(token_ids=[1, 2], model_fingerprint=fingerprint)]
+
+    seed = SamplingParams(seed=1)
+    await client.events(text_spec(lora_id="x", sampling=seed, resume=resume(f"fingerprint.{A.version}")))
+    assert ring.calls[-1].submit.adapter.version == A.version
+    for fields in (
+        {"lora_id": "x", "resume": resume("fingerprint")},
+        {"resume": resume(f"fingerprint.{A.version}")},
+    ):
+        details = await refused(client.events(text_spec(sampling=seed, **fields)))
+        assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "MODEL_CHANGED")
+
+
+async def test_a_death_in_the_midst_goes_on_with_the_same_weights_although_the_id_changed(ring, serving):
+    client = await serving(engines=2)
+    await load(client, "x", "/a")
+    ring.script = lambda call: generate(call, pause=0.02)
+    stream = client.stream(text_spec(lora_id="x"))
+    seen = 0
+    async for event in stream:
+        seen += event.delta.token_count
+        if event.HasField("delta") and len(ring.calls) == 1 and seen >= 3:
+            await load(client, "x", "/b")
+            ring.calls[0].engine.epoch += 1
+    assert seen == 24
+    assert {call.submit.adapter.version for call in ring.calls} == {A.version}
+    assert len(ring.calls) > 1
+
+
+async def test_configured_adapters_are_loaded_from_the_start(serving):
+    client = await serving(lora_adapters={"sql": "/a", "bad": "/nowhere"})
+    await client.until(lambda: client.router.ring.adapters.find("sql") is not None)
+    await client.until(lambda: client.lines("adapter_not_loaded"))
+    assert client.lines("adapter_not_loaded")[0]["adapter"] == "bad"
+
+
+async def test_a_folder_with_other_files_on_another_engine_is_refused(ring, serving):
+    client = await serving(engines=2)
+    libraries(ring)[0].folders["/a"] = B
+    details = await refused(load(client, "x", "/a"))
+    assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["path"])
+    assert not (await listed(client)).loras
+
+
+async def test_bad_loads_name_field_and_limit(serving):
+    client = await serving()
+    for request, field in (
+        (admin.LoadLoraRequest(lora_id="", path="/a"), "lora_id"),
+        (admin.LoadLoraRequest(lora_id="tiny", path="/a"), "lora_id"),
+        (admin.LoadLoraRequest(lora_id="x\n", path="/a"), "lora_id"),
+        (admin.LoadLoraRequest(lora_id="x" * 257, path="/a"), "lora_id"),
+        (admin.LoadLoraRequest(lora_id="x"), "path"),
+        (admin.LoadLoraRequest(lora_id="x", path="/nowhere"), "path"),
+        (admin.LoadLoraRequest(lora_id="x", weights=pb.LoraWeights(config_json=b"{}")), "weights.safetensors"),
+    ):
+        details = await refused(client.models.LoadLora(request))
+        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
+    details = await refused(client.models.UploadLora(iter([admin.UploadLoraRequest(data=b"x")])))
+    assert details.fields == ["part"]
+    details = await refused(client.events(text_spec(lora_id="x y")))
+    assert details.code is StatusCode.NOT_FOUND
+
+
+async def test_engines_without_adapters(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start()
+    details = await refused(load(client, "x", "/a"))
+    assert details.code is StatusCode.UNIMPLEMENTED
+
+
+async def test_more_than_the_most_are_refused_and_pages_list_all(serving):
+    client = await serving()
+    for i in range(5):
+        await load(client, f"x{i}", "/a")
+    first = await listed(client, page_size=3)
+    second = await listed(client, page_size=3, page_token=first.next_page_token)
+    assert [each.lora_id for each in (*first.loras, *second.loras)] == [f"x{i}" for i in range(5)]
+    assert not second.next_page_token
+    details = await refused(listed(client, page_size=1001))
+    assert details.fields == ["page_size"]
+    for i in range(5, MAX_ADAPTERS):
+        await load(client, f"x{i}", "/a")
+    details = await refused(load(client, "one more", "/a"))
+    assert details.fields == ["lora_id"]
+    details = await refused(load(client, "one-more", "/a"))
+    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+    # One that is there can be loaded again.
+    assert (await load(client, "x7", "/b")).version == B.version
