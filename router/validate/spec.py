@@ -305,6 +305,7 @@ def _resume_model(given: Sequence[pb.ResumeFrom], bad: Violations) -> tuple[str,
     fingerprint, version = split_fingerprint(found)
     if found and not (FINGERPRINT.fullmatch(fingerprint) and (not version or VERSION.fullmatch(version))):
         bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")
+        return "", ""
     for i, part in enumerate(given):
         if part.model_fingerprint != found:
             both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
