@@ -10,6 +10,7 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
+from router.peers.cache_events import CacheEventReaders
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
@@ -23,6 +24,7 @@ from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
+from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
@@ -126,6 +128,7 @@ class RingSide:
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
         self.dispatcher = self._make_dispatcher(context_tokens)
         self.calls = EngineCalls(self.membership, self.address, log)
+        self.cache_events = CacheEventReaders(self.membership, self.address)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
@@ -240,6 +243,9 @@ class RingSide:
         gap, self._gap = self._gap, None
         if isinstance(message, CallAnswer):
             self.calls.on_answer(message)
+            return
+        if isinstance(message, CacheEvents):
+            self.cache_events.on_answer(message)
             return
         if isinstance(message, EngineHeartbeat):
             if self.membership.on_heartbeat(message):

@@ -14,12 +14,14 @@ from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
 from engine_worker.ringside.calls import Calls
+from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import LOGITS, DeviceLostError, Runner
+from sluice.ring.cache_events import ReadCacheEvents
 from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -93,8 +95,16 @@ class Worker:
         self._engine = Engine(runner, self.terms, settings, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
         cache_changes, to_router = self._engine.cache.tiers.journal.since, self._security.to("router")
+        self._event_reads = EventReads(self._engine.cache.tiers.events, settings.id, self.epoch)
         self._heartbeats = Heartbeats(
-            self._context, self._routers, self._heartbeat, self._stats_log, cache_changes, log, to_router
+            self._context,
+            self._routers,
+            self._heartbeat,
+            self._stats_log,
+            cache_changes,
+            self._event_reads.take,
+            log,
+            to_router,
         )
         self._calls = Calls(runner, self.epoch, self._heartbeats.answer, log)
         self._callback = self._make_callback()
@@ -252,7 +262,7 @@ class Worker:
         return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
-        """Handle hellos, gaps, flushes and calls; return the messages for the mailbox."""
+        """Handle hellos, gaps, flushes, calls and reads of events; return the messages for the mailbox."""
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
@@ -267,6 +277,9 @@ class Worker:
                 self._on_flush(message)
             elif isinstance(message, Call):
                 self._calls.begin(message)
+            elif isinstance(message, ReadCacheEvents):
+                if not self._event_reads.put(message):
+                    self._mailbox.dropped["cache_events"] += 1
             else:
                 found.append(message)
         return found
@@ -314,4 +327,5 @@ class Worker:
             model_version=self._settings.model_version,
             logits_processors=self._settings.processor_names,
             tensors=sorted(self.terms.tensors),
+            cache_events=self._event_reads.kept,
         )

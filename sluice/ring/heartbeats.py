@@ -88,6 +88,8 @@ class EngineHeartbeat(Message, frozen=True):
     """Names that requests may ask for."""
     tensors: list[Name] = []
     """Names of tensors that requests may ask for, beside logits."""
+    cache_events: bool = False
+    """Whether it keeps KV cache events, for `ReadCacheEvents`."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.ring.adapters import Adapter
+from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import Call, CallAnswer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
@@ -284,9 +285,9 @@ class TextBatch(Message, frozen=True):
             at += count
 
 
-ToEngine = Hello | Submit | Cancel | Flush | Call
+ToEngine = Hello | Submit | Cancel | Flush | Call | ReadCacheEvents
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
-ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer | TensorBatch | KeepAlive
+ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer | TensorBatch | KeepAlive | CacheEvents
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:
