@@ -6,8 +6,8 @@ from functools import partial
 from itertools import islice
 from threading import Lock
 
-from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.events import EventLog
+from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Stored
 from engine_worker.request import Content
 from engine_worker.step import Move, MoveKind
@@ -27,9 +27,9 @@ class Tiers:
     ) -> None:
         """`event_buffer`: events kept for users; 0: there are none."""
         self.events = EventLog(event_buffer, num_blocks, num_host_blocks) if event_buffer else None
-        prioritized = self.events and self.events.prioritized
-        self.device = BlockPool(num_blocks, clock, prioritized and partial(prioritized, Tier.DEVICE))
-        self.host = BlockPool(num_host_blocks, clock, prioritized and partial(prioritized, Tier.HOST))
+        note = None if self.events is None else self.events.prioritized
+        self.device = BlockPool(num_blocks, clock, note and partial(note, Tier.DEVICE))
+        self.host = BlockPool(num_host_blocks, clock, note and partial(note, Tier.HOST))
         self.journal = Journal()
         self.moves: list[Move] = []
         self.evictions = 0

@@ -1,4 +1,4 @@
-"""Reads of the KV cache events by users behind routers: asked for in the engine's thread, answered by the heartbeats'."""
+"""Which routers want KV cache events: they ask in the engine's thread, the heartbeats' thread answers."""
 
 from collections.abc import Iterator
 from threading import Lock

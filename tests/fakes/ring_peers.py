@@ -9,7 +9,9 @@ from typing import Any
 
 import zmq
 
+from engine_worker.kvcache.events import EventLog
 from sluice.ring import wire
+from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
@@ -194,6 +196,10 @@ class FakeEngine(FakePeer):
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
         self.progress = 0
+        self.events: EventLog | None = None
+        """KV cache events."""
+        self.reads: list[ReadCacheEvents] = []
+        self.answering_reads = True
         self.missed: dict[int, int] = {}
         self.cut_off: list[str] = []
         self.quarantine: int | None = None
@@ -221,15 +227,19 @@ class FakeEngine(FakePeer):
             quarantine=self.quarantine,
             model_version=self.model_version,
             logits_processors=self.logits_processors,
+            cache_events=self.events is not None,
         )
 
-    def take(self, message: Submit | Cancel | Flush | wire.Call) -> None:
+    def take(self, message: Submit | Cancel | Flush | wire.Call | ReadCacheEvents) -> None:
         if message.engine_epoch != self.epoch:
             return
         if isinstance(message, Flush):
             if self.flushing:
                 self.journal.flush()
                 self.flushes = [*self.flushes, (message.number, 7)]
+            return
+        if isinstance(message, ReadCacheEvents):
+            self._read_events(message)
             return
         if isinstance(message, wire.Call):
             if (answers := self.answer_call(message.call)) is not None:
@@ -240,6 +250,9 @@ class FakeEngine(FakePeer):
             self.calls.append(call)
             self.ring.soon(self.ring.script(call))
             return
+        self._cancel(message)
+
+    def _cancel(self, message: Cancel) -> None:
         self.cancels.append(message)
         for call in self.calls:
             if (call.submit.request, call.submit.attempt) == (message.request, message.attempt):
@@ -247,6 +260,13 @@ class FakeEngine(FakePeer):
                 call.cancelled.update(every)
                 if len(call.cancelled) == call.submit.n:
                     call.stopped.set()
+
+    def _read_events(self, message: ReadCacheEvents) -> None:
+        self.reads.append(message)
+        if self.events is not None and self.answering_reads:
+            found = self.events.since(message.start)
+            answer = CacheEvents(self.name, self.epoch, message.reader, message.start, *found)
+            self.lane(message.router).send(answer)
 
 
 class FakeDetokenizer(FakePeer):

@@ -1,8 +1,8 @@
 """The whole engine but its model and its sockets, as a hypothesis state machine.
 
 In any order of submits, cancels, next attempts, steps, failures, passing time and full lanes: the books balance, blocks
-hold what they are said to hold, routers know what is in the cache, KV cache events say what is where, and every sequence
-ends right.
+hold what they are said to hold, routers know what is in the cache, users' events lead to it, and every sequence ends
+right.
 """
 
 from random import Random
