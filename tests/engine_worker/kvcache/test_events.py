@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_worker.kvcache.events import EventLog
 from engine_worker.request import Content
@@ -10,6 +12,7 @@ from sluice.ring.adapters import Adapter
 from sluice.ring.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, Created, Removed, Stored, Tier, Updated
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.params import RangeRetention, RetentionParams
+from tests.examples import examples
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
 
@@ -146,3 +149,39 @@ def test_what_a_failed_step_should_have_moved_is_removed():
         follower.read(bench.cache.tiers.events)
         assert follower.blocks == contents(bench.cache.tiers)
     assert any(isinstance(event, Removed) for event in events_of(bench))
+
+
+retentions = st.builds(
+    lambda priority, seconds: RetentionParams((RangeRetention(0, 5, priority, seconds),)),
+    st.sampled_from([35, 0, 90]),
+    st.sampled_from([None, 1.0]),
+)
+happenings = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 3), retentions),
+        st.tuples(st.sampled_from(["flush", "wait", "fail"])),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(happenings, st.sampled_from([0, 1, 2, 4]), st.sampled_from([None, 3]))
+@examples(100)
+def test_replayed_events_are_the_contents_of_a_cache_that_is_too_small(happened, num_host_blocks, window):
+    bench = bench_with(num_blocks=3, num_host_blocks=num_host_blocks, window=window)
+    follower = CacheFollower()
+    for what, *details in happened:
+        if what == "submit":
+            base, retention = details
+            bench.submit([20 * base + token for token in PROMPT], max_tokens=1, retention=retention)
+            bench.run()
+        elif what == "flush":
+            bench.cache.tiers.flush()
+        elif what == "fail":
+            bench.runner.fail_moving = True
+        else:
+            bench.clock.now += 2
+        follower.read(bench.cache.tiers.events)
+        assert follower.blocks == contents(bench.cache.tiers)
+    assert follower.dropped == 0
