@@ -179,6 +179,7 @@ class RouterApp:
             ring.placement,
             ring.serving,
             ring.calls,
+            ring.cache_events,
             self._stats_broadcast,
             ring.requests,
             self.drain,

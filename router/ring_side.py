@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.adapters import Adapters
+from router.peers.cache_events import CacheEventReaders
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
@@ -25,6 +26,7 @@ from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from sluice.ring.adapters import AdapterLoaded
+from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
@@ -131,6 +133,7 @@ class RingSide:
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
         self.dispatcher = self._make_dispatcher(context_tokens)
         self.calls = EngineCalls(self.membership, self.address, log)
+        self.cache_events = CacheEventReaders(self.membership, self.address)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
@@ -259,6 +262,9 @@ class RingSide:
             return
         if isinstance(message, AdapterLoaded):
             self.adapters.on_loaded(message)
+            return
+        if isinstance(message, CacheEvents):
+            self.cache_events.on_answer(message)
             return
         if isinstance(message, EngineHeartbeat):
             if self.membership.on_heartbeat(message):

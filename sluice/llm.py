@@ -1,6 +1,6 @@
 """`LLM`: the API of TensorRT-LLM's and vLLM's class of this name, over `sluice.executor`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from sluice.executor import GenerationExecutor, GenerationResult, IterationStats, SamplingParams
@@ -52,6 +52,19 @@ class LLM:
     def get_stats(self, timeout: float = 2.0) -> list[IterationStats]:
         """Steps since the last call; waits up to `timeout` seconds for the first."""
         return self._executor.get_latest_iteration_stats(timeout)
+
+    def get_kv_cache_events(self, timeout: float = 2.0) -> list[dict[str, Any]]:
+        """KV cache events since the last call, for JSON; waits up to `timeout` seconds for the first.
+
+        Needs `kv_cache_config=KvCacheConfig(event_buffer_max_size=...)`; see `GenerationExecutor.get_kv_cache_events`.
+        """
+        return [event.as_dict() for event in self._executor.get_kv_cache_events(timeout)]
+
+    async def get_kv_cache_events_async(self, timeout: float = 2.0) -> AsyncIterator[dict[str, Any]]:
+        """The same events one by one, until none has come for `timeout` seconds."""
+        while events := await self._executor.aget_kv_cache_events(timeout):
+            for event in events:
+                yield event.as_dict()
 
     def shutdown(self) -> None:
         """Wait for the requests that run, then stop the ring."""

@@ -1,11 +1,13 @@
 """`sluice.LLM`, with a ring of its own."""
 
 import asyncio
+import json
 
 import pytest
 
 import sluice
 from sluice import LLM, SamplingParams
+from sluice.executor import KvCacheConfig
 
 pytestmark = pytest.mark.process
 
@@ -14,7 +16,7 @@ PARAMS = SamplingParams(max_tokens=6, temperature=0, end_id=-1)
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(num_postprocess_workers=1) as llm:
+    with LLM(num_postprocess_workers=1, kv_cache_config=KvCacheConfig(event_buffer_max_size=1000)) as llm:
         yield llm
 
 
@@ -48,6 +50,23 @@ def test_chat(llm) -> None:
 def test_statistics(llm) -> None:
     llm.generate("import ", PARAMS)
     assert llm.get_stats(30)[-1].max_num_active_requests > 0
+
+
+def test_kv_cache_events(llm) -> None:
+    llm.generate([list(range(2000, 2070))], PARAMS, use_tqdm=False)
+    events = llm.get_kv_cache_events(30)
+    assert [event["event_id"] for event in events] == list(range(len(events)))
+    assert events[0]["data"]["type"] == "created"
+    blocks = [event["data"]["blocks"][0] for event in events if event["data"]["type"] == "stored"]
+    tokens = [token["token_id"] for block in blocks for token in block["tokens"] if token["token_id"] >= 2000]
+    assert tokens[:64] == list(range(2000, 2064))
+    assert json.loads(json.dumps(events)) == events
+
+    async def later() -> list[str]:
+        return [event["data"]["type"] async for event in llm.get_kv_cache_events_async(2)]
+
+    llm.generate([list(range(2100, 2170))], PARAMS, use_tqdm=False)
+    assert set(asyncio.run(later())) == {"stored"}
 
 
 def test_a_prompt_of_unknown_shape(llm) -> None:

@@ -51,6 +51,7 @@ class Engine:
             window=runner.window,
             chunk=batching.chunk,
             clock=clock,
+            event_buffer=batching.kv_event_buffer,
         )
         context = SchedulerContext(
             self.cache,

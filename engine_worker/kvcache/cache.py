@@ -26,11 +26,12 @@ class KvCacheManager:
         window: int | None = None,
         chunk: int | None = None,
         clock: abc.Callable[[], float] = monotonic,
+        event_buffer: int = 0,
     ) -> None:
-        """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions."""
+        """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`: see Tiers."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
-        self.tiers = Tiers(num_blocks, num_host_blocks, clock)
+        self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer)
         self.pool = self.tiers.device
         self.holders: dict[Sequence, None] = {}
         """Sequences that hold memory."""

@@ -71,14 +71,20 @@ def _priority(retention: Iterable[Phase], until: float) -> int:
     return next(phase.priority for phase in retention if phase.until >= until)
 
 
+def _ignore(block: int, retention: Retention) -> None:
+    pass
+
+
 class EvictionOrder:
     """The evictable blocks: lowest priority first, among equals the least recently used.
 
     The end of a phase is noticed when a block is asked for; its block then counts as just used at its new priority.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_phase_end: Callable[[int, Retention], None] = _ignore) -> None:
+        """`on_phase_end`: called with a block, and what remains of its retention."""
         self._clock = clock
+        self._on_phase_end = on_phase_end
         self._retentions: dict[int, Retention] = {}
         self._levels: dict[int, OrderedDict[int, None]] = {}
         """Blocks by priority, the least recently used first."""
@@ -138,8 +144,10 @@ class EvictionOrder:
             until, _, block = heappop(self._endings)
             retention = self._retentions.get(block)
             if retention is not None and retention[0].until == until:
+                left = remaining_phases(retention, now)
                 self.remove(block)
-                self.add(block, remaining_phases(retention, now))
+                self.add(block, left)
+                self._on_phase_end(block, left)
 
     def _compact(self) -> None:
         first = ((retention[0].until, block) for block, retention in self._retentions.items())

@@ -69,6 +69,18 @@ class Stored(NamedTuple):
     content: Content
     retention: Retention
 
+    @property
+    def priority(self) -> int:
+        """The end of a phase counts once the eviction order has noticed it."""
+        return self.retention[0].priority
+
+
+class Priorities(NamedTuple):
+    """Of a block, before and after a change."""
+
+    before: int
+    after: int
+
 
 class BlockPool:
     """Every block is free, held (`references` counts how often) or cached: not held but findable.
@@ -76,13 +88,19 @@ class BlockPool:
     Cached blocks are evicted in EvictionOrder, only when no block is free.
     """
 
-    def __init__(self, num_blocks: int, clock: Callable[[], float] = monotonic) -> None:
-        """`clock`: seconds, for retentions."""
+    def __init__(
+        self,
+        num_blocks: int,
+        clock: Callable[[], float] = monotonic,
+        on_priority: Callable[[bytes, Priorities], None] | None = None,
+    ) -> None:
+        """`clock`: seconds, for retentions. `on_priority`: called with the hash of a block whose priority changed."""
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
         # Allocated from the end: block 0 first.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached = EvictionOrder(clock)
+        self._cached = EvictionOrder(clock, self._retain)
+        self._on_priority = on_priority
         self._stored: list[Stored | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         """Findable blocks by hash."""
@@ -153,9 +171,7 @@ class BlockPool:
 
     def set_retention(self, block: int, retention: Retention) -> None:
         """For a held block, once it is cached. No effect on a block that is not findable."""
-        stored = self._stored[block]
-        if stored is not None:
-            self._stored[block] = stored._replace(retention=retention)
+        self._retain(block, retention)
 
     def forget(self, block: int) -> Stored | None:
         """Make a block unfindable; returns what it held."""
@@ -165,10 +181,10 @@ class BlockPool:
             self._free.append(block)
         return stored
 
-    def drop(self, digest: bytes) -> bool:
-        """Forget the block with this hash; False if there is none."""
+    def drop(self, digest: bytes) -> Stored | None:
+        """Forget the block with this hash; returns what it held."""
         block = self._index.get(digest)
-        return block is not None and self.forget(block) is not None
+        return None if block is None else self.forget(block)
 
     def flush(self) -> int:
         """Make all blocks unfindable; returns the number of cached blocks that became free."""
@@ -182,6 +198,10 @@ class BlockPool:
     def contents(self) -> Iterator[tuple[int, Content]]:
         """(block, content) of every findable block."""
         return ((block, stored.content) for block, stored in enumerate(self._stored) if stored is not None)
+
+    def hashes(self) -> list[bytes]:
+        """Of every findable block."""
+        return list(self._index)
 
     def check(self, held: Mapping[int, int]) -> None:
         """Raise CacheCorruptError unless `held` is the reference counts, and states and index are consistent."""
@@ -200,6 +220,14 @@ class BlockPool:
             raise CacheCorruptError("the index names a block without content")
         if any(self._stored[block] is None for block in cached) or any(self._stored[block] for block in free):
             raise CacheCorruptError("a cached block has no content, or a free block has some")
+
+    def _retain(self, block: int, retention: Retention) -> None:
+        stored = self._stored[block]
+        if stored is None:
+            return
+        new = self._stored[block] = stored._replace(retention=retention)
+        if self._on_priority is not None and new.priority != stored.priority:
+            self._on_priority(stored.content.hash, Priorities(stored.priority, new.priority))
 
     def _clear(self, block: int) -> Stored | None:
         stored = self._stored[block]

@@ -58,9 +58,14 @@ class PrefixFinder:
 
     def publish(self, sequence: Sequence, indexes: range) -> None:
         """Make these full and computed blocks of its table findable."""
-        if self.reuse:
-            for index in indexes:
-                self._tiers.publish(sequence.blocks[index], self._content(sequence, index))
+        if not self.reuse:
+            return
+        adapter = sequence.request.spec.adapter
+        version = "" if adapter is None else adapter.version
+        for index in indexes:
+            content = self._content(sequence, index)
+            parent = sequence.chain[index - 1].hash if index else None
+            self._tiers.publish(sequence.blocks[index], content, parent, version)
 
     def next_block(self, sequence: Sequence, num_computed: int) -> bytes | None:
         """Hash of the block that a sequence fills after `num_computed` tokens; None if it has too few tokens."""

@@ -2,12 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from threading import Lock
 
+from engine_worker.kvcache.events import EventLog
+from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Stored
 from engine_worker.request import Content
 from engine_worker.step import Move, MoveKind
+from sluice.ring.cache_events import Tier
 from sluice.ring.hashing import short_hash
 from sluice.ring.heartbeats import CacheNews
 
@@ -18,9 +22,14 @@ class Tiers:
     The next step carries out the moves, in order, before it computes: so a block counts as moved once that is decided.
     """
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, clock: Callable[[], float]) -> None:
-        self.device = BlockPool(num_blocks, clock)
-        self.host = BlockPool(num_host_blocks, clock)
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int, clock: Callable[[], float], event_buffer: int = 0
+    ) -> None:
+        """`event_buffer`: events kept for users; 0: there are none."""
+        self.events = EventLog(event_buffer, num_blocks, num_host_blocks) if event_buffer else None
+        note = None if self.events is None else self.events.prioritized
+        self.device = BlockPool(num_blocks, clock, note and partial(note, Tier.DEVICE))
+        self.host = BlockPool(num_host_blocks, clock, note and partial(note, Tier.HOST))
         self.journal = Journal()
         self.moves: list[Move] = []
         self.evictions = 0
@@ -36,7 +45,7 @@ class Tiers:
         block, evicted = self.device.allocate()
         self.evictions += evicted is not None
         if evicted is not None and not self._offload(block, evicted):
-            self.journal.remove(evicted.content.hash)
+            self._removed(evicted)
         return block
 
     def onload(self, source: int) -> int:
@@ -46,6 +55,7 @@ class Tiers:
         if stored is None:
             raise CacheCorruptError(f"host block {source} has no content to load")
         self.device.publish(block, *stored)
+        self._moved(stored, Tier.DEVICE, stored.priority)
         self.moves.append(Move(MoveKind.ONLOAD, source, block))
         self.onloads += 1
         return block
@@ -53,12 +63,22 @@ class Tiers:
     def copy(self, source: int, target: int) -> None:
         self.moves.append(Move(MoveKind.COPY, source, target))
 
-    def publish(self, block: int, content: Content) -> None:
-        """Make a held, full and computed device block findable, unless another one with this content is."""
-        # Content recomputed on the device replaces the copy on the host; it was findable before, so nothing changes for
-        # routers.
-        if self.device.publish(block, content) and not self.host.drop(content.hash):
-            self.journal.store(content.hash)
+    def publish(self, block: int, content: Content, parent: bytes | None = None, adapter: str = "") -> None:
+        """Make a held, full and computed device block findable, unless another one with this content is.
+
+        `parent`, the hash of the block before it, and `adapter`, a version, are for users.
+        """
+        if not self.device.publish(block, content):
+            return
+        copy = self.host.drop(content.hash)
+        if copy is not None:
+            # Content recomputed on the device replaces the copy on the host; it was findable before, so nothing changes
+            # for routers.
+            self._moved(copy, Tier.DEVICE, DEFAULT[0].priority)
+            return
+        self.journal.store(content.hash)
+        if self.events is not None:
+            self.events.stored(content, parent, DEFAULT[0].priority, adapter)
 
     def take_moves(self) -> tuple[Move, ...]:
         """For the next step to carry out. If that step fails, `undo` them."""
@@ -72,7 +92,7 @@ class Tiers:
             pool = self.host if kind is MoveKind.OFFLOAD else self.device
             stored = pool.forget(target)
             if stored is not None:
-                self.journal.remove(stored.content.hash)
+                self._removed(stored)
             if pool is self.device:
                 lost.add(target)
         return lost
@@ -80,6 +100,8 @@ class Tiers:
     def flush(self) -> int:
         """Forget every prefix; returns the number of blocks freed in both pools. Holders keep their blocks."""
         self.journal.clear()
+        if self.events is not None:
+            self.events.removed([*self.device.hashes(), *self.host.hashes()])
         return self.device.flush() + self.host.flush()
 
     def check(self, held: Mapping[int, int]) -> None:
@@ -94,17 +116,27 @@ class Tiers:
     def _offload(self, block: int, evicted: Stored) -> bool:
         """Move evicted content to a host block; False if there is none, or if it would replace higher priority."""
         host = self.host
-        if not host.available or (not host.num_free and host.lowest_priority() > evicted.retention[0].priority):
+        if not host.available or (not host.num_free and host.lowest_priority() > evicted.priority):
             return False
         target, dropped = host.allocate()
         if dropped is not None:
-            self.journal.remove(dropped.content.hash)
+            self._removed(dropped)
         host.publish(target, *evicted)
+        self._moved(evicted, Tier.HOST, evicted.priority)
         # Cached at once: host blocks are held only while they are about to be loaded.
         host.release(target)
         self.moves.append(Move(MoveKind.OFFLOAD, block, target))
         self.offloads += 1
         return True
+
+    def _removed(self, stored: Stored) -> None:
+        self.journal.remove(stored.content.hash)
+        if self.events is not None:
+            self.events.removed([stored.content.hash])
+
+    def _moved(self, stored: Stored, target: Tier, priority: int) -> None:
+        if self.events is not None:
+            self.events.moved(stored, target, priority)
 
 
 JOURNAL_CAPACITY = 1 << 16

@@ -1,12 +1,12 @@
 """Heartbeats to the routers: which routers want them, and the thread that sends them however long a step takes.
 
-The same thread, which owns the lanes to the routers, sends the answers to their calls.
+The same thread, which owns the lanes to the routers, sends the answers to their calls, and KV cache events.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.ring.adapters import AdapterLoaded, AdapterNews
+from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
 from sluice.ring.host_names import HostNames
@@ -87,12 +88,13 @@ class Heartbeats(threading.Thread):
         heartbeat: Callable[[], EngineHeartbeat],
         stats_log: StatsLog,
         cache_changes: Callable[[int], CacheNews | None],
+        take_events: Callable[[], Iterable[tuple[str, CacheEvents]]],
         log: BoundLogger,
         security: Security = PLAIN,
         adapter_changes: Callable[[int], AdapterNews | None] = lambda _: None,
     ) -> None:
-        """`heartbeat`, `cache_changes`, see `Journal.since`, and `adapter_changes`, see `AdapterRegistry.since`, are
-        called from this thread."""
+        """`heartbeat`, `cache_changes` (see `Journal.since`), `take_events` (see `EventReads.take`) and
+        `adapter_changes` (see `AdapterRegistry.since`) are called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
         self._context = context
         self._routers = routers
@@ -102,6 +104,7 @@ class Heartbeats(threading.Thread):
         self._stats_log = stats_log
         self._cache_changes = cache_changes
         self._adapter_changes = adapter_changes
+        self._take_events = take_events
         self._lanes: dict[str, Lane] = {}
         self._host_names = HostNames()
         self._cursors: dict[str, Cursor] = {}
@@ -119,6 +122,7 @@ class Heartbeats(threading.Thread):
             with suppress(Empty):
                 last = self._wakeups.get(timeout=pause)
             opened = self._send()
+            self._send_events()
             pause = CONNECT_SECONDS if self._send_answers() or opened else HEARTBEAT_SECONDS
         for lane in self._lanes.values():
             lane.close(HEARTBEAT_SECONDS)
@@ -175,6 +179,13 @@ class Heartbeats(threading.Thread):
             elif not lane.send(answer):
                 self._answers.append((address, answer))
         return bool(self._answers)
+
+    def _send_events(self) -> None:
+        for address, events in self._take_events():
+            lane = self._lanes.get(address)
+            # What is not sent is asked for again.
+            if lane is None or not lane.send(events):
+                self._log.debug("cache_events_skipped", router=address)
 
     def _lane(self, address: str) -> Lane | None:
         if address not in self._lanes and address not in self._invalid:

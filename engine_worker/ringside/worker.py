@@ -13,15 +13,16 @@ from engine_worker.core.intake import Terms, fingerprint, longest_sequence
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
-from engine_worker.ringside.adapters import Adapters
+from engine_worker.ringside.adapters import AdapterMessage, Adapters
 from engine_worker.ringside.calls import Calls
+from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import LOGITS, DeviceLostError, Runner
-from sluice.ring.adapters import AdapterEntries, AdapterPart, LoadAdapter
+from sluice.ring.cache_events import ReadCacheEvents
 from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -99,12 +100,14 @@ class Worker:
         self._adapters = Adapters(
             runner.adapters, self.epoch, lambda router, loaded: self._heartbeats.answer(router, loaded), log
         )
+        self._event_reads = EventReads(self._engine.cache.tiers.events, settings.id, self.epoch)
         self._heartbeats = Heartbeats(
             self._context,
             self._routers,
             self._heartbeat,
             self._stats_log,
             cache_changes,
+            self._event_reads.take,
             log,
             to_router,
             self._adapters.news,
@@ -266,26 +269,33 @@ class Worker:
         return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
-        """Handle hellos, gaps, flushes and calls; return the messages for the mailbox."""
+        """Handle all messages but those for the mailbox, which are returned."""
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
-            if isinstance(message, Hello):
+            if isinstance(message, Submit | Cancel):
+                found.append(message)
+            elif isinstance(message, Hello):
                 # Before on_hello, which makes its epoch the known one. The mailbox ends the former router's requests.
                 if self._routers.is_replacement(message):
                     found.append(message)
                 if not self._routers.on_hello(message):
                     self._mailbox.dropped["too_many_routers"] += 1
-            elif isinstance(message, Gap):
-                self._on_gap(message)
-            elif isinstance(message, Flush):
-                self._on_flush(message)
-            elif isinstance(message, Call):
-                self._calls.begin(message)
-            elif isinstance(message, AdapterEntries | AdapterPart | LoadAdapter):
-                self._adapters.on_message(message)
             else:
-                found.append(message)
+                self._handle(message)
         return found
+
+    def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage) -> None:
+        if isinstance(message, Gap):
+            self._on_gap(message)
+        elif isinstance(message, Flush):
+            self._on_flush(message)
+        elif isinstance(message, Call):
+            self._calls.begin(message)
+        elif isinstance(message, ReadCacheEvents):
+            if not self._event_reads.put(message):
+                self._mailbox.dropped["cache_events"] += 1
+        else:
+            self._adapters.on_message(message)
 
     def _on_gap(self, gap: Gap) -> None:
         if gap.lane_known:
@@ -331,4 +341,5 @@ class Worker:
             logits_processors=self._settings.processor_names,
             tensors=sorted(self.terms.tensors),
             has_adapters=self.terms.has_adapters,
+            cache_events=self._event_reads.kept,
         )

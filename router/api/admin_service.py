@@ -8,10 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from router.api.cache_events import events_message
 from router.api.call_engines import call_engines
 from router.api.rpc import Context
 from router.api.stats_broadcast import StatsBroadcast, step_message
 from router.errors import RequestError, Violation, seconds
+from router.peers.cache_events import CacheEventReaders
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
@@ -35,6 +37,7 @@ class AdminService:
     _placement: Placement
     _serving: ServingModel
     _calls: EngineCalls
+    _cache_events: CacheEventReaders
     _stats_broadcast: StatsBroadcast
     _requests: Requests
     _drain: Callable[[float], Awaitable[int]]
@@ -68,6 +71,17 @@ class AdminService:
             await context.send_initial_metadata(())
             while True:
                 await context.write(await subscription.next())
+
+    async def stream_cache_events(self, message: pb.StreamCacheEventsRequest, context: Context) -> None:
+        """What the engines still keep, then every change. The initial metadata is sent at once.
+
+        Raises RequestError INVALID_ARGUMENT, OVERLOADED.
+        """
+        with self._cache_events.open(message.engine_id) as reader:
+            await context.send_initial_metadata(())
+            while True:
+                # The next answer is asked for once this one is written: a slow client gets gaps, and holds up nobody.
+                await context.write(events_message(await reader.next()))
 
     async def drain(self, message: pb.DrainRequest, _: Context) -> pb.DrainResponse:
         """Irreversible; the process lives on until it gets a signal."""

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
+from sluice.cli.cache_events import cache_events
 from sluice.cli.call import call
 from sluice.cli.chat import chat
 from sluice.cli.generate import generate
@@ -29,6 +30,7 @@ app.command()(chat)
 app.command()(health)
 app.command()(stats)
 app.command()(call)
+app.command()(cache_events)
 app.command()(serving_version)
 app.command()(keygen)
 app.add_typer(protos, name="protos")

@@ -22,6 +22,7 @@ from sluice.client.errors import (
     Unavailable,
     Violation,
 )
+from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
 from sluice.client.options import KvCache, Message, Options, Prompt, TokenRangeRetention
 from sluice.client.results import (
     Chunk,
@@ -35,10 +36,11 @@ from sluice.client.results import (
     Usage,
 )
 from sluice.client.serving_version import ServingVersion
-from sluice.client.streams import AsyncSteps, AsyncStream, Steps, Stream
+from sluice.client.streams import AsyncStream, Stream
 
 __all__ = [
-    "DEFAULT_ADDRESS", "AlreadyExists", "AsyncClient", "AsyncSteps", "AsyncStream", "Cancelled", "Chunk", "Client",
+    "DEFAULT_ADDRESS", "AlreadyExists", "AsyncCacheEvents", "AsyncClient", "AsyncSteps", "AsyncStream", "CacheEvents",
+    "Cancelled", "Chunk", "Client",
     "ClientOptions", "DeadlineExceeded", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache",
     "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
     "Overloaded", "Poison", "Prompt", "RankAnswer", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream",

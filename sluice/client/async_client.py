@@ -13,10 +13,11 @@ from sluice.client import requests
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
+from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
-from sluice.client.streams import AsyncSteps, AsyncStream
+from sluice.client.streams import AsyncStream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 
@@ -72,6 +73,13 @@ class AsyncClient:
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         return AsyncSteps(self._routers, timeout)
+
+    def stream_cache_events(self, engine_id: str = "", *, timeout: float | None = None) -> AsyncCacheEvents:
+        """KV cache events of an engine, or of all, from the oldest that it still keeps on. See docs/kv_cache.md.
+
+        The client's default timeout does not apply.
+        """
+        return AsyncCacheEvents(self._routers, engine_id, timeout)
 
     async def call_engines(
         self,

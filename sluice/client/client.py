@@ -11,10 +11,11 @@ from sluice.client import requests
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Routers, any_yes
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, from_rpc_error
+from sluice.client.feeds import CacheEvents, Steps
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
-from sluice.client.streams import Steps, Stream
+from sluice.client.streams import Stream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 
@@ -69,6 +70,13 @@ class Client:
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         return Steps(self._routers, timeout)
+
+    def stream_cache_events(self, engine_id: str = "", *, timeout: float | None = None) -> CacheEvents:
+        """KV cache events of an engine, or of all, from the oldest that it still keeps on. See docs/kv_cache.md.
+
+        The client's default timeout does not apply.
+        """
+        return CacheEvents(self._routers, engine_id, timeout)
 
     def call_engines(
         self,

@@ -9,11 +9,10 @@ from typing import Any, Self
 
 import grpc
 
-from sluice.client.connection import Router, Routers
+from sluice.client.connection import Routers
 from sluice.client.errors import LostEvents, SluiceError, Unavailable, from_rpc_error, is_task_cancelled
 from sluice.client.results import Chunk, Timings, TokenLogprob, Usage
 from sluice.client.stream_state import StreamState
-from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 
 
@@ -241,58 +240,3 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
         return self._closed.is_set()
-
-
-class Steps(OpenCall):
-    """Iterator of `StreamStepsResponse`: every engine step from now on. Silent while engines idle; endless."""
-
-    def __init__(self, routers: Routers, timeout: float | None) -> None:
-        """Returns once the server records steps, or has refused the call: then the first `next` raises."""
-        self._routers, self._router = routers, routers.current
-        super().__init__(_stream_steps(routers, self._router, timeout))
-        self._call.initial_metadata()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> admin_pb2.StreamStepsResponse:
-        try:
-            found: admin_pb2.StreamStepsResponse = next(self._call)
-        except grpc.RpcError as error:
-            if self._closed.is_set():
-                raise StopIteration from None
-            self._routers.skip(self._router)
-            raise from_rpc_error(error) from None
-        return found
-
-
-class AsyncSteps(AsyncOpenCall):
-    """Asynchronous iterator of `StreamStepsResponse`: every engine step after `started`, silent while engines idle."""
-
-    def __init__(self, routers: Routers, timeout: float | None) -> None:
-        self._routers, self._router = routers, routers.current
-        super().__init__(_stream_steps(routers, self._router, timeout))
-
-    async def started(self) -> None:
-        """Wait until the server records steps, or has refused the call: then the iteration raises."""
-        await self._call.initial_metadata()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> admin_pb2.StreamStepsResponse:
-        try:
-            found: admin_pb2.StreamStepsResponse = await anext(self._incoming)
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            if is_task_cancelled():
-                raise
-            if self._closed.is_set():
-                raise StopAsyncIteration from None
-            self._routers.skip(self._router)
-            raise from_rpc_error(error) from None
-        return found
-
-
-def _stream_steps(routers: Routers, router: Router, timeout: float | None) -> Any:
-    request = admin_pb2.StreamStepsRequest()
-    return routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)

@@ -3,6 +3,16 @@
 from sluice.executor.config import CapacitySchedulerPolicy, ContextChunkingPolicy, KvCacheConfig, SchedulerConfig
 from sluice.executor.errors import CollectiveRpcError, RequestError
 from sluice.executor.executor import GenerationExecutor
+from sluice.executor.kv_cache_events import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventDiff,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+    UniqueToken,
+)
 from sluice.executor.request import (
     GenerationRequest,
     KvCacheRetentionConfig,
@@ -26,7 +36,9 @@ from sluice.executor.waiting import Deadline
 __all__ = [
     "AdditionalModelOutput", "CapacitySchedulerPolicy", "CollectiveRpcError", "CompletionOutput",
     "ContextChunkingPolicy", "Deadline", "GenerationExecutor", "GenerationRequest", "GenerationResult",
-    "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KvCacheConfig", "KvCacheRetentionConfig",
-    "KvCacheStats", "LoRARequest", "Logprob", "Priority", "RequestError", "RequestStage", "RequestStats", "Response",
-    "Result", "SamplingParams", "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig",
+    "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KVCacheCreatedData", "KVCacheEvent",
+    "KVCacheEventDiff", "KVCacheRemovedData", "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUpdatedData",
+    "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob", "Priority", "RequestError",
+    "RequestStage", "RequestStats", "Response", "Result", "SamplingParams", "SchedulerConfig", "StaticBatchingStats",
+    "TokenRangeRetentionConfig", "UniqueToken",
 ]  # fmt: skip

@@ -36,6 +36,8 @@ class KvCacheConfig:
     max_attention_window: int | Sequence[int] | None = None
     """In tokens; a sequence of numbers is repeated over the layers."""
     tokens_per_block: int | None = None
+    event_buffer_max_size: int = 0
+    """KV cache events that each engine keeps until they are read; 0: there are none."""
 
     def engine_args(self) -> dict[str, Any]:
         window = self.max_attention_window
@@ -46,6 +48,7 @@ class KvCacheConfig:
             "kv_host_memory": self.host_cache_size,
             "max_attention_window": window if window is None or isinstance(window, int) else tuple(window),
             "tokens_per_block": self.tokens_per_block,
+            "kv_event_buffer": self.event_buffer_max_size or None,
         }
         return _given(settings)
 

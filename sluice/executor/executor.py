@@ -1,5 +1,6 @@
 """Generation as a library, modelled on TensorRT-LLM's executor."""
 
+import asyncio
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from sluice.client import AsyncClient, ClientOptions, Prompt
 from sluice.executor.batch import BatchRun, batch_requests, is_batch
 from sluice.executor.config import KvCacheConfig, SchedulerConfig
 from sluice.executor.errors import either, values_of
+from sluice.executor.kv_cache_events import KVCacheEvent
 from sluice.executor.local import LocalRing
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.response import Response
@@ -27,6 +29,8 @@ log = logging.getLogger("sluice.executor")
 MAX_IN_FLIGHT = 1024
 BATCH_IN_FLIGHT = 256
 MAX_ITERATIONS = 1000
+LOOK_SECONDS = 0.05
+"""Between two looks for events from another event loop."""
 
 
 class GenerationExecutor:
@@ -238,6 +242,26 @@ class GenerationExecutor:
         requests = self._session.steps.take_requests(timeout)
         return [read_request(stats, self._submissions.request_id(stats.request_id)) for stats in requests]
 
+    def get_kv_cache_events(self, timeout: Timeout = 0.0) -> list[KVCacheEvent]:
+        """KV cache events of all engines since the last call, oldest first; waits up to `timeout` for the first.
+
+        The first call begins with the oldest events that engines keep (`KvCacheConfig.event_buffer_max_size`). Raises
+        SluiceError if the server keeps no events; RuntimeError once shut down and everything is read.
+        """
+        self.follow_kv_cache_events()
+        return self._session.cache_events.take(timeout)
+
+    async def aget_kv_cache_events(self, timeout: Timeout = 0.0) -> list[KVCacheEvent]:
+        """As `get_kv_cache_events`, in any event loop."""
+        deadline = Deadline(timeout)
+        while not (events := self.get_kv_cache_events(0)) and deadline.left != 0:
+            await asyncio.sleep(min(LOOK_SECONDS, deadline.slice))
+        return events
+
+    def follow_kv_cache_events(self) -> None:
+        """Begin to receive events, as the first `get_kv_cache_events` does."""
+        self._session.follow_cache()
+
     @property
     def latest_iteration(self) -> int:
         """Number of the newest step that an engine has reported; 0 before the first."""
@@ -286,6 +310,7 @@ class GenerationExecutor:
         finally:
             self._submissions.ready.close()
             self._session.steps.close()
+            self._session.cache_events.close()
 
     @property
     def pids(self) -> dict[str, int]:

@@ -16,12 +16,14 @@ from sluice.client import (
     Cancelled,
     ClientOptions,
     Forbidden,
+    InvalidRequest,
     NotImplementedByServer,
     SluiceError,
     Unauthenticated,
 )
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
 from sluice.executor.stats import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 
@@ -36,6 +38,9 @@ ABORT_TRIES = 10
 STEPS_AGAIN_SECONDS = 1.0
 # Final errors: AdminService may be on another port or need another token.
 NO_STATISTICS = (NotImplementedByServer, Unauthenticated, Forbidden)
+NO_EVENTS = (*NO_STATISTICS, InvalidRequest, UnknownEventError)
+FULL_SECONDS = 0.1
+"""Between two looks whether KV cache events were read."""
 
 
 class Session:
@@ -45,6 +50,8 @@ class Session:
         self, addresses: str | Sequence[str], max_in_flight: int, max_iterations: int, client_options: ClientOptions
     ) -> None:
         self.steps = StepsLog(max_iterations)
+        self.cache_events = KVCacheEventLog()
+        self._follows_cache = False
         self.accepting = True
         self._calls: dict[str, PendingCall] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -80,6 +87,13 @@ class Session:
         if self._closed:
             raise RuntimeError(SHUT_DOWN)
         return self._wait(ask(self._client))
+
+    def follow_cache(self) -> None:
+        """Begin to fill `cache_events`, unless it has begun. Does not wait."""
+        with self._lock:
+            if not (self._closed or self._follows_cache):
+                self._follows_cache = True
+                self._loop.call_soon_threadsafe(lambda: self._run_in_background(self._follow_cache()))
 
     def finish(self, timeout: Timeout = None) -> bool:
         """Accept no more calls, and wait for the submitted ones. False at the timeout."""
@@ -184,6 +198,21 @@ class Session:
             # Also after an orderly end: the router may be draining, and its successor not up yet.
             await asyncio.sleep(STEPS_AGAIN_SECONDS)
             steps = self._client.stream_steps()
+
+    async def _follow_cache(self) -> None:
+        while True:
+            try:
+                async for response in self._client.stream_cache_events():
+                    self.cache_events.put(response)
+                    # What is not received stays in the engines' buffers.
+                    while self.cache_events.full:
+                        await asyncio.sleep(FULL_SECONDS)
+            except NO_EVENTS as error:
+                self.cache_events.fail(error)
+                return
+            except SluiceError as error:
+                log.info("KV cache events are unavailable for now: %s", error)
+            await asyncio.sleep(STEPS_AGAIN_SECONDS)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         # The loop itself holds its tasks by weak references only.

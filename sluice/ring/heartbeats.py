@@ -95,6 +95,8 @@ class EngineHeartbeat(Message, frozen=True):
     """Whether requests may name LoRA adapters."""
     adapters: AdapterNews | None = None
     """For the router that this heartbeat goes to."""
+    cache_events: bool = False
+    """Whether it keeps KV cache events, for `ReadCacheEvents`."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.ring.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
+from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import Call, CallAnswer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.hashing import Domain
@@ -289,9 +290,18 @@ class TextBatch(Message, frozen=True):
             at += count
 
 
-ToEngine = Hello | Submit | Cancel | Flush | Call | AdapterEntries | AdapterPart | LoadAdapter
+ToEngine = Hello | Submit | Cancel | Flush | Call | ReadCacheEvents | AdapterEntries | AdapterPart | LoadAdapter
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
-ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer | AdapterLoaded | TensorBatch | KeepAlive
+ToRouter = (
+    TextBatch
+    | EngineHeartbeat
+    | DetokenizerHeartbeat
+    | CallAnswer
+    | AdapterLoaded
+    | TensorBatch
+    | KeepAlive
+    | CacheEvents
+)
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:

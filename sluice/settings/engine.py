@@ -158,6 +158,9 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Steps of more sequences have no drafts, which would slow down all of them; 0: no drafts at all."""
     block_reuse: bool = True
     """Reuse the KV cache blocks of common prompt prefixes."""
+    kv_event_buffer: Annotated[int, Range(ge=0, le=1 << 20)] = 0
+    """KV cache events kept for those who follow the prefix cache, each up to about a kilobyte; 0: none. See
+    docs/kv_cache.md."""
 
     @property
     def chunk(self) -> int | None:

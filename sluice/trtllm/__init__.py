@@ -4,6 +4,16 @@ See docs/trtllm.md for what each name does here, and what is refused.
 """
 
 from sluice import __version__
+from sluice.executor import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventDiff,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+    UniqueToken,
+)
 from sluice.trtllm.cache_config import KvCacheConfig, KvCacheRetentionConfig, RuntimeDefaults
 from sluice.trtllm.config import (
     CacheTransceiverConfig,
@@ -28,6 +38,7 @@ from sluice.trtllm.enums import (
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.executor import Executor
 from sluice.trtllm.guided import GuidedDecodingConfig, GuidedDecodingParams
+from sluice.trtllm.kv_cache_events import KVCacheEventManager
 from sluice.trtllm.metrics import KvCacheMetrics, RequestPerfMetrics, SpeculativeDecodingMetrics, TimingMetrics
 from sluice.trtllm.model_inputs import ContextPhaseParams, LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
 from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
@@ -62,11 +73,13 @@ __all__ = [
     "DebugTensorsPerIteration", "DecodingConfig", "DecodingMode", "DisServingRequestStats", "DynamicBatchConfig",
     "EagleConfig", "Executor", "ExecutorConfig", "ExtendedRuntimePerfKnobConfig", "ExternalDraftTokensConfig",
     "FinishReason", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats", "IterationStats",
-    "KvCacheConfig", "KvCacheMetrics", "KvCacheRetentionConfig", "KvCacheStats", "KvCacheTransferMode",
-    "LogitsPostProcessorConfig", "LookaheadDecodingConfig", "LoraConfig", "ModelType", "MropeConfig", "MultimodalInput",
-    "OptionError", "OrchestratorConfig", "OutputConfig", "ParallelConfig", "PeftCacheConfig", "PromptTuningConfig",
-    "Request", "RequestPerfMetrics", "RequestStage", "RequestStats", "RequestStatsPerIteration", "RequestType",
-    "Response", "Result", "RuntimeDefaults", "SamplingConfig", "SchedulerConfig", "SpecDecodingStats",
-    "SpeculativeDecodingConfig", "SpeculativeDecodingFastLogitsInfo", "SpeculativeDecodingMetrics",
-    "StaticBatchingStats", "TimingMetrics", "UnsupportedOptionError", "__version__",
+    "KVCacheCreatedData", "KVCacheEvent", "KVCacheEventDiff", "KVCacheEventManager", "KVCacheRemovedData",
+    "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUpdatedData", "KvCacheConfig", "KvCacheMetrics",
+    "KvCacheRetentionConfig", "KvCacheStats", "KvCacheTransferMode", "LogitsPostProcessorConfig",
+    "LookaheadDecodingConfig", "LoraConfig", "ModelType", "MropeConfig", "MultimodalInput", "OptionError",
+    "OrchestratorConfig", "OutputConfig", "ParallelConfig", "PeftCacheConfig", "PromptTuningConfig", "Request",
+    "RequestPerfMetrics", "RequestStage", "RequestStats", "RequestStatsPerIteration", "RequestType", "Response",
+    "Result", "RuntimeDefaults", "SamplingConfig", "SchedulerConfig", "SpecDecodingStats", "SpeculativeDecodingConfig",
+    "SpeculativeDecodingFastLogitsInfo", "SpeculativeDecodingMetrics", "StaticBatchingStats", "TimingMetrics",
+    "UniqueToken", "UnsupportedOptionError", "__version__",
 ]  # fmt: skip

@@ -46,6 +46,7 @@ class KvCacheConfig(Checked):
         "sink_token_length": POSITIVE,
         "free_gpu_memory_fraction": FRACTION,
         "cross_kv_cache_fraction": FRACTION,
+        "event_buffer_max_size": from_to(0, 1 << 20),
     }
 
     def __post_init__(self, runtime_defaults: RuntimeDefaults | None) -> None:

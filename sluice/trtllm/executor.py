@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn, Self, overload
+from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
 from sluice import executor
@@ -14,6 +14,7 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.enums import ModelType
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.kv_cache_events import KVCacheEventManager
 from sluice.trtllm.open_request import OpenRequest
 from sluice.trtllm.read_statistics import read_request, read_step
 from sluice.trtllm.request import Request
@@ -47,6 +48,7 @@ class Executor:
         checkpoint = open_checkpoint(str(path))
         self._is_static = is_static(executor_config)
         self._max_request_stats = executor_config.request_stats_max_iterations
+        self._keeps_events = executor_config.kv_cache_config.event_buffer_max_size > 0
         self._keeps_steps = executor_config.iter_stats_max_iterations > 0
         self._translator = Translator(
             Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width
@@ -129,8 +131,10 @@ class Executor:
         self._check_running()
         return []
 
-    def get_kv_cache_event_manager(self) -> NoReturn:
-        raise UnsupportedOptionError("get_kv_cache_event_manager", "KV cache events are not implemented")
+    def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
+        """None with an event_buffer_max_size of 0."""
+        self._check_running()
+        return KVCacheEventManager(self._executor) if self._keeps_events else None
 
     def shutdown(self) -> None:
         """Wait for the requests that run, then stop the ring. Idempotent."""

@@ -34,7 +34,6 @@ KV_CACHE_REASONS = {
     "onboard_blocks": "blocks in host memory are always copied back before use",
     "cross_kv_cache_fraction": "only decoder-only models are served",
     "secondary_offload_min_priority": "blocks of every priority go to host memory",
-    "event_buffer_max_size": "KV cache events are not implemented",
     "enable_partial_reuse": "it cannot be turned off alone",
     "copy_on_partial_reuse": "it cannot be turned off alone",
     "use_uvm": "it is not implemented",
@@ -148,6 +147,7 @@ def _kv_cache(config: KvCacheConfig) -> executor.KvCacheConfig:
         enable_block_reuse=config.enable_block_reuse,
         host_cache_size=config.host_cache_size,
         max_attention_window=config.max_attention_window,
+        event_buffer_max_size=config.event_buffer_max_size,
     )
 
 

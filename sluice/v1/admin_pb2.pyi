@@ -22,6 +22,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CacheTier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheTier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_TIER_UNSPECIFIED: _CacheTier.ValueType  # 0
+    """Not set."""
+    CACHE_TIER_DEVICE: _CacheTier.ValueType  # 1
+    """In the memory of the device that computes the model."""
+    CACHE_TIER_HOST: _CacheTier.ValueType  # 2
+    """In host memory, from where it is loaded when it is needed."""
+
+class CacheTier(_CacheTier, metaclass=_CacheTierEnumTypeWrapper):
+    """Where a block is."""
+
+CACHE_TIER_UNSPECIFIED: CacheTier.ValueType  # 0
+"""Not set."""
+CACHE_TIER_DEVICE: CacheTier.ValueType  # 1
+"""In the memory of the device that computes the model."""
+CACHE_TIER_HOST: CacheTier.ValueType  # 2
+"""In host memory, from where it is loaded when it is needed."""
+Global___CacheTier: _TypeAlias = CacheTier  # noqa: Y015
+
 class _RequestStage:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -852,6 +876,246 @@ class StreamStepsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamStepsResponse: _TypeAlias = StreamStepsResponse  # noqa: Y015
+
+@_typing.final
+class StreamCacheEventsRequest(_message.Message):
+    """Request of StreamCacheEvents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Id of the engine; empty: all."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamCacheEventsRequest: _TypeAlias = StreamCacheEventsRequest  # noqa: Y015
+
+@_typing.final
+class StreamCacheEventsResponse(_message.Message):
+    """Events of one engine, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_EPOCH_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Id of the engine."""
+    engine_epoch: _builtins.int
+    """Random, another one after each start of the engine, whose events then begin with number 0 and an empty cache."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheEvent]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        engine_epoch: _builtins.int = ...,
+        events: _abc.Iterable[Global___CacheEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_epoch", b"engine_epoch", "engine_id", b"engine_id", "events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamCacheEventsResponse: _TypeAlias = StreamCacheEventsResponse  # noqa: Y015
+
+@_typing.final
+class CacheEvent(_message.Message):
+    """One change of a prefix cache. A block is named by the first 8 bytes of its hash, as a big-endian number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    UPDATED_FIELD_NUMBER: _builtins.int
+    event_id: _builtins.int
+    """Number of this event in its engine, from 0, without gaps."""
+    dropped: _builtins.int
+    """How many events before this one were dropped, because the engine's buffer had no room left for them."""
+    @_builtins.property
+    def created(self) -> Global___CacheCreated:
+        """The engine has started. Its first event."""
+
+    @_builtins.property
+    def stored(self) -> Global___CacheStored:
+        """A block can be reused now."""
+
+    @_builtins.property
+    def removed(self) -> Global___CacheRemoved:
+        """Blocks cannot be reused any more: they have left all tiers."""
+
+    @_builtins.property
+    def updated(self) -> Global___CacheUpdated:
+        """A block moved to another tier, or changed its priority."""
+
+    def __init__(
+        self,
+        *,
+        event_id: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        created: Global___CacheCreated | None = ...,
+        stored: Global___CacheStored | None = ...,
+        removed: Global___CacheRemoved | None = ...,
+        updated: Global___CacheUpdated | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "data", b"data", "removed", b"removed", "stored", b"stored", "updated", b"updated"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "data", b"data", "dropped", b"dropped", "event_id", b"event_id", "removed", b"removed", "stored", b"stored", "updated", b"updated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["created", "stored", "removed", "updated"]  # noqa: Y015
+    _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
+
+Global___CacheEvent: _TypeAlias = CacheEvent  # noqa: Y015
+
+@_typing.final
+class CacheCreated(_message.Message):
+    """The size of the cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    device_blocks: _builtins.int
+    """Blocks on the device."""
+    host_blocks: _builtins.int
+    """Blocks in host memory."""
+    def __init__(
+        self,
+        *,
+        device_blocks: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "host_blocks", b"host_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheCreated: _TypeAlias = CacheCreated  # noqa: Y015
+
+@_typing.final
+class CacheStored(_message.Message):
+    """A new block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASH_FIELD_NUMBER: _builtins.int
+    PARENT_HASH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    ADAPTER_VERSION_FIELD_NUMBER: _builtins.int
+    block_hash: _builtins.int
+    """Its name."""
+    parent_hash: _builtins.int
+    """Name of the block before it; unset for the first block of a prompt."""
+    tier: Global___CacheTier.ValueType
+    """Where it is."""
+    priority: _builtins.int
+    """Retention priority, from 0 (evicted first) to 100."""
+    adapter_version: _builtins.str
+    """Hash of the LoRA adapter's weights; empty: none."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens, as many as a block has."""
+
+    def __init__(
+        self,
+        *,
+        block_hash: _builtins.int = ...,
+        parent_hash: _builtins.int | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tier: Global___CacheTier.ValueType = ...,
+        priority: _builtins.int = ...,
+        adapter_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_hash", b"_parent_hash", "parent_hash", b"parent_hash"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_hash", b"_parent_hash", "adapter_version", b"adapter_version", "block_hash", b"block_hash", "parent_hash", b"parent_hash", "priority", b"priority", "tier", b"tier", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parent_hash: _TypeAlias = _typing.Literal["parent_hash"]  # noqa: Y015
+    _WhichOneofArgType__parent_hash: _TypeAlias = _typing.Literal["_parent_hash", b"_parent_hash"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_hash) -> _WhichOneofReturnType__parent_hash | None: ...
+
+Global___CacheStored: _TypeAlias = CacheStored  # noqa: Y015
+
+@_typing.final
+class CacheRemoved(_message.Message):
+    """Removed blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their names, at most 1,024."""
+
+    def __init__(
+        self,
+        *,
+        block_hashes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheRemoved: _TypeAlias = CacheRemoved  # noqa: Y015
+
+@_typing.final
+class CacheUpdated(_message.Message):
+    """A changed block. What did not change has the same old and new value."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASH_FIELD_NUMBER: _builtins.int
+    OLD_TIER_FIELD_NUMBER: _builtins.int
+    NEW_TIER_FIELD_NUMBER: _builtins.int
+    OLD_PRIORITY_FIELD_NUMBER: _builtins.int
+    NEW_PRIORITY_FIELD_NUMBER: _builtins.int
+    block_hash: _builtins.int
+    """Its name."""
+    old_tier: Global___CacheTier.ValueType
+    """Where it was."""
+    new_tier: Global___CacheTier.ValueType
+    """Where it is."""
+    old_priority: _builtins.int
+    """The priority that it had."""
+    new_priority: _builtins.int
+    """The priority that it has."""
+    def __init__(
+        self,
+        *,
+        block_hash: _builtins.int = ...,
+        old_tier: Global___CacheTier.ValueType = ...,
+        new_tier: Global___CacheTier.ValueType = ...,
+        old_priority: _builtins.int = ...,
+        new_priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hash", b"block_hash", "new_priority", b"new_priority", "new_tier", b"new_tier", "old_priority", b"old_priority", "old_tier", b"old_tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheUpdated: _TypeAlias = CacheUpdated  # noqa: Y015
 
 @_typing.final
 class RequestStats(_message.Message):

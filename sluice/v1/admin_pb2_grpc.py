@@ -353,6 +353,11 @@ class AdminServiceStub(object):
                 request_serializer=sluice_dot_v1_dot_admin__pb2.StreamStepsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.StreamStepsResponse.FromString,
                 _registered_method=True)
+        self.StreamCacheEvents = channel.unary_stream(
+                '/sluice.v1.AdminService/StreamCacheEvents',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.StreamCacheEventsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.StreamCacheEventsResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/sluice.v1.AdminService/Drain',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -402,6 +407,15 @@ class AdminServiceServicer(object):
 
     def StreamSteps(self, request, context):
         """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamCacheEvents(self, request, context):
+        """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
+        each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
+        hold the token ids of prompts and outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -463,6 +477,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StreamSteps,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.StreamStepsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.StreamStepsResponse.SerializeToString,
+            ),
+            'StreamCacheEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamCacheEvents,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.StreamCacheEventsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.StreamCacheEventsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -594,6 +613,33 @@ class AdminService(object):
             '/sluice.v1.AdminService/StreamSteps',
             sluice_dot_v1_dot_admin__pb2.StreamStepsRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.StreamStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamCacheEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.AdminService/StreamCacheEvents',
+            sluice_dot_v1_dot_admin__pb2.StreamCacheEventsRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.StreamCacheEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -141,6 +141,11 @@ class AdminServiceStub:
     """A snapshot every interval."""
     StreamSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]
     """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
+    StreamCacheEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamCacheEventsRequest, _admin_pb2.StreamCacheEventsResponse]
+    """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
+    each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
+    hold the token ids of prompts and outputs.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
     can continue at another router.
@@ -172,6 +177,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """A snapshot every interval."""
     StreamSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]  # type: ignore[assignment]
     """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
+    StreamCacheEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamCacheEventsRequest, _admin_pb2.StreamCacheEventsResponse]  # type: ignore[assignment]
+    """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
+    each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
+    hold the token ids of prompts and outputs.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
     can continue at another router.
@@ -224,6 +234,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamStepsResponse], _abc.AsyncIterator[_admin_pb2.StreamStepsResponse]]:
         """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
+
+    @_abc_1.abstractmethod
+    def StreamCacheEvents(
+        self,
+        request: _admin_pb2.StreamCacheEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamCacheEventsResponse], _abc.AsyncIterator[_admin_pb2.StreamCacheEventsResponse]]:
+        """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
+        each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
+        hold the token ids of prompts and outputs.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

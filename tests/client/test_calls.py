@@ -35,6 +35,21 @@ async def test_steps_come_until_closed_async(script, address) -> None:
     assert script.gone.wait(PATIENCE)
 
 
+def events_of(*numbers: int, engine: str = "e", epoch: int = 1) -> admin_pb2.StreamCacheEventsResponse:
+    events = [admin_pb2.CacheEvent(event_id=number) for number in numbers]
+    return admin_pb2.StreamCacheEventsResponse(engine_id=engine, engine_epoch=epoch, events=events)
+
+
+async def test_cache_events(script, address) -> None:
+    script.cache_events = [events_of(0, 1), events_of(2)]
+    with Client(address) as client, client.stream_cache_events("e") as events:
+        assert [next(events), next(events)] == script.cache_events
+    assert script.seen[-1].engine_id == "e"
+    async with AsyncClient(address) as client, client.stream_cache_events() as events:
+        assert [await anext(events), await anext(events)] == script.cache_events
+    assert script.seen[-1].engine_id == ""
+
+
 def test_a_dropped_stream_ends_at_the_server(script, address) -> None:
     with Client(address) as client:
         client.stream_steps()

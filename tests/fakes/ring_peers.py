@@ -10,9 +10,11 @@ from typing import Any
 import structlog
 import zmq
 
+from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.adapters import Adapters
 from sluice.ring import wire
 from sluice.ring.adapters import AdapterEntries, AdapterPart, LoadAdapter
+from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
@@ -210,6 +212,10 @@ class FakeEngine(FakePeer):
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
         self.progress = 0
+        self.events: EventLog | None = None
+        """KV cache events."""
+        self.reads: list[ReadCacheEvents] = []
+        self.answering_reads = True
         self.missed: dict[int, int] = {}
         self.cut_off: list[str] = []
         self.quarantine: int | None = None
@@ -245,19 +251,23 @@ class FakeEngine(FakePeer):
             logits_processors=self.logits_processors,
             has_adapters=self.adapters is not None,
             adapters=None if self.adapters is None else self.adapters.news(hello.adapters_known),
+            cache_events=self.events is not None,
         )
 
     def turn(self) -> None:
         if self.adapters is not None:
             self.adapters.finish()
 
-    def take(self, message: Submit | Cancel | Flush | wire.Call) -> None:
+    def take(self, message: Submit | Cancel | Flush | wire.Call | ReadCacheEvents) -> None:
         if message.engine_epoch != self.epoch:
             return
         if isinstance(message, Flush):
             if self.flushing:
                 self.journal.flush()
                 self.flushes = [*self.flushes, (message.number, 7)]
+            return
+        if isinstance(message, ReadCacheEvents):
+            self._read_events(message)
             return
         if isinstance(message, wire.Call):
             if (answers := self.answer_call(message.call)) is not None:
@@ -286,6 +296,13 @@ class FakeEngine(FakePeer):
                 call.cancelled.update(every)
                 if len(call.cancelled) == call.submit.n:
                     call.stopped.set()
+
+    def _read_events(self, message: ReadCacheEvents) -> None:
+        self.reads.append(message)
+        if self.events is not None and self.answering_reads:
+            found = self.events.since(message.start)
+            answer = CacheEvents(self.name, self.epoch, message.reader, message.start, *found)
+            self.lane(message.router).send(answer)
 
 
 class FakeDetokenizer(FakePeer):

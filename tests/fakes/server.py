@@ -84,6 +84,8 @@ class Script:
     """Of GetServerInfo; SetServingVersion changes its version."""
     steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
     """Told one after the other; after that nothing more comes."""
+    cache_events: list[admin_pb2.StreamCacheEventsResponse] = field(default_factory=list)
+    """Likewise."""
 
 
 class FakeServer(
@@ -198,6 +200,13 @@ class FakeServer(
         context.add_callback(self.script.gone.set)
         context.send_initial_metadata(())
         yield from self.script.steps
+        self._hang(context)
+
+    def StreamCacheEvents(self, request: Any, context: Any) -> Iterator[Any]:
+        self._note(request, context)
+        context.add_callback(self.script.gone.set)
+        context.send_initial_metadata(())
+        yield from self.script.cache_events
         self._hang(context)
 
     def Check(self, request: Any, context: Any) -> Any:

@@ -9,6 +9,7 @@ import structlog
 import zmq
 
 from engine_worker.ringside.worker import Worker
+from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import Call, CallAnswer, MethodCall
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
@@ -46,6 +47,8 @@ PROMPT = [5, 6, 7, 8, 9]
 STOPPING = StopParams(max_tokens=12)
 GOOD = 1 << 60
 """Numbers of well-behaved requests begin here."""
+
+Incoming = TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer | CacheEvents
 
 
 def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
@@ -99,6 +102,7 @@ def templates(epoch: int, sink: str) -> list[Message]:
         Hello("other-router", sink, 3),
         Flush(epoch, 9),
         Call(epoch, 9, sink, MethodCall("echo", "[1]", "{}", (0, 1))),
+        ReadCacheEvents(epoch, sink, 5, 1),
     ]
 
 
@@ -107,7 +111,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
     with tempfile.TemporaryDirectory(prefix="sl") as folder, zmq.Context() as context:
         settings = EngineSettings(
             model="nowhere", id="engine", listen=f"ipc://{folder}/engine", max_requests=64, max_batch_size=16,
-            max_tokens_per_step=128, drain_timeout=0.0,
+            max_tokens_per_step=128, drain_timeout=0.0, kv_event_buffer=100,
         )  # fmt: skip
         runner = ScriptedRunner(64, 4)
         # What was run is kept for tests that look at it.
@@ -115,7 +119,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         worker = Worker(settings, CHECKPOINT, runner, structlog.get_logger())
         thread = threading.Thread(target=worker.serve, daemon=True)
         thread.start()
-        sink = Inbox(context, f"ipc://{folder}/sink", TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer)
+        sink = Inbox(context, f"ipc://{folder}/sink", Incoming)
         beside = Beside(context, f"ipc://{folder}/good", worker)
         mutator, sender = Mutator(templates(worker.epoch, sink.address), seed), Sender(context, worker.address)
         sent, deadline = 0, Deadline()
@@ -169,7 +173,7 @@ class Beside:
     def __init__(self, context: zmq.Context, address: str, worker: Worker) -> None:
         self.done = 0
         self._worker = worker
-        self._inbox = Inbox(context, address, TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer)
+        self._inbox = Inbox(context, address, Incoming)
         self._lane = Lane(context, worker.address)
         self._request = GOOD
         self._submitted = False

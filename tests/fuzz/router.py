@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from router.app import RouterApp
+from sluice.ring.cache_events import CacheEvents, Removed, Stored, Updated
 from sluice.ring.calls import CallAnswer, RankAnswer, failed
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
@@ -61,6 +62,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
         ),
         DetokenizerHeartbeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
         CallAnswer(77, 9, [RankAnswer(0, "[1]"), failed(1, "no")]),
+        CacheEvents("other-engine", 77, 5, 0, 1, [Stored(5, 4, [1, 2], 35), Removed([5]), Updated(4, 0, 1, 35, 80)]),
     ]
 
 

@@ -17,7 +17,7 @@ MESSAGES = int(os.environ.get("SLUICE_FUZZ_MESSAGES", "2000"))
 """So many more for a long run."""
 BATCH = 50
 SEED = 4
-ENDLESS = ("Watch", "StreamStats", "StreamSteps")
+ENDLESS = ("Watch", "StreamStats", "StreamSteps", "StreamCacheEvents")
 DRAINS = "Drain"
 PATIENCE = 0.05
 """Seconds for an endless call."""

@@ -22,7 +22,8 @@ Finish = trtllm.FinishReason
 
 
 def start(**options) -> trtllm.Executor:
-    config = trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(max_tokens=8192), **options)
+    cache = trtllm.KvCacheConfig(max_tokens=8192, event_buffer_max_size=1000)
+    config = trtllm.ExecutorConfig(kv_cache_config=cache, **options)
     return trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, config)
 
 
@@ -218,8 +219,30 @@ def test_statistics(executor) -> None:
     assert steps[-1].kv_cache_stats.max_num_blocks > 0
     assert max(each.num_generated_tokens for each in requests) > 0
     assert executor.get_latest_debug_tensors() == []
-    with pytest.raises(NotImplementedError, match="events"):
-        executor.get_kv_cache_event_manager()
+
+
+def test_kv_cache_events(executor) -> None:
+    prompt = list(range(3000, 3070))
+    run(executor, prompt=prompt)
+    manager = executor.get_kv_cache_event_manager()
+    events, stored = [], []
+    while len(stored) < 2:
+        received = manager.get_latest_events(LIMIT)
+        assert received
+        events += received
+        stored = [each.data for each in events if isinstance(each.data, trtllm.KVCacheStoredData)]
+        stored = [each for each in stored if each.blocks[0].tokens[0].token_id in prompt]
+    stored = stored[:2]
+    first, second = stored
+    tokens = [token.token_id for each in stored for token in each.blocks[0].tokens]
+    size = len(tokens) // 2
+    assert tokens == prompt[: 2 * size]
+    assert (first.parent_hash, second.parent_hash) == (None, first.blocks[0].block_hash)
+    assert (first.blocks[0].cache_level, first.blocks[0].priority, first.blocks[0].lora_id) == (0, 35, None)
+    assert [each.event_id for each in events] == list(range(len(events)))
+    assert isinstance(events[0].data, trtllm.KVCacheCreatedData)
+    assert events[0].data.num_blocks_per_cache_level == (8192 // size, 0)
+    assert manager.get_latest_events(1) == []
 
 
 def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:

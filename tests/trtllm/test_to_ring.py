@@ -23,7 +23,9 @@ def test_settings() -> None:
     chunking = trtllm.ContextChunkingPolicy.EQUAL_PROGRESS
     config = trtllm.ExecutorConfig(
         scheduler_config=trtllm.SchedulerConfig(POLICIES.MAX_UTILIZATION, chunking),
-        kv_cache_config=trtllm.KvCacheConfig(False, 64, [32], host_cache_size=1024, free_gpu_memory_fraction=0.5),
+        kv_cache_config=trtllm.KvCacheConfig(
+            False, 64, [32], host_cache_size=1024, free_gpu_memory_fraction=0.5, event_buffer_max_size=16
+        ),
         enable_chunked_context=True,
         max_batch_size=8,
         max_num_tokens=128,
@@ -42,6 +44,7 @@ def test_settings() -> None:
         "block_reuse": False,
         "kv_host_memory": 1024,
         "max_attention_window": (32,),
+        "kv_event_buffer": 16,
     }
     assert (found["max_batch_size"], found["max_num_tokens"], found["enable_chunked_context"]) == (8, 128, True)
     assert (found["engine_args"], found["router_args"]) == ({"overlap": True}, {"max_waiting": 5})
@@ -81,7 +84,6 @@ def cache(**options) -> dict:
         (processors(processor_map={"a": None}), r"processor_map\['a'\]"),
         (cache(sink_token_length=4), "sink_token_length"),
         (cache(onboard_blocks=False), "onboard_blocks"),
-        (cache(event_buffer_max_size=8), "event_buffer_max_size"),
         (cache(enable_partial_reuse=False), "enable_partial_reuse"),
         (cache(use_uvm=True), "use_uvm"),
         ({"peft_cache_config": trtllm.PeftCacheConfig(num_put_workers=4)}, "num_put_workers"),

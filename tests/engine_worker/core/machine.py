@@ -1,7 +1,8 @@
 """The whole engine but its model and its sockets, as a hypothesis state machine.
 
 In any order of submits, cancels, next attempts, steps, failures, passing time and full lanes: the books balance, blocks
-hold what they are said to hold, routers know what is in the cache, and every sequence ends right.
+hold what they are said to hold, routers know what is in the cache, users' events lead to it, and every sequence ends
+right.
 """
 
 from random import Random
@@ -21,6 +22,7 @@ from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.beams import search_alone
+from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.runner import VOCAB, continuation, digest, prompt_row, tensor_row
 
@@ -37,6 +39,8 @@ TENSORS = [
     TensorParams(("context_logits",)),
 ]
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
+EVENT_BUFFER = 1 << 16
+"""More events than one rule brings."""
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
 
@@ -144,6 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
                 schedulers=SchedulerNames(policy),
                 priority_aging_seconds=aging,
                 max_draft_batch=draft_batch,
+                kv_event_buffer=EVENT_BUFFER,
             ),
             policy,
         )
@@ -159,6 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.pauses = 0
         """Pauses where nobody may be paused: after failed steps."""
         self.routers = [RouterView(), RouterView()]
+        self.follower = CacheFollower()
         self.disturbed: set[int] = set()
         """Requests that may end otherwise than by themselves."""
         self.superseded: set[tuple[int, int]] = set()
@@ -287,6 +293,13 @@ class EngineMachine(RuleBasedStateMachine):
                 assert stream.tokens == expected[: len(stream.tokens)]
                 self.checked[key] = len(stream.tokens)
 
+    @invariant()
+    def events_say_what_is_in_the_cache(self):
+        if hasattr(self, "bench"):
+            self.follower.read(self.bench.cache.tiers.events)
+            assert self.follower.blocks == contents(self.bench.cache.tiers)
+            assert self.follower.dropped == 0
+
     def teardown(self):
         if not hasattr(self, "bench"):
             return
@@ -298,6 +311,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.count(0, 1)
         self.bench.run()
         self.outputs_are_right_so_far()
+        self.events_say_what_is_in_the_cache()
         for router in self.routers:
             router.read_changes(self.bench)
         assert self.bench.cache.pool.available == self.bench.cache.pool.num_blocks

@@ -4,8 +4,11 @@ import structlog
 import zmq
 
 from engine_worker.hooks import Report
+from engine_worker.kvcache.events import EventLog
+from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
+from sluice.ring.cache_events import CacheEvents, Created, ReadCacheEvents
 from sluice.ring.calls import CallAnswer, RankAnswer
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
@@ -14,6 +17,10 @@ from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.ring.timing import ROUTER_SILENCE_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
+
+
+def no_events() -> list:
+    return []
 
 
 def test_a_router_gets_heartbeats_until_its_hellos_stop():
@@ -59,7 +66,9 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     routers.on_hello(Hello("r0", "mem://r0"))
     routers.on_hello(Hello("r1", "mem://r1"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
-    heartbeats = Heartbeats(None, routers, lambda: heartbeat, stats_log, lambda heard: None, structlog.get_logger())
+    heartbeats = Heartbeats(
+        None, routers, lambda: heartbeat, stats_log, lambda heard: None, no_events, structlog.get_logger()
+    )
     stats_log.append(Report(StepStats(iteration=1), []))
     heartbeats._send()
     lanes["mem://r1"].full = True
@@ -89,7 +98,7 @@ def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, 
         routers = RouterTable()
         heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
         heartbeats = Heartbeats(
-            context, routers, lambda: heartbeat, StatsLog(), lambda heard: None, structlog.get_logger()
+            context, routers, lambda: heartbeat, StatsLog(), lambda heard: None, no_events, structlog.get_logger()
         )
         monkeypatch.setattr(Lane, "send", refuse_first(Lane.send))
         heartbeats.start()
@@ -130,7 +139,9 @@ def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monk
     routers = RouterTable(Clock())
     routers.on_hello(Hello("r0", "mem://r0"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
-    heartbeats = Heartbeats(None, routers, lambda: heartbeat, StatsLog(), lambda heard: None, structlog.get_logger())
+    heartbeats = Heartbeats(
+        None, routers, lambda: heartbeat, StatsLog(), lambda heard: None, no_events, structlog.get_logger()
+    )
     heartbeats._send()
     lane.full = True
     heartbeats.answer("mem://r0", CallAnswer(1, 2, [RankAnswer(0, "3")]))
@@ -141,3 +152,38 @@ def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monk
     assert [message for message in lane.messages if isinstance(message, CallAnswer)] == [
         CallAnswer(1, 2, [RankAnswer(0, "3")])
     ]
+
+
+def test_cache_events_go_with_a_heartbeat_to_those_who_asked(monkeypatch):
+    lane = MemoryLane("mem://r0")
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_, **__: lane)
+    routers = RouterTable(Clock())
+    routers.on_hello(Hello("r0", "mem://r0"))
+    heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
+    reads = EventReads(EventLog(8, 4, 2), "e", 1)
+    heartbeats = Heartbeats(
+        None, routers, lambda: heartbeat, StatsLog(), lambda heard: None, reads.take, structlog.get_logger()
+    )
+    heartbeats._send()
+    assert reads.put(ReadCacheEvents(1, "mem://r0", 5, 0))
+    assert reads.put(ReadCacheEvents(1, "mem://nobody", 6, 0))
+    lane.full = True
+    heartbeats._send_events()
+    lane.full = False
+    # What did not get out is asked for again.
+    heartbeats._send_events()
+    assert not any(isinstance(message, CacheEvents) for message in lane.messages)
+    assert reads.put(ReadCacheEvents(1, "mem://r0", 5, 0))
+    heartbeats._send_events()
+    assert lane.messages[-1] == CacheEvents("e", 1, 5, 0, 0, [Created([4, 2])])
+
+
+def test_reads_of_events_are_bounded(monkeypatch):
+    monkeypatch.setattr("engine_worker.ringside.event_reads.MAX_READS", 2)
+    reads = EventReads(EventLog(8, 4, 2), "e", 1)
+    asked = [reads.put(ReadCacheEvents(1, "mem://r0", reader, 0)) for reader in (5, 6, 7, 6)]
+    assert asked == [True, True, False, True]
+    assert not reads.put(ReadCacheEvents(2, "mem://r0", 8, 0))
+    assert [answer.reader for _, answer in reads.take()] == [5, 6]
+    assert not list(reads.take())
+    assert not EventReads(None, "e", 1).put(ReadCacheEvents(1, "mem://r0", 5, 0))

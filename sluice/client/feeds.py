@@ -1,0 +1,95 @@
+"""The endless streams of AdminService: statistics of steps, KV cache events. They end with their router."""
+
+import asyncio
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+
+from sluice.client.connection import Router, Routers
+from sluice.client.errors import from_rpc_error, is_task_cancelled
+from sluice.client.streams import AsyncOpenCall, OpenCall
+from sluice.v1 import admin_pb2 as pb
+
+R = TypeVar("R")
+
+
+class Feed(OpenCall, Generic[R]):
+    """Iterator of responses of one router. Raises SluiceError; the next feed is of the next router."""
+
+    def __init__(self, routers: Routers, method: str, request: Any, timeout: float | None) -> None:
+        """Returns once the server has begun, or has refused the call: then the first `next` raises."""
+        self._routers, self._router = routers, routers.current
+        super().__init__(_start(routers, self._router, method, request, timeout))
+        self._call.initial_metadata()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        try:
+            found: R = next(self._call)
+        except grpc.RpcError as error:
+            if self._closed.is_set():
+                raise StopIteration from None
+            self._routers.skip(self._router)
+            raise from_rpc_error(error) from None
+        return found
+
+
+class AsyncFeed(AsyncOpenCall, Generic[R]):
+    """Asynchronous iterator of responses of one router. Raises SluiceError; the next feed is of the next router."""
+
+    def __init__(self, routers: Routers, method: str, request: Any, timeout: float | None) -> None:
+        self._routers, self._router = routers, routers.current
+        super().__init__(_start(routers, self._router, method, request, timeout))
+
+    async def started(self) -> None:
+        """Wait until the server has begun, or has refused the call: then the iteration raises."""
+        await self._call.initial_metadata()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        try:
+            found: R = await anext(self._incoming)
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            if is_task_cancelled():
+                raise
+            if self._closed.is_set():
+                raise StopAsyncIteration from None
+            self._routers.skip(self._router)
+            raise from_rpc_error(error) from None
+        return found
+
+
+class Steps(Feed[pb.StreamStepsResponse]):
+    """Iterator of `StreamStepsResponse`: every engine step from now on. Silent while engines idle; endless."""
+
+    def __init__(self, routers: Routers, timeout: float | None) -> None:
+        super().__init__(routers, "StreamSteps", pb.StreamStepsRequest(), timeout)
+
+
+class AsyncSteps(AsyncFeed[pb.StreamStepsResponse]):
+    """Asynchronous iterator of `StreamStepsResponse`: every engine step after `started`, silent while engines idle."""
+
+    def __init__(self, routers: Routers, timeout: float | None) -> None:
+        super().__init__(routers, "StreamSteps", pb.StreamStepsRequest(), timeout)
+
+
+class CacheEvents(Feed[pb.StreamCacheEventsResponse]):
+    """Iterator of `StreamCacheEventsResponse`: the KV cache events that engines keep, then each new one; endless."""
+
+    def __init__(self, routers: Routers, engine_id: str, timeout: float | None) -> None:
+        super().__init__(routers, "StreamCacheEvents", pb.StreamCacheEventsRequest(engine_id=engine_id), timeout)
+
+
+class AsyncCacheEvents(AsyncFeed[pb.StreamCacheEventsResponse]):
+    """The same, asynchronous."""
+
+    def __init__(self, routers: Routers, engine_id: str, timeout: float | None) -> None:
+        super().__init__(routers, "StreamCacheEvents", pb.StreamCacheEventsRequest(engine_id=engine_id), timeout)
+
+
+def _start(routers: Routers, router: Router, method: str, request: Any, timeout: float | None) -> Any:
+    return routers.start(router, lambda each: getattr(each.admin, method), request, timeout)

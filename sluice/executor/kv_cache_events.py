@@ -1,0 +1,220 @@
+"""KV cache events: buffered until the caller reads them, under TensorRT-LLM's names."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from sluice.client import SluiceError
+from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.waiting import Timeout, wait_for
+from sluice.v1 import admin_pb2 as pb
+
+CAPACITY = 1 << 14
+"""Events that wait to be read. Further ones wait in the engines' buffers."""
+LEVELS = {pb.CACHE_TIER_DEVICE: 0, pb.CACHE_TIER_HOST: 1}
+
+
+class UniqueToken(NamedTuple):
+    token_id: int
+    token_extra_id: int = 0
+    """Of prompt embeddings; there are none here."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheCreatedData:
+    """The engine has started, with an empty cache."""
+
+    num_blocks_per_cache_level: tuple[int, ...]
+    """On the device, and in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStoredBlockData:
+    block_hash: int
+    tokens: tuple[UniqueToken, ...]
+    lora_id: str | None
+    """Hash of the adapter's weights."""
+    cache_level: int
+    """0: on the device, 1: in host memory."""
+    priority: int
+    """0 (evicted first) to 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStoredData:
+    """A block can be reused now."""
+
+    parent_hash: int | None
+    """Of the block before it; None: it is the first of its prompt."""
+    blocks: tuple[KVCacheStoredBlockData, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheRemovedData:
+    """Blocks have left all cache levels."""
+
+    block_hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheEventDiff:
+    old_value: int
+    new_value: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheUpdatedData:
+    """A block moved, or changed its priority. None: not changed."""
+
+    block_hash: int
+    cache_level: KVCacheEventDiff | None
+    priority: KVCacheEventDiff | None
+
+
+KVCacheEventData = KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheEvent:
+    event_id: int
+    """Number in its engine, from 0, without gaps."""
+    data: KVCacheEventData
+    engine_id: str
+    engine_epoch: int
+    """Changes when the engine restarts."""
+    dropped: int
+    """Events before this one that were dropped, since they were read too slowly."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, in the form of TensorRT-LLM's `LLM.get_kv_cache_events`."""
+        origin = {"engine_id": self.engine_id, "engine_epoch": self.engine_epoch, "dropped": self.dropped}
+        return {"event_id": self.event_id, "data": _data_as_dict(self.data)} | origin
+
+
+class UnknownEventError(SluiceError):
+    """The server has events that this version of the library does not know."""
+
+
+class KVCacheEventLog:
+    """Events of all engines, until they are read; those that came before are left out."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._events: deque[KVCacheEvent] = deque()
+        self._next: dict[str, tuple[int, int]] = {}
+        """(epoch, number of the next event) by engine."""
+        self._error: SluiceError | None = None
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        return len(self._events) >= self._capacity
+
+    def put(self, response: pb.StreamCacheEventsResponse) -> None:
+        """Raises UnknownEventError."""
+        engine, epoch = response.engine_id, response.engine_epoch
+        with self._lock:
+            known, following = self._next.get(engine, (epoch, 0))
+            # Another router begins with the oldest events again.
+            following = following if known == epoch else 0
+            for event in response.events:
+                if event.event_id >= following:
+                    dropped = event.event_id - following
+                    self._events.append(KVCacheEvent(event.event_id, _read(event), engine, epoch, dropped))
+                    following = event.event_id + 1
+            self._next[engine] = epoch, following
+            self._condition.notify_all()
+
+    def fail(self, error: SluiceError) -> None:
+        with self._lock:
+            self._error = error
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._condition.notify_all()
+
+    def take(self, timeout: Timeout) -> list[KVCacheEvent]:
+        """All that have come; empty at the timeout. Raises SluiceError; RuntimeError once closed and empty."""
+        with self._lock:
+            wait_for(self._condition, lambda: bool(self._events) or self._closed or self._error is not None, timeout)
+            found = list(self._events)
+            self._events.clear()
+            if not found and self._error is not None:
+                raise self._error
+            if not found and self._closed:
+                raise RuntimeError(SHUT_DOWN)
+            return found
+
+
+def _read(event: pb.CacheEvent) -> KVCacheEventData:
+    kind = event.WhichOneof("data")
+    if kind is None:
+        raise UnknownEventError(f"the KV cache event {event.event_id} is of a kind that this library does not know")
+    return _READERS[kind](getattr(event, kind))
+
+
+def _read_created(created: pb.CacheCreated) -> KVCacheCreatedData:
+    return KVCacheCreatedData((created.device_blocks, created.host_blocks))
+
+
+def _read_stored(stored: pb.CacheStored) -> KVCacheStoredData:
+    tokens = tuple(map(UniqueToken, stored.token_ids))
+    adapter = stored.adapter_version or None
+    block = KVCacheStoredBlockData(stored.block_hash, tokens, adapter, LEVELS[stored.tier], stored.priority)
+    return KVCacheStoredData(stored.parent_hash if stored.HasField("parent_hash") else None, (block,))
+
+
+def _read_removed(removed: pb.CacheRemoved) -> KVCacheRemovedData:
+    return KVCacheRemovedData(tuple(removed.block_hashes))
+
+
+def _read_updated(updated: pb.CacheUpdated) -> KVCacheUpdatedData:
+    level = _diff(LEVELS[updated.old_tier], LEVELS[updated.new_tier])
+    return KVCacheUpdatedData(updated.block_hash, level, _diff(updated.old_priority, updated.new_priority))
+
+
+_READERS: dict[str, Callable[[Any], KVCacheEventData]] = {
+    "created": _read_created,
+    "stored": _read_stored,
+    "removed": _read_removed,
+    "updated": _read_updated,
+}
+
+
+def _diff(old: int, new: int) -> KVCacheEventDiff | None:
+    return None if old == new else KVCacheEventDiff(old, new)
+
+
+def _data_as_dict(data: KVCacheEventData) -> dict[str, Any]:
+    match data:
+        case KVCacheCreatedData():
+            return {"type": "created", "num_blocks_per_cache_level": list(data.num_blocks_per_cache_level)}
+        case KVCacheStoredData():
+            blocks = [_block_as_dict(block) for block in data.blocks]
+            return {"type": "stored", "parent_hash": data.parent_hash, "blocks": blocks}
+        case KVCacheRemovedData():
+            return {"type": "removed", "block_hashes": list(data.block_hashes)}
+        case KVCacheUpdatedData():
+            level, priority = _diff_as_dict(data.cache_level), _diff_as_dict(data.priority)
+            return {"type": "updated", "block_hash": data.block_hash, "cache_level": level, "priority": priority}
+
+
+def _block_as_dict(block: KVCacheStoredBlockData) -> dict[str, Any]:
+    return {
+        "type": "stored_block",
+        "block_hash": block.block_hash,
+        "tokens": [{"type": "unique_token"} | token._asdict() for token in block.tokens],
+        "lora_id": block.lora_id,
+        "cache_level": block.cache_level,
+        "priority": block.priority,
+    }
+
+
+def _diff_as_dict(diff: KVCacheEventDiff | None) -> dict[str, Any] | None:
+    return None if diff is None else {"type": "event_diff"} | asdict(diff)

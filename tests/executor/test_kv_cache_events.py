@@ -1,0 +1,155 @@
+"""KV cache events under TensorRT-LLM's names."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from sluice.client import InvalidRequest
+from sluice.executor import (
+    GenerationExecutor,
+    KVCacheCreatedData,
+    KVCacheEventDiff,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+    UniqueToken,
+)
+from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
+from sluice.v1 import admin_pb2 as pb
+from tests.fakes.server import Failure
+
+DEVICE, HOST = pb.CACHE_TIER_DEVICE, pb.CACHE_TIER_HOST
+EVENTS = [
+    pb.CacheEvent(event_id=0, created=pb.CacheCreated(device_blocks=8, host_blocks=4)),
+    pb.CacheEvent(
+        event_id=1,
+        stored=pb.CacheStored(block_hash=2**64 - 1, token_ids=[5, 6], tier=DEVICE, priority=35),
+    ),
+    pb.CacheEvent(
+        event_id=2,
+        stored=pb.CacheStored(
+            block_hash=9, parent_hash=0, token_ids=[7, 8], tier=HOST, priority=80, adapter_version="ab"
+        ),
+    ),
+    pb.CacheEvent(
+        event_id=3,
+        updated=pb.CacheUpdated(block_hash=9, old_tier=DEVICE, new_tier=HOST, old_priority=80, new_priority=80),
+    ),
+    pb.CacheEvent(
+        event_id=4,
+        updated=pb.CacheUpdated(block_hash=9, old_tier=HOST, new_tier=HOST, old_priority=80, new_priority=35),
+    ),
+    pb.CacheEvent(event_id=5, removed=pb.CacheRemoved(block_hashes=[9, 2**64 - 1])),
+]
+
+
+def response(events=EVENTS, engine: str = "e", epoch: int = 1) -> pb.StreamCacheEventsResponse:
+    return pb.StreamCacheEventsResponse(engine_id=engine, engine_epoch=epoch, events=events)
+
+
+def numbered(*numbers: int) -> list[pb.CacheEvent]:
+    return [pb.CacheEvent(event_id=number, removed=pb.CacheRemoved(block_hashes=[number])) for number in numbers]
+
+
+def test_every_kind(address, script) -> None:
+    script.cache_events = [response()]
+    with GenerationExecutor.connect(address) as executor:
+        found = executor.get_kv_cache_events(timeout=60)
+        assert executor.get_kv_cache_events() == []
+    tokens = (UniqueToken(5), UniqueToken(6)), (UniqueToken(7), UniqueToken(8))
+    assert [event.data for event in found] == [
+        KVCacheCreatedData((8, 4)),
+        KVCacheStoredData(None, (KVCacheStoredBlockData(2**64 - 1, tokens[0], None, 0, 35),)),
+        KVCacheStoredData(0, (KVCacheStoredBlockData(9, tokens[1], "ab", 1, 80),)),
+        KVCacheUpdatedData(9, KVCacheEventDiff(0, 1), None),
+        KVCacheUpdatedData(9, None, KVCacheEventDiff(80, 35)),
+        KVCacheRemovedData((9, 2**64 - 1)),
+    ]
+    assert [(event.event_id, event.engine_id, event.engine_epoch, event.dropped) for event in found] == [
+        (number, "e", 1, 0) for number in range(6)
+    ]
+    assert [event.as_dict()["data"] for event in found[2:5]] == [
+        {
+            "type": "stored",
+            "parent_hash": 0,
+            "blocks": [
+                {
+                    "type": "stored_block",
+                    "block_hash": 9,
+                    "tokens": [{"type": "unique_token", "token_id": each, "token_extra_id": 0} for each in (7, 8)],
+                    "lora_id": "ab",
+                    "cache_level": 1,
+                    "priority": 80,
+                }
+            ],
+        },
+        {
+            "type": "updated",
+            "block_hash": 9,
+            "cache_level": {"type": "event_diff", "old_value": 0, "new_value": 1},
+            "priority": None,
+        },
+        {
+            "type": "updated",
+            "block_hash": 9,
+            "cache_level": None,
+            "priority": {"type": "event_diff", "old_value": 80, "new_value": 35},
+        },
+    ]
+
+
+async def test_in_another_event_loop(address, script) -> None:
+    script.cache_events = [response()]
+    with GenerationExecutor.connect(address) as executor:
+        assert len(await executor.aget_kv_cache_events(60)) == len(EVENTS)
+        assert await executor.aget_kv_cache_events(0.01) == []
+        waiting = asyncio.create_task(executor.aget_kv_cache_events(None))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.get_kv_cache_events()
+
+
+def test_nothing_is_asked_for_before_the_first_call(address, script) -> None:
+    with GenerationExecutor.connect(address) as executor:
+        assert not any(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen)
+        executor.get_kv_cache_events(0.2)
+        executor.get_kv_cache_events(0.2)
+    assert sum(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen) == 1
+
+
+def test_a_server_that_keeps_none(address, script) -> None:
+    with GenerationExecutor.connect(address) as executor:
+        script.failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, "engine_id: kv_event_buffer is 0")
+        with pytest.raises(InvalidRequest, match="kv_event_buffer"):
+            executor.get_kv_cache_events(60)
+
+
+def test_another_router_repeats_what_is_left_out() -> None:
+    log = KVCacheEventLog()
+    for events in (numbered(0, 1, 2), numbered(1, 2, 3), numbered(7, 8)):
+        log.put(response(events))
+    log.put(response(numbered(0, 1), engine="other"))
+    log.put(response(numbered(2), epoch=2))
+    found = [(event.engine_id, event.event_id, event.dropped) for event in log.take(0)]
+    first = [("e", 0, 0), ("e", 1, 0), ("e", 2, 0), ("e", 3, 0), ("e", 7, 3), ("e", 8, 0)]
+    assert found == [*first, ("other", 0, 0), ("other", 1, 0), ("e", 2, 2)]
+
+
+def test_a_program_that_does_not_read_receives_no_more(address, script, monkeypatch) -> None:
+    monkeypatch.setattr(KVCacheEventLog.__init__, "__defaults__", (2,))
+    script.cache_events = [response(numbered(number)) for number in range(50)]
+    with GenerationExecutor.connect(address) as executor:
+        found = []
+        while len(found) < 50:
+            received = executor.get_kv_cache_events(60)
+            assert 0 < len(received) <= 2
+            found += received
+    assert [event.event_id for event in found] == list(range(50))
+
+
+def test_an_event_of_a_newer_server() -> None:
+    with pytest.raises(UnknownEventError, match="event 3"):
+        KVCacheEventLog().put(response([pb.CacheEvent(event_id=3)]))

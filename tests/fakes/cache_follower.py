@@ -1,0 +1,61 @@
+"""A user who follows an engine's KV cache events: what is in the cache, from the events alone."""
+
+from typing import NamedTuple
+
+from engine_worker.kvcache.events import EventLog
+from engine_worker.kvcache.tiers import Tiers
+from sluice.ring.cache_events import CacheEvent, Created, Removed, Stored, Tier, Updated
+from sluice.ring.hashing import short_hash
+
+
+class Block(NamedTuple):
+    tokens: tuple[int, ...]
+    tier: Tier
+    priority: int
+
+
+class CacheFollower:
+    """Fails where an event does not fit what came before it."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.dropped = 0
+        self.blocks: dict[int, Block] = {}
+        self.parents: dict[int, int | None] = {}
+        """Of every block that was ever stored."""
+        self.adapters: dict[int, str] = {}
+
+    def read(self, log: EventLog) -> None:
+        while (found := log.since(self.next)).events:
+            self.dropped += found.first - self.next
+            for event in found.events:
+                self.take(event)
+            self.next = found.first + len(found.events)
+
+    def take(self, event: CacheEvent) -> None:
+        match event:
+            case Created():
+                assert not self.blocks
+            case Stored():
+                assert event.block not in self.blocks
+                self.blocks[event.block] = Block(tuple(event.tokens), Tier.DEVICE, event.priority)
+                self.parents[event.block] = event.parent
+                self.adapters[event.block] = event.adapter
+            case Removed():
+                for block in event.blocks:
+                    del self.blocks[block]
+            case Updated():
+                assert (event.old_tier, event.old_priority) != (event.tier, event.priority)
+                tokens, *state = self.blocks[event.block]
+                assert state == [event.old_tier, event.old_priority]
+                self.blocks[event.block] = Block(tokens, event.tier, event.priority)
+
+
+def contents(tiers: Tiers) -> dict[int, Block]:
+    """What the events should lead to."""
+    found = {}
+    for tier, pool in ((Tier.DEVICE, tiers.device), (Tier.HOST, tiers.host)):
+        for block, content in pool.contents():
+            retention = pool.retention(block)
+            found[short_hash(content.hash)] = Block(content.tokens, tier, retention[0].priority)
+    return found

@@ -1,0 +1,88 @@
+"""KV cache events of a real ring: the example of docs/kv_cache.md, and an engine that is killed."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from sluice import Client
+from sluice.launch import Ring
+from sluice.v1 import admin_pb2
+
+PAGE = Path(__file__).parents[2] / "docs" / "kv_cache.md"
+BLOCK = 16
+PROMPT = list(range(100, 150))
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def ring():
+    settings = {"tokens_per_block": BLOCK, "kv_event_buffer": 1000, "kv_cache_tokens": 2048, "max_batch_size": 4}
+    with Ring(engines=1, detokenizers=1, engine_args=settings) as ring:
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def client(ring):
+    with Client(ring.address, timeout=PATIENCE) as client:
+        yield client
+
+
+def generate(client, prompt) -> None:
+    client.generate(prompt, max_tokens=2, temperature=0.0, ignore_eos=True)
+
+
+def read(responses, until) -> list:
+    events = []
+    while not any(until(event) for event in events):
+        events += next(responses).events
+    return events
+
+
+def test_the_example_of_the_page(ring, client):
+    following, naming = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    generate(client, PROMPT)
+    # No other text is on the page: it is ours.
+    names = {"address": ring.address}
+    exec(following, names)
+    assert list(names["blocks"].values()) == [PROMPT[start : start + BLOCK] for start in range(0, 48, BLOCK)]
+    (engine,) = client.stats().engines
+    naming_names = {
+        "fingerprint": engine.model_fingerprint,
+        "token_ids": PROMPT,
+        "tokens_per_block": engine.tokens_per_kv_block,
+    }
+    exec(naming, naming_names)
+    assert naming_names["hashes"] == list(names["blocks"])
+
+
+def test_a_killed_engine_begins_again(ring, client):
+    generate(client, PROMPT)
+    with client.stream_cache_events("engine-0", timeout=PATIENCE) as responses:
+        first = next(responses)
+        assert first.events[0].created.device_blocks == 2048 // BLOCK
+        os.kill(ring.pids["engine-0"], signal.SIGKILL)
+        generate(client, PROMPT)
+        again = next(responses)
+        while again.engine_epoch == first.engine_epoch:
+            again = next(responses)
+        events = list(again.events)
+        assert (events[0].event_id, events[0].dropped) == (0, 0)
+        assert events[0].created.device_blocks == 2048 // BLOCK
+        if not any(event.HasField("stored") for event in events):
+            events += read(responses, lambda event: event.HasField("stored"))
+        stored = [event.stored for event in events if event.HasField("stored")]
+        assert list(stored[0].token_ids) == PROMPT[:BLOCK]
+        assert not stored[0].HasField("parent_hash")
+
+
+def test_a_flush_removes_what_was_stored(client):
+    generate(client, [7, *PROMPT])
+    with client.stream_cache_events(timeout=PATIENCE) as responses:
+        client._routers.current.admin.FlushCache(admin_pb2.FlushCacheRequest())
+        events = read(responses, lambda event: event.HasField("removed"))
+    stored = {event.stored.block_hash for event in events if event.HasField("stored")}
+    removed = {block for event in events for block in event.removed.block_hashes}
+    assert removed == stored != set()
