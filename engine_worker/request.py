@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from engine_worker.beams import BeamSearch
 from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
@@ -264,6 +265,8 @@ class Request:
         """None: the request does not say how long to keep its blocks."""
         self.arrived_at = now
         self.max_drafts = max_drafts
+        self.proposals = Proposals.of(spec)
+        """None: all tokens are drawn plainly."""
         self.has_tensors = bool(spec.tensors)
         self.num_scored = 0
         """Of the prompt's log-probabilities, how many are among the responses."""

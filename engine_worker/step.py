@@ -12,6 +12,8 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sluice.ring.adapters import AdapterFiles
 from sluice.ring.calls import MethodCall, RankAnswer
@@ -26,6 +28,16 @@ class SequenceProgram(Protocol):
 
     def fork(self) -> "SequenceProgram":
         """Its copy, for another sequence that begins with the same tokens. Not while a draw with it is in flight."""
+
+
+class Proposal(msgspec.Struct, frozen=True, eq=False):
+    """A token that was drawn from another distribution, to be accepted or rejected; see `sampling.rejection`."""
+
+    token: int
+    logits: NDArray[np.float32]
+    """[vocab], of that distribution."""
+    threshold: float | None
+    """None: random."""
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -46,6 +58,8 @@ class Draw(msgspec.Struct, frozen=True):
     """Guesses between `output` and this token."""
     candidates: int = 0
     """Of a beam: how many of the most likely tokens are wanted, instead of one that is chosen."""
+    proposal: Proposal | None = None
+    """Accepted, or the token is drawn from what remains; None: drawn plainly."""
 
 
 class Scored(msgspec.Struct, frozen=True):

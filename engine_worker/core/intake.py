@@ -11,6 +11,7 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.request import Request, remaining
+from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import Preparation, Runner, SequenceProgram
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
@@ -238,6 +239,9 @@ class Intake:
         drafted = spec.speculation.draft_token_ids
         if drafted and not 0 <= min(drafted) <= max(drafted) < terms.vocab_size:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {terms.vocab_size - 1}")
+        problem = proposals_problem(spec, terms.vocab_size)
+        if problem is not None:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
         problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec)
         return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 

@@ -4,6 +4,8 @@ from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from engine_worker.core.tensors import kept_rows
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
@@ -43,6 +45,8 @@ class InFlightStep:
     launched: Launched | Exception
     num_drafted: int
     """Tokens, of all its sequences."""
+    has_proposals: bool
+    """Whether the caller's distribution decides about one of its draws."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
     kept: tuple[Kept, ...] = ()
@@ -53,19 +57,19 @@ class InFlightStep:
         cls, runner: Runner, schedule: Schedule, drafting: Drafting, moves: tuple[Move, ...], start: float
     ) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
-        entries, slices, num_draws, num_drafted, kept = plan(schedule, drafting)
+        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(schedule, drafting)
         try:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        return cls(schedule, entries, num_draws, moves, launched, num_drafted, start, tuple(kept))
+        return cls(schedule, entries, num_draws, moves, launched, num_drafted, has_proposals, start, tuple(kept))
 
     @property
     def decides_next(self) -> bool:
         """Whether the next step cannot be planned without its results: sequences that await a prompt get their first
-        token from it, or it has drafts."""
+        token from it, it has drafts, or whether the caller's draft is followed decides how the next token is drawn."""
         context = self.entries[len(self.schedule.generation) :]
-        return self.num_drafted > 0 or any(len(entry.drawers) > 1 for entry in context)
+        return self.num_drafted > 0 or self.has_proposals or any(len(entry.drawers) > 1 for entry in context)
 
     def collect(self) -> "StepResults":
         """Wait for the results. Raises whatever the runner raises, RuntimeError on a wrong count."""
@@ -107,6 +111,7 @@ class StepPlan(NamedTuple):
     num_draws: int
     """In the order of the entries' drawers."""
     num_drafted: int
+    has_proposals: bool
     kept: list[Kept]
     """Of all entries."""
 
@@ -118,6 +123,7 @@ def plan(schedule: Schedule, drafting: Drafting) -> StepPlan:
     slices: list[Slice] = []
     wanted: list[Kept] = []
     draw = num_drafted = 0
+    proposing = False
     proposed = drafting.propose(schedule)
     for sequence in schedule.generation:
         request = sequence.request
@@ -141,6 +147,8 @@ def plan(schedule: Schedule, drafting: Drafting) -> StepPlan:
                 sequence.due = False
         sequence.num_inflight += 1
         draw += 1
+        if request.proposals is not None:
+            proposing |= _proposes(slices[-1])
     for chunk in schedule.context:
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
@@ -154,7 +162,13 @@ def plan(schedule: Schedule, drafting: Drafting) -> StepPlan:
         for drawer in drawers:
             _expect(drawer, draw)
             draw += 1
-    return StepPlan(entries, slices, draw, num_drafted, wanted)
+        if sequence.request.proposals is not None:
+            proposing |= _proposes(slices[-1])
+    return StepPlan(entries, slices, draw, num_drafted, proposing, wanted)
+
+
+def _proposes(part: Slice) -> bool:
+    return any(draw.proposal is not None for draw in part.draws)
 
 
 def _expect(sequence: Sequence, draw: int) -> None:
@@ -211,4 +225,8 @@ def _draw(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
     spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
     candidates = 0 if request.search is None else request.search.num_candidates
-    return Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates)
+    draw = Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates)
+    if request.proposals is None or sequence.num_promised:
+        # A token is promised while the next one is planned only if it was drawn plainly: the draft is over.
+        return draw
+    return replace(draw, proposal=request.proposals.after(sequence.output, drafted))

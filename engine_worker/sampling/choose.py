@@ -1,4 +1,4 @@
-"""The three ways to choose a token from scores: greedy, sampled through filters, sampled from the whole vocabulary.
+"""Three ways to choose a token from scores: greedy, sampled through filters, sampled from the whole vocabulary.
 
 Each is built from draws on the host, sent to the device, and called there with scores [N, vocab] float32, one row per
 draw, which it does not modify. The vocabulary is never sorted where a few candidates suffice.
@@ -74,8 +74,8 @@ class Filters(NamedTuple):
             torch.tensor(min_p) if max(min_p) > [0.0] else None,
         )
 
-    def rows(self, index: Tensor) -> "Filters":
-        """The rows at index [n] int64."""
+    def rows(self, index: Tensor | slice) -> "Filters":
+        """The rows at index, [n] int64 or a slice."""
         top_p, min_p = (None if column is None else column[index] for column in (self.top_p, self.min_p))
         return Filters(self.top_k[index], top_p, min_p)
 
@@ -128,8 +128,8 @@ class Filtered(NamedTuple):
         sampling = [draw.sampling for draw in draws]
         unlimited = [i for i, params in enumerate(sampling) if params.top_p < 1.0 and not params.top_k]
         return Filtered(
-            _temperature(draws),
-            _keys(draws),
+            temperature_of(draws),
+            keys_of(draws),
             Filters.of(sampling),
             torch.tensor(unlimited) if unlimited else None,
             FEW if all(0 < params.top_k < FEW for params in sampling) else CANDIDATES,
@@ -176,7 +176,7 @@ class Unfiltered(NamedTuple):
 
     @staticmethod
     def of(draws: Sequence[Draw]) -> "Unfiltered":
-        return Unfiltered(_temperature(draws), _keys(draws), Filters.of([draw.sampling for draw in draws]).min_p)
+        return Unfiltered(temperature_of(draws), keys_of(draws), Filters.of([draw.sampling for draw in draws]).min_p)
 
     def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
         # min-p is relative to the most likely token, in logits: log(min_p) below the best.
@@ -187,11 +187,11 @@ class Unfiltered(NamedTuple):
         return Chosen(tokens.gather(1, winner).squeeze(1), finite(best.squeeze(1)))
 
 
-def _temperature(draws: Sequence[Draw]) -> Tensor:
+def temperature_of(draws: Sequence[Draw]) -> Tensor:
     return torch.tensor([[draw.sampling.temperature] for draw in draws])
 
 
-def _keys(draws: Sequence[Draw]) -> Tensor:
+def keys_of(draws: Sequence[Draw]) -> Tensor:
     return torch.tensor([[noise_key(draw.sampling.seed, draw.sequence, draw.position)] for draw in draws])
 
 

@@ -49,6 +49,12 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
     return _shifted(x, 64 - BITS)
 
 
+def uniform(keys: Tensor) -> Tensor:
+    """In (0, 1), float64, one of each key: independent of its tokens' noise."""
+    # The output of the key's generator that belongs to no token.
+    return random_bits(keys, torch.full_like(keys, -1)).double().add_(0.5).mul_(2.0**-BITS)
+
+
 def gumbel(bits: Tensor) -> Tensor:
     """Random bits -> float64 noise, -log(-log(u))."""
     # In float64 the two logarithms are good to 1e-15, so that all machines agree on the winner.

@@ -20,11 +20,12 @@ from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
+from engine_worker.sampling.rejection import Rejection
 from engine_worker.sampling.rules import Edits
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
-Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates]
+Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates] | type[Rejection]
 
 
 class AskedMasks(NamedTuple):
@@ -111,7 +112,7 @@ class SamplingGroup(NamedTuple):
     draws: list[int]
     """Indices of the draws, by row."""
     edits: LogitEdits | None
-    choose: Greedy | Unfiltered | Filtered | Candidates
+    choose: Greedy | Unfiltered | Filtered | Candidates | Rejection
 
 
 class LogprobRows(NamedTuple):
@@ -256,6 +257,8 @@ def _kind(draw: Draw) -> Kind:
         return Candidates
     if sampling.greedy:
         return Greedy
+    if draw.proposal is not None:
+        return Rejection
     return Filtered if sampling.top_k or sampling.top_p < 1.0 else Unfiltered
 
 

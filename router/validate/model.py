@@ -6,6 +6,7 @@ from typing import Any
 
 from router.errors import Range
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.message import MAX_DRAFT_LOGITS_BYTES
 from sluice.ring.params import SamplingParams
 from sluice.settings.router import ClientLimits
 
@@ -111,6 +112,7 @@ class Limits:
     """Of no_repeat_ngram_size: an engine keeps every n-gram."""
     draft_tokens: int = 64
     """Per output and step."""
+    draft_logits_bytes: int = MAX_DRAFT_LOGITS_BYTES
     listed_ids: int = 16_384
     """In bad, allowed or stop_token_ids."""
     messages: int = 4096

@@ -15,6 +15,7 @@ from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
+from router.validate.speculation import parse_speculation
 from router.validate.tensors import parse_tensors
 from sluice.ring.adapters import Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
@@ -149,7 +150,7 @@ def parse(
         resume=resume,
         engine_deaths=spec.engine_deaths,
         guide=parse_guide(spec.guided, limits, bad),
-        speculation=_speculation(spec.speculation, model, limits, bad),
+        speculation=parse_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=resume_model,
         adapter=adapter,
@@ -267,17 +268,6 @@ def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> flo
     if not spec.HasField("time_limit"):
         return None
     return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)
-
-
-def _speculation(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
-    field, most = "spec.speculation", None
-    if message.HasField("max_draft_tokens"):
-        most = message.max_draft_tokens
-        bad.within(f"{field}.max_draft_tokens", most, Range(0, limits.draft_tokens))
-    ids_field, ids = f"{field}.draft_token_ids", message.draft_token_ids
-    if bad.at_most(ids_field, len(ids), model.max_context_tokens, "ids"):
-        bad.token_ids(ids_field, ids, model.vocab_size)
-    return Speculation(most, tuple(ids))
 
 
 def _resume(

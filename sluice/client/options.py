@@ -39,7 +39,8 @@ class Options(TypedDict, total=False):
 
     Each is documented at the field of the same name in sluice/v1/generation.proto and sampling.proto. Fields that are
     messages there take a mapping of the same shape, such as `guided={"regex": "[a-z]+"}` or
-    `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are in seconds.
+    `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are in seconds. `draft_logits` in `speculation` may
+    also be a numpy array or a torch tensor.
     """
 
     request_id: str | None

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
 
+from sluice.client.draft_logits import pack_draft_logits
 from sluice.client.errors import InvalidRequest, Violation
 from sluice.client.options import OPTION_NAMES, Prompt
 from sluice.v1 import generation_pb2 as pb
@@ -97,6 +98,8 @@ def _convert(field: Any, value: Any) -> Any:
         return f"{field.enum_type.name}_{value}".upper()
     if kind is Duration.DESCRIPTOR:
         return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    if kind is pb.DraftLogits.DESCRIPTOR:
+        return pack_draft_logits(value)
     if kind is None or kind.file is not pb.DESCRIPTOR or kind.GetOptions().map_entry:
         return value
     return [_convert_fields(kind, item) for item in value] if field.is_repeated else _convert_fields(kind, value)

@@ -93,6 +93,8 @@ class RequestOptions(CommonOptions, total=False):
     lora_request: LoRARequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
     draft_token_ids: Sequence[int] | None
+    draft_logits: Any
+    acceptance_threshold: float | None
 
 
 class BatchOptions(CommonOptions, total=False):
@@ -126,7 +128,13 @@ class GenerationRequest:
     max_draft_tokens: int | None = None
     """Tokens that are guessed and checked per output and step; 0: none; None: as the engine is configured."""
     draft_token_ids: Sequence[int] | None = None
-    """What you expect the output to be, from its first token on. Changes speed, never the output."""
+    """What you expect the output to be, from its first token on. Changes speed alone, unless there are draft_logits."""
+    draft_logits: Any = field(default=None, repr=False, compare=False)
+    """What the draft tokens were drawn from: a numpy array or torch tensor [draft tokens, vocabulary]. They are then
+    accepted by rejection sampling, which changes the output."""
+    acceptance_threshold: float | None = None
+    """In (0, 1], only with draft_logits: a draft token is accepted if its probability is at least this times the one
+    that the draft gave it. Changes the output's distribution; None: times a random number, which keeps it."""
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
     """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
@@ -172,7 +180,8 @@ class GenerationRequest:
         )
 
     def _speculation(self) -> Mapping[str, Any] | None:
-        given = {"max_draft_tokens": self.max_draft_tokens, "draft_token_ids": self.draft_token_ids}
+        names = ("max_draft_tokens", "draft_token_ids", "draft_logits", "acceptance_threshold")
+        given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None} or None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-VERSION = 7
+VERSION = 8
 """Grows with every incompatible change; a lane refuses frames of another version."""
 
 MAX_SEQUENCES = 128
@@ -17,6 +17,8 @@ MAX_WORD_TOKENS = 1024
 """Of a bad word."""
 MAX_WORDS_TOKENS = 4096
 """Of all bad words of a request together: an engine's step loop takes some microseconds for each."""
+MAX_DRAFT_LOGITS_BYTES = 8 << 20
+"""A quarter of a frame, and half of what a router accepts from a client by default."""
 MAX_STOP_CHARS = 1 << 20
 """In all stop strings of a request together: the search for them takes some hundred bytes per character."""
 
@@ -36,6 +38,7 @@ Sequences = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
 Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """Neither NaN nor infinite."""
 Seconds = Annotated[float, Meta(ge=0, le=1e15)]
+Threshold = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(max_length=1024)]
 """An id or an address."""
 Amount = Annotated[float, Meta(ge=0, le=1e15)]

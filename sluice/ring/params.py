@@ -1,13 +1,14 @@
 """A request's parameters, on the wire and in the services. The router has validated them."""
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.message import (
+    MAX_DRAFT_LOGITS_BYTES,
     MAX_STOP_CHARS,
     MAX_WORDS_TOKENS,
     Amount,
@@ -23,6 +24,7 @@ from sluice.ring.message import (
     Retention,
     Seconds,
     Sequences,
+    Threshold,
     TokenId,
     Word,
 )
@@ -124,13 +126,30 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"stop strings of more than {MAX_STOP_CHARS} characters")
 
 
+class DraftLogits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of the distributions that draft tokens were drawn from."""
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    data: Annotated[bytes, Meta(max_length=MAX_DRAFT_LOGITS_BYTES)]
+    """[draft tokens, vocabulary], row-major, little-endian."""
+
+
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Guesses of the next tokens, which are checked several at a time. They change no token."""
+    """Guesses of the next tokens, which are checked several at a time. Without `draft_logits` they change no token."""
 
     max_draft_tokens: Count | None = None
     """Per sequence and step; 0: none; None: as the engine is configured."""
     draft_token_ids: tuple[TokenId, ...] = ()
     """What the caller expects as the output, from its start."""
+    draft_logits: DraftLogits | None = None
+    """Of each of these tokens: while the output equals them, they are accepted by rejection sampling."""
+    acceptance_threshold: Threshold | None = None
+    """A draft token is accepted if it is at least so many times as likely as the draft had it; None: a random number.
+    Only with `draft_logits`."""
+
+    def __post_init__(self) -> None:
+        if self.acceptance_threshold is not None and self.draft_logits is None:
+            raise ValueError("acceptance_threshold without draft_logits")
 
 
 class GuideKind(Enum):

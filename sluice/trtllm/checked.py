@@ -18,6 +18,7 @@ FRACTION = Limit(lambda value: 0 < value < 1, "above 0 and below 1")
 ABOVE_0_TO_1 = Limit(lambda value: 0 < value <= 1, "above 0 and at most 1")
 FROM_0_TO_1 = Limit(lambda value: 0 <= value <= 1, "from 0 to 1")
 NOT_EMPTY = Limit(lambda value: len(value) > 0, "not empty")
+MATRIX = Limit(lambda value: len(value.shape) == 2, "a tensor of two dimensions")
 VECTOR = Limit(lambda value: len(value.shape) == 1, "a tensor of one dimension")
 
 

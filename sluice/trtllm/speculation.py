@@ -5,20 +5,28 @@ from dataclasses import dataclass
 from enum import IntFlag, auto
 from typing import Any, ClassVar
 
-from sluice.trtllm.checked import NOT_NEGATIVE, POSITIVE, Checked, Limit
+from sluice.trtllm.checked import ABOVE_0_TO_1, MATRIX, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Checked, Limit
 from sluice.trtllm.errors import OptionError
 
 
 @dataclass(eq=False)
 class ExternalDraftTokensConfig(Checked):
-    """The expected output, from its first token on."""
+    """The expected output, from its first token on; `logits`: [tokens, vocabulary], what each was drawn from."""
 
     tokens: Sequence[int]
     logits: Any = None
     acceptance_threshold: float | None = None
     fast_logits: bool | None = None
 
-    LIMITS: ClassVar[Mapping[str, Limit]] = {"acceptance_threshold": POSITIVE}
+    LIMITS: ClassVar[Mapping[str, Limit]] = {
+        "tokens": NOT_EMPTY,
+        "logits": MATRIX,
+        "acceptance_threshold": ABOVE_0_TO_1,
+    }
+
+    def __post_init__(self) -> None:
+        if self.logits is not None and not self.fast_logits and len(self.logits) != len(self.tokens):
+            raise OptionError(f"logits has {len(self.logits)} rows, must have {len(self.tokens)}: one for each token")
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """A `Request` as the executor's `GenerationRequest`."""
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from sluice.trtllm.sampling import OutputConfig, SamplingConfig
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
 from sluice.trtllm.words import Words
 
+log = logging.getLogger("sluice.trtllm")
 NO_END = -1
 DECODER_ONLY = "only decoder-only models are served"
 LORA = "LoRA adapters are not implemented"
@@ -48,7 +50,7 @@ OUTPUT_REASONS = {
     "return_encoder_output": DECODER_ONLY,
     "return_perf_metrics": "they are in get_latest_request_stats and get_latest_iteration_stats",
 }
-DRAFT_REASON = "drafts never change the output here: they are compared by token"
+FAST_LOGITS_REASON = "there is no draft model in another process; give logits as a tensor"
 GUIDES = {
     GuideType.JSON_SCHEMA: "json",
     GuideType.REGEX: "regex",
@@ -80,7 +82,6 @@ class Translator:
         beam_width = request.sampling_config.beam_width
         if beam_width > self.max_beam_width:
             raise OptionError(f"beam_width is {beam_width}, must be at most max_beam_width, {self.max_beam_width}")
-        drafts = request.external_draft_tokens_config
         return GenerationRequest(
             list(map(int, request.input_token_ids)),
             self._sampling_params(request),
@@ -89,7 +90,7 @@ class Translator:
             client_id=request.client_id,
             priority=_priority(request.priority),
             allotted_time_ms=request.allotted_time_ms,
-            draft_token_ids=None if drafts is None else _drafts(drafts),
+            **_drafts(request.external_draft_tokens_config),
         )
 
     def _sampling_params(self, request: Request) -> SamplingParams:
@@ -197,13 +198,18 @@ def _guide(params: GuidedDecodingParams | None) -> executor.GuidedDecodingParams
     return executor.GuidedDecodingParams(**guide)
 
 
-def _drafts(config: ExternalDraftTokensConfig) -> list[int]:
-    for name in ("logits", "acceptance_threshold", "fast_logits"):
-        value = getattr(config, name)
-        # Tensors compare by element.
-        if value is not None and value is not False:
-            raise UnsupportedOptionError(f"ExternalDraftTokensConfig.{name}", DRAFT_REASON)
-    return list(config.tokens)
+def _drafts(config: ExternalDraftTokensConfig | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if config.fast_logits:
+        raise UnsupportedOptionError("ExternalDraftTokensConfig.fast_logits", FAST_LOGITS_REASON)
+    found = {"draft_token_ids": list(config.tokens), "draft_logits": config.logits}
+    if config.logits is not None:
+        return found | {"acceptance_threshold": config.acceptance_threshold}
+    if config.acceptance_threshold is not None:
+        # TensorRT-LLM ignores it too: it then compares tokens.
+        log.warning("ExternalDraftTokensConfig.acceptance_threshold has no effect without logits")
+    return found
 
 
 def _retention(config: KvCacheRetentionConfig | None) -> executor.KvCacheRetentionConfig | None:

@@ -360,20 +360,34 @@ Global___ResumeFrom: _TypeAlias = ResumeFrom  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
-    """Speculative decoding for one request: guesses of the next tokens, several of which are checked in one step. Speed
-    is all that they change: tokens, text and log-probabilities are those of the same request without it.
+    """Speculative decoding for one request: guesses of the next tokens, several of which are checked in one step. Without
+    draft_logits, speed is all that it changes: tokens, text and log-probabilities are those of the same request without
+    it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DRAFT_LOGITS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_THRESHOLD_FIELD_NUMBER: _builtins.int
     max_draft_tokens: _builtins.int
     """Longest draft per output and step, at most 64. 0: none. Unset: as the engine is configured."""
+    acceptance_threshold: _builtins.float
+    """Changes the output, and its distribution: a draft token is accepted if its probability is at least this times the
+    one that the draft gave it. In (0, 1]; only with draft_logits. Unset: times a random number, which keeps the
+    distribution.
+    """
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What the output is expected to be, from its first token: drafts while the output equals it, afterwards searched for
         what may follow. Such as a file before an edit.
+        """
+
+    @_builtins.property
+    def draft_logits(self) -> Global___DraftLogits:
+        """Changes the output: draft tokens are accepted by rejection sampling (Leviathan et al. 2023), for as long as the
+        output equals draft_token_ids, which must be set. Row i: what draft token i was drawn from. Not with beam search.
         """
 
     def __init__(
@@ -381,16 +395,51 @@ class Speculation(_message.Message):
         *,
         max_draft_tokens: _builtins.int | None = ...,
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        draft_logits: Global___DraftLogits | None = ...,
+        acceptance_threshold: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_threshold", b"_acceptance_threshold", "_max_draft_tokens", b"_max_draft_tokens", "acceptance_threshold", b"acceptance_threshold", "draft_logits", b"draft_logits", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "draft_token_ids", b"draft_token_ids", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_threshold", b"_acceptance_threshold", "_max_draft_tokens", b"_max_draft_tokens", "acceptance_threshold", b"acceptance_threshold", "draft_logits", b"draft_logits", "draft_token_ids", b"draft_token_ids", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance_threshold: _TypeAlias = _typing.Literal["acceptance_threshold"]  # noqa: Y015
+    _WhichOneofArgType__acceptance_threshold: _TypeAlias = _typing.Literal["_acceptance_threshold", b"_acceptance_threshold"]  # noqa: Y015
     _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_threshold) -> _WhichOneofReturnType__acceptance_threshold | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_tokens) -> _WhichOneofReturnType__max_draft_tokens | None: ...
 
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
+
+@_typing.final
+class DraftLogits(_message.Message):
+    """Logits of the distributions that draft tokens were drawn from, after any temperature and filters of the draft."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """"float32", "bfloat16" or "float16"."""
+    data: _builtins.bytes
+    """[draft tokens, vocabulary], row-major, little-endian; at most 8 MiB. -inf: the draft excludes this token. NaN,
+    +inf and rows of -inf alone are refused.
+    """
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftLogits: _TypeAlias = DraftLogits  # noqa: Y015
 
 @_typing.final
 class ChatPrompt(_message.Message):

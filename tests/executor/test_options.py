@@ -4,6 +4,7 @@ import json
 from dataclasses import fields
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from sluice.client.requests import build_spec
@@ -175,6 +176,8 @@ REQUEST = {
     "client_id": 5,
     "max_draft_tokens": 0,
     "draft_token_ids": [3, 4],
+    "draft_logits": np.zeros((2, 3), np.float32),
+    "acceptance_threshold": 0.5,
 }
 
 
@@ -197,7 +200,12 @@ def test_options_of_a_request() -> None:
     assert (found.request_id, found.lora_id, found.model, found.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)
     assert found.time_limit.ToTimedelta() == timedelta(seconds=1.5)
     assert (found.kv_cache.salt, found.client_id) == ("tenant", 5)
-    assert found.speculation == pb.Speculation(max_draft_tokens=0, draft_token_ids=[3, 4])
+    assert found.speculation == pb.Speculation(
+        max_draft_tokens=0,
+        draft_token_ids=[3, 4],
+        draft_logits=pb.DraftLogits(dtype="float32", data=bytes(24)),
+        acceptance_threshold=0.5,
+    )
     assert found.output.token_ids
 
 

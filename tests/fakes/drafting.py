@@ -1,7 +1,12 @@
-"""Drafts without the steps that an engine needs first, to learn how long steps take."""
+"""Drafts without the steps that an engine needs first, to learn how long steps take; and drafts with logits."""
+
+from collections.abc import Sequence
+
+import numpy as np
 
 from engine_worker.core.engine import Engine
 from engine_worker.speculative.cost import FIRST
+from sluice.ring.params import DraftLogits, Speculation
 
 MAX_BATCH_SIZE = 64
 
@@ -10,3 +15,15 @@ def draft_from_the_first_step(engine: Engine) -> None:
     for batch_size in range(1, MAX_BATCH_SIZE + 1):
         for _ in range(FIRST):
             engine.drafting.cost.record(batch_size, 0, 0.0)
+
+
+def proposing(
+    tokens: Sequence[int], vocab_size: int, seed: int, most: int | None = 0, threshold: float | None = None
+) -> Speculation:
+    """These tokens, each from a distribution of its own that gives it a probability of about a half."""
+    random = np.random.default_rng(seed)
+    rows = random.normal(0, 2, (len(tokens), vocab_size)).astype("<f2")
+    for row, token in zip(rows, tokens, strict=True):
+        row[token] = -np.inf
+        row[token] = np.log(np.exp(row.astype(float)).sum())
+    return Speculation(most, tuple(tokens), DraftLogits("float16", rows.tobytes()), threshold)

@@ -195,7 +195,7 @@ class EngineBench:
 
     def expected(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
         spec = self.specs[request, attempt]
-        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
+        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence, spec.speculation)
 
     def check(self) -> None:
         self.cache.check()

@@ -20,7 +20,7 @@ from engine_worker.step import (
 )
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.params import SamplingParams, derive_seed
+from sluice.ring.params import DraftLogits, SamplingParams, Speculation, derive_seed
 from sluice.ring.wire import Submit, TokenLogprob
 
 MASK = (1 << 64) - 1
@@ -50,13 +50,29 @@ def choose(state: int, seed: int, position: int, banned=()) -> int:
     return noise % VOCAB
 
 
-def continuation(prompt, stopping, seed: int = 0, sequence: int = 0) -> list[int]:
+def draft_logits(count: int) -> DraftLogits:
+    """Row i is full of i, so that rows can be told apart."""
+    return DraftLogits("float32", b"".join(pack("<f", row) * VOCAB for row in range(count)))
+
+
+def accepts(state: int, seed: int, token: int, row: int, threshold: float | None, banned=()) -> bool:
+    """Whether a token is accepted that was proposed after tokens with this digest."""
+    noise = mix(mix(mix(state, seed), token), row)
+    return token not in banned and noise % 8 < (4 if threshold is None else 8 - 6 * threshold)
+
+
+def continuation(prompt, stopping, seed: int = 0, sequence: int = 0, speculation=Speculation()) -> list[int]:  # noqa: B008
     """What an undisturbed sequence gets."""
-    state, output = digest(prompt), []
+    state, output, seed = digest(prompt), [], derive_seed(seed, sequence)
     ends = stopping.eos_token_ids + stopping.stop_token_ids
+    drafts = speculation.draft_token_ids if speculation.draft_logits is not None else ()
     while len(output) < stopping.max_tokens:
-        banned = ends if len(output) < stopping.min_tokens else ()
-        output.append(choose(state, derive_seed(seed, sequence), len(output), banned))
+        banned, at = ends if len(output) < stopping.min_tokens else (), len(output)
+        follows = at < len(drafts) and drafts[:at] == tuple(output)
+        if follows and accepts(state, seed, drafts[at], at, speculation.acceptance_threshold, banned):
+            output.append(drafts[at])
+        else:
+            output.append(choose(state, seed, at, banned))
         state = mix(state, output[-1])
         if output[-1] in ends and len(output) > stopping.min_tokens:
             break
@@ -299,6 +315,9 @@ class ScriptedRunner:
             return Drawn(0, fault=Fault(ErrorCode.NOTHING_TO_SAMPLE.name, "everything is masked"))
         seed = derive_seed(draw.sampling.seed, draw.sequence)
         token = choose(state + self.weights & MASK, seed, draw.position, draw.banned)
+        if (its := draw.proposal) is not None:
+            (row,) = set(its.logits.tolist())
+            token = its.token if accepts(state, seed, its.token, int(row), its.threshold, draw.banned) else token
         return Drawn(token, logprob_of(token, draw.sampling))
 
     def _beam(self, state: int, draw: Draw) -> Drawn:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
@@ -17,10 +18,12 @@ from sluice.ring.prompt_logprobs import Row
 from sluice.settings.engine import GuideLimits
 from tests.engine_worker.guided.tools import prepared
 from tests.examples import examples
+from tests.fakes.drafting import proposing
 from tests.parity.harness import EngineHarness
 from tests.parity.test_guided import GUIDES
 
 END = 4093
+VOCABULARY = 4096
 NEAR_RANKS = 2
 ENGINES: dict[str, dict[str, Any]] = {
     "overlap": {"overlap": True},
@@ -99,6 +102,7 @@ REQUESTS = st.lists(
             "prompt": st.tuples(st.integers(0, 9), st.integers(1, 90).map(lambda length: 91 - length)),
             "drafts": st.sampled_from([0, 1, 6]),
             "wrong": st.integers(2, 9),
+            "proposing": st.sampled_from([None, None, {}, {"threshold": 0.3}]),
             "resume": st.one_of(st.none(), st.integers(0, 40)),
         }
     ),
@@ -115,11 +119,24 @@ def outcome(harness: EngineHarness, number: int, n: int) -> list[tuple[Any, ...]
     ]
 
 
-def disturbed(drawn: dict[str, Any], expected: list[tuple[Any, ...]]) -> dict[str, Any]:
-    """Drafts, one in so many of them wrong, and a part of the output that the caller has."""
+def drafted(drawn: dict[str, Any], expected: list[tuple[Any, ...]]) -> list[int]:
+    """One in so many is wrong."""
     drafts = list(expected[0][0])
     drafts[drawn["wrong"] :: drawn["wrong"]] = [7] * len(drafts[drawn["wrong"] :: drawn["wrong"]])
-    more: dict[str, Any] = {"speculation": Speculation(drawn["drafts"], tuple(drafts))}
+    return drafts
+
+
+def undisturbed(harness: EngineHarness, asked: dict[str, Any]) -> tuple[list[tuple[Any, ...]], list[Row]]:
+    number = harness.send(**asked)
+    harness.run()
+    return outcome(harness, number, asked["n"]), harness.prompt_logprobs(number)
+
+
+def disturbed(drawn: dict[str, Any], asked: dict[str, Any], expected: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """Drafts, and a part of the output that the caller has."""
+    # Without logits, drafts may be changed like how many of them are computed at once.
+    speculation = asked.get("speculation") or Speculation(0, tuple(drafted(drawn, expected)))
+    more: dict[str, Any] = {"speculation": replace(speculation, max_draft_tokens=drawn["drafts"])}
     if drawn["resume"] is not None:
         parts = {i: tokens[: (drawn["resume"] + 3 * i) % (len(tokens) + 1)] for i, (tokens, *_) in enumerate(expected)}
         more["resume"] = {i: tokens for i, tokens in parts.items() if tokens}
@@ -163,10 +180,12 @@ def test_what_a_request_gets_alone(engine, alone, prompts, drawn):
     for each in drawn:
         which, length = each["prompt"]
         asked.append({"prompt": prompts[20 + which][:length], **each["features"]})
-        number = plain.send(**asked[-1])
-        plain.run()
-        expected.append((outcome(plain, number, asked[-1]["n"]), plain.prompt_logprobs(number)))
-    more = [disturbed(each, right) for each, (right, _) in zip(drawn, expected, strict=True)]
+        expected.append(undisturbed(plain, asked[-1]))
+        if each["proposing"] is not None and (tokens := drafted(each, expected[-1][0])):
+            # Logits are a part of the question: they change the output.
+            asked[-1]["speculation"] = proposing(tokens, VOCABULARY, length, 0, **each["proposing"])
+            expected[-1] = undisturbed(plain, asked[-1])
+    more = [disturbed(each, *its) for each, *its in zip(drawn, asked, (right for right, _ in expected), strict=True)]
     numbers = [harness.send(**(each | extra)) for each, extra in zip(asked, more, strict=True)]
     harness.run()
     for number, each, extra, (right, prompt) in zip(numbers, asked, more, expected, strict=True):

@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
@@ -11,6 +12,7 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
 from sluice.settings.engine import GuideLimits
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.fakes.drafting import proposing
 from tests.parity.harness import EngineHarness
 
 GUIDE = Guide(GuideKind.REGEX, "([a-z]{2,5} = [0-9]+\n){9}")
@@ -69,6 +71,16 @@ def test_drafts():
     expected = generate(tiny_model.path(), 4096)
     drafts = tuple(token + i % 2 for i, token in enumerate(expected[6][0]))
     found = generate(tiny_model.path(), 4096, Speculation(4, drafts), tensor_parallel=2, max_draft_batch=16)
+    compare(found, expected)
+
+
+def test_drafts_with_logits():
+    """Only rank 0 draws: the others never see them."""
+    draft = generate(tiny_model.path(), 4096)[6][0]
+    drafts = proposing(draft, 4096, 3)
+    expected = generate(tiny_model.path(), 4096, drafts)
+    more = {"tensor_parallel": 2, "max_draft_batch": 16, "overlap": True}
+    found = generate(tiny_model.path(), 4096, replace(drafts, max_draft_tokens=4), **more)
     compare(found, expected)
 
 

@@ -169,14 +169,40 @@ GDS = trtllm.KvCacheTransferMode.GDS
         ({"sampling_config": trtllm.SamplingConfig(top_p_decay=0.5)}, "top_p_decay"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_min=0.5)}, "top_p_min"),
         ({"sampling_config": trtllm.SamplingConfig(beam_width_array=[1])}, "beam_width_array"),
-        ({"external_draft_tokens_config": DRAFTS([1], torch.ones(1, 2))}, "logits"),
-        ({"external_draft_tokens_config": DRAFTS([1], None, 0.5)}, "acceptance_threshold"),
+        ({"external_draft_tokens_config": DRAFTS([1], torch.ones(1, 4), fast_logits=True)}, "fast_logits"),
         ({"kv_cache_retention_config": trtllm.KvCacheRetentionConfig([], transfer_mode=GDS)}, "transfer_mode"),
     ],
 )
 def test_what_cannot_be_done_is_named(translator, options, named) -> None:
     with pytest.raises(NotImplementedError, match=named):
         translator.translate(trtllm.Request([1], 1, **options))
+
+
+def test_drafts_with_logits(translator, caplog) -> None:
+    logits = torch.ones(2, 4)
+    found = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], logits, 0.5)))
+    assert (found.draft_token_ids, found.draft_logits, found.acceptance_threshold) == ([3, 4], logits, 0.5)
+    assert not caplog.records
+    # As in TensorRT-LLM, where tokens are then compared.
+    found = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], None, 0.5)))
+    assert (found.draft_token_ids, found.draft_logits, found.acceptance_threshold) == ([3, 4], None, None)
+    assert "acceptance_threshold has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ([],),
+        ([1], torch.ones(4)),
+        ([1], torch.ones(2, 4)),
+        ([1], torch.ones(1, 4), 0.0),
+        ([1], torch.ones(1, 4), 1.5),
+    ],
+    ids=str,
+)
+def test_drafts_that_tensorrt_llm_refuses(given) -> None:
+    with pytest.raises(RuntimeError):
+        DRAFTS(*given)
 
 
 def test_an_unknown_attribute(translator) -> None:

@@ -24,7 +24,7 @@ from sluice.settings.engine import SchedulerNames
 from tests.fakes.beams import search_alone
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import VOCAB, continuation, digest, prompt_row, tensor_row
+from tests.fakes.runner import VOCAB, continuation, digest, draft_logits, prompt_row, tensor_row
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
@@ -190,13 +190,30 @@ class EngineMachine(RuleBasedStateMachine):
         left=st.one_of(st.none(), st.none(), st.randoms(use_true_random=False)),
         drafts=st.sampled_from([0, 4, 1, 9]),
         wrong=st.integers(0, 7),
+        proposing=st.sampled_from([False, False, True]),
+        threshold=st.sampled_from([None, 0.5, 1.0]),
         beams=st.sampled_from([None, None, BeamSearchParams(3), BeamSearchParams(6, 0.5, exhaustive=True)]),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         tensors=st.sampled_from([NO_TENSORS, NO_TENSORS, NO_TENSORS, *TENSORS]),
     )
-    def submit(self, base, shared, own, ends, lane, times, left=None, drafts=0, wrong=0, beams=None, **asked):
+    def submit(
+        self,
+        base,
+        shared,
+        own,
+        ends,
+        lane,
+        times,
+        left=None,
+        drafts=0,
+        wrong=0,
+        proposing=False,
+        threshold=None,
+        beams=None,
+        **asked,
+    ):
         if beams is not None:
-            asked["n"], drafts = min(asked["n"], beams.width), 0
+            asked["n"], drafts, proposing = min(asked["n"], beams.width), 0, False
             asked["tensors"] = NO_TENSORS
         if not self.bench.engine.intake._chunked and asked.get("tensors", NO_TENSORS).context:
             asked["tensors"] = NO_TENSORS
@@ -214,8 +231,14 @@ class EngineMachine(RuleBasedStateMachine):
                 beams=beams,
                 **asked,
             )
-            if drafts:
+            if drafts or proposing:
                 spec = replace(spec, speculation=self._speculation(spec, drafts, wrong))
+            if proposing:
+                logits = draft_logits(len(spec.speculation.draft_token_ids))
+                spec = replace(
+                    spec,
+                    speculation=replace(spec.speculation, draft_logits=logits, acceptance_threshold=threshold),
+                )
             self.bench.send(spec if left is None else self._resuming(spec, left))
             if asked["time_limit"] is not None:
                 self.disturbed.add(number)
@@ -327,7 +350,7 @@ class EngineMachine(RuleBasedStateMachine):
             if key not in self.found:
                 self.found[key] = [tokens for tokens, _ in search_alone(spec)]
             return self.found[key][sequence]
-        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
+        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence, spec.speculation)
 
     def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
         """Those that came are those of an undisturbed request."""

@@ -12,7 +12,7 @@ from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.program import build_programs
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
-from engine_worker.step import Draw, Drawn
+from engine_worker.step import Draw, Drawn, Proposal
 from sluice.ring.params import SamplingParams
 
 
@@ -24,11 +24,12 @@ def draw(
     output: Sequence[int] = (),
     banned: tuple[int, ...] = (),
     candidates: int = 0,
+    proposal: Proposal | None = None,
     **sampling: object,
 ) -> Draw:
     params = SamplingParams(**sampling)
     (program,) = build_programs(params, prompt)
-    return Draw(params, sequence, position, output, program, banned, candidates=candidates)
+    return Draw(params, sequence, position, output, program, banned, candidates=candidates, proposal=proposal)
 
 
 NOBODY: Mapping[int, int] = {}

@@ -30,6 +30,7 @@ TOKENIZER = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
 VOCABULARY = 4096
 CONTEXT = 2048
 HUGE = 2**32 - 1
+DRAFTS = "spec.speculation"
 INVALID = StatusCode.INVALID_ARGUMENT
 UNBUILT = StatusCode.UNIMPLEMENTED
 
@@ -88,6 +89,11 @@ def speculation(**fields):
     return text_spec(speculation=pb.Speculation(**fields))
 
 
+def draft_logits(rows: int, dtype: str = "float16") -> pb.DraftLogits:
+    """Right for so many draft tokens if the dtype is."""
+    return pb.DraftLogits(dtype=dtype, data=bytes(rows * VOCABULARY * 2))
+
+
 SPECS = [
     # The prompt.
     ("nothing", pb.GenerationSpec(), INVALID, "spec.prompt"),
@@ -126,6 +132,45 @@ SPECS = [
         speculation(draft_token_ids=[5] * (CONTEXT + 1)),
         INVALID,
         "spec.speculation.draft_token_ids",
+    ),
+    ("draft logits alone", speculation(draft_logits=draft_logits(2)), INVALID, "spec.speculation.draft_logits"),
+    *(
+        (
+            f"draft logits, {name}",
+            speculation(draft_token_ids=[1, 2], draft_logits=logits),
+            INVALID,
+            f"{DRAFTS}.{field}",
+        )
+        for name, logits, field in (
+            ("empty", pb.DraftLogits(), "draft_logits.dtype"),
+            ("doubles", draft_logits(2, dtype="float64"), "draft_logits.dtype"),
+            ("too few", draft_logits(1), "draft_logits.data"),
+            ("too many", draft_logits(3), "draft_logits.data"),
+            ("of another dtype", draft_logits(2, dtype="float32"), "draft_logits.data"),
+            ("no whole row", pb.DraftLogits(dtype="float16", data=bytes(5)), "draft_logits.data"),
+            ("none", pb.DraftLogits(dtype="float16"), "draft_logits.data"),
+        )
+    ),
+    (
+        "draft logits beyond the limit",
+        speculation(draft_token_ids=[1] * 1025, draft_logits=draft_logits(1025)),
+        INVALID,
+        "spec.speculation.draft_logits.data",
+    ),
+    *(
+        (
+            f"acceptance threshold {value}",
+            speculation(draft_token_ids=[1], draft_logits=draft_logits(1), acceptance_threshold=value),
+            INVALID,
+            "spec.speculation.acceptance_threshold",
+        )
+        for value in (0.0, -1.0, 1.01, math.nan, math.inf)
+    ),
+    (
+        "acceptance threshold without draft logits",
+        speculation(draft_token_ids=[1], acceptance_threshold=0.5),
+        INVALID,
+        "spec.speculation.acceptance_threshold",
     ),
     # A chat.
     ("no messages", pb.GenerationSpec(chat=ChatPrompt()), INVALID, "spec.chat.messages"),
@@ -309,6 +354,12 @@ SPECS = [
     (
         "beams with drafts",
         text_spec(sampling=BEAMS, speculation=pb.Speculation(max_draft_tokens=2)),
+        INVALID,
+        "spec.speculation",
+    ),
+    (
+        "beams with draft logits",
+        text_spec(sampling=BEAMS, speculation=pb.Speculation(draft_token_ids=[1], draft_logits=draft_logits(1))),
         INVALID,
         "spec.speculation",
     ),

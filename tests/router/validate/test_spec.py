@@ -13,7 +13,7 @@ from router.validate.model import describe, limits_of
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.adapters import Adapter
 from sluice.ring.errors import ErrorCode
-from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation
+from sluice.ring.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
@@ -42,6 +42,7 @@ def spec_of(message, model, streaming=True):
     return parse(message, model, limits, streaming, ADAPTERS.get)
 
 
+VOCABULARY = 4096
 NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "speculation", "stopping", "token_ids"}
 """Messages whose fields are listed one by one."""
 
@@ -110,6 +111,9 @@ def test_an_explicit_off_is_as_if_unset(fields, model):
     assert spec_of(found, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
 
 
+PROPOSING = pb.Speculation(
+    draft_token_ids=[1, 2], draft_logits=pb.DraftLogits(dtype="bfloat16", data=bytes(2 * VOCABULARY * 2))
+)
 SAMPLES = {
     "request_id": {"request_id": "r"},
     "text": {"text": "other"},
@@ -141,6 +145,12 @@ SAMPLES = {
     "guided": {"guided": GuidedDecoding(choice=ChoiceList(choices=["yes", "no"]))},
     "speculation.max_draft_tokens": {"speculation": pb.Speculation(max_draft_tokens=0)},
     "speculation.draft_token_ids": {"speculation": pb.Speculation(draft_token_ids=[1, 2])},
+    "speculation.draft_logits": {"speculation": PROPOSING},
+    "speculation.acceptance_threshold": {
+        "speculation": pb.Speculation(
+            draft_token_ids=[1, 2], draft_logits=PROPOSING.draft_logits, acceptance_threshold=0.5
+        )
+    },
     "stopping.max_tokens": {"stopping": StoppingCriteria(max_tokens=5)},
     "stopping.min_tokens": {"stopping": StoppingCriteria(min_tokens=5)},
     "stopping.stop": {"stopping": StoppingCriteria(stop=["a", "b", "a"])},
@@ -210,7 +220,19 @@ def test_the_values_themselves(model):
     message = pb.GenerationSpec(text="t")
     for path, sample in SAMPLES.items():
         if not path.startswith(
-            ("token_ids", "chat", "text", "sampling.allowed", "sampling.beam", "resume.model", "resume.tensor", "lora")
+            (
+                *(
+                    "token_ids",
+                    "chat",
+                    "text",
+                    "sampling.allowed",
+                    "sampling.beam",
+                    "resume.model",
+                    "resume.tensor",
+                    "lora",
+                ),
+                *("speculation.draft_logits", "speculation.acceptance"),
+            )
         ):
             message.MergeFrom(pb.GenerationSpec(**sample))
     for each in message.resume:
@@ -244,6 +266,13 @@ def test_the_values_themselves(model):
     assert spec.keep_prompt_tokens == 3
     assert (spec.resume, spec.resume_model) == ({0: (), 1: (7,)}, "a1")
     assert not spec.prompt.add_special_tokens
+
+
+def test_draft_logits(model):
+    assert model.vocab_size == VOCABULARY
+    fields = SAMPLES["speculation.acceptance_threshold"]
+    spec = spec_of(pb.GenerationSpec(text="t", **fields), model)
+    assert spec.speculation == Speculation(None, (1, 2), DraftLogits("bfloat16", bytes(4 * VOCABULARY)), 0.5)
 
 
 @pytest.mark.parametrize(("asked", "drawn"), [({}, 0), ({"logprobs": 3}, 3)])

@@ -1,0 +1,93 @@
+"""Rejection sampling (Leviathan et al. 2023). A token that was drawn from a distribution q is accepted with probability
+min(1, p / q), where p is the request's own distribution; else a token is drawn from max(0, p - q), normalized. So the
+result is distributed by p.
+
+With a constant threshold, as in TensorRT-LLM, the token is accepted if p / q is at least that. Then the result follows
+neither p nor q.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_worker.sampling.choose import Chosen, Filters, finite, keep, keys_of, temperature_of
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max, uniform
+from engine_worker.step import Draw
+
+RANDOM = 0.0
+"""In place of a threshold."""
+ROWS = 8
+"""At a time: a GPU's KV cache gets the memory that other draws do not need, and these need more."""
+
+
+class Rejection(NamedTuple):
+    """Called as the ways to choose a token are. Simpler than these where a filter is on: it sorts the vocabulary."""
+
+    temperature: Tensor
+    """[N, 1] float32."""
+    keys: Tensor
+    """[N, 1] int64, see `noise_key`."""
+    filters: Filters
+    limited: bool
+    """Whether top-k or top-p are on in some row."""
+    proposed: Tensor
+    """[N, 1] int64: the tokens."""
+    logits: Tensor
+    """[N, vocab] float32: q. A row with NaN rejects its token in favour of p."""
+    thresholds: Tensor
+    """[N, 1] float64."""
+
+    @staticmethod
+    def of(draws: Sequence[Draw]) -> "Rejection":
+        proposals = [draw.proposal for draw in draws if draw.proposal is not None]
+        sampling = [draw.sampling for draw in draws]
+        return Rejection(
+            temperature_of(draws),
+            keys_of(draws),
+            Filters.of(sampling),
+            any(params.top_k or params.top_p < 1.0 for params in sampling),
+            torch.tensor([[proposal.token] for proposal in proposals]),
+            torch.from_numpy(np.stack([proposal.logits for proposal in proposals])),
+            torch.tensor([[proposal.threshold or RANDOM] for proposal in proposals], dtype=torch.float64),
+        )
+
+    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+        parts = [
+            self._rows(slice(start, start + ROWS))._choose(scores[start : start + ROWS], gumbel_max)
+            for start in range(0, len(scores), ROWS)
+        ]
+        return Chosen(torch.cat([part.tokens for part in parts]), torch.cat([part.valid for part in parts]))
+
+    def _rows(self, rows: slice) -> "Rejection":
+        columns = (column[rows] for column in (self.proposed, self.logits, self.thresholds))
+        return Rejection(self.temperature[rows], self.keys[rows], self.filters.rows(rows), self.limited, *columns)
+
+    def _choose(self, scores: Tensor, gumbel_max: GumbelMax) -> Chosen:
+        own, valid = self._filtered(scores)
+        p, q = own.double().softmax(dim=1), self.logits.double().softmax(dim=1)
+        thresholds = torch.where(self.thresholds == RANDOM, uniform(self.keys), self.thresholds)
+        likely, drafted = p.gather(1, self.proposed), q.gather(1, self.proposed)
+        # A token that is banned or filtered out is never accepted.
+        accepted = (likely > 0) & (likely >= thresholds * drafted)
+        remaining = (p - q).clamp_(min=0)
+        # Rounding may leave nothing of two equal distributions.
+        drawn_from = torch.where(remaining.sum(dim=1, keepdim=True) > 0, remaining.log().float(), own)
+        peaks, tokens = gumbel_max(drawn_from, torch.ones_like(self.temperature), self.keys, None)
+        drawn = tokens.gather(1, peaks.argmax(dim=1, keepdim=True))
+        return Chosen(torch.where(accepted, self.proposed, drawn).squeeze(1), valid)
+
+    def _filtered(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of p [N, vocab], and which rows have any [N] bool."""
+        if not self.limited:
+            own, best = scores / self.temperature, scores.amax(dim=1, keepdim=True)
+            if self.filters.min_p is not None:
+                own.masked_fill_(own < best / self.temperature + self.filters.min_p.log(), -torch.inf)
+            return own, finite(best.squeeze(1))
+        values, ids = scores.sort(dim=1, descending=True)
+        scaled = values / self.temperature
+        kept, _ = keep(scaled, self.filters, None, whole=True)
+        own = torch.empty_like(scores).scatter_(1, ids, scaled.masked_fill_(~kept, -torch.inf))
+        return own, finite(values[:, 0])

@@ -1,0 +1,52 @@
+"""Drafts of the caller, and the distributions that they were drawn from."""
+
+from typing import Literal, cast
+
+from router.errors import Range, Violations, shown
+from router.validate.model import Limits, Model
+from sluice.ring.params import DraftLogits, Speculation
+from sluice.ring.tensors import BYTES
+from sluice.v1 import generation_pb2 as pb
+
+FIELD = "spec.speculation"
+DTYPES = ("float32", "bfloat16", "float16")
+THRESHOLD_RANGE = Range(0, 1, above=True)
+
+
+def parse_speculation(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
+    most = None
+    if message.HasField("max_draft_tokens"):
+        most = message.max_draft_tokens
+        bad.within(f"{FIELD}.max_draft_tokens", most, Range(0, limits.draft_tokens))
+    field, ids = f"{FIELD}.draft_token_ids", message.draft_token_ids
+    if bad.at_most(field, len(ids), model.max_context_tokens, "ids"):
+        bad.token_ids(field, ids, model.vocab_size)
+    logits = _draft_logits(message, model, limits, bad) if message.HasField("draft_logits") else None
+    threshold = None
+    if message.HasField("acceptance_threshold"):
+        threshold = message.acceptance_threshold
+        bad.within(f"{FIELD}.acceptance_threshold", threshold, THRESHOLD_RANGE)
+        if not message.HasField("draft_logits"):
+            given = f"is {threshold:g}, must be unset without draft_logits: then drafts are compared by token"
+            bad.add(f"{FIELD}.acceptance_threshold", given)
+    return Speculation(most, tuple(ids), logits, None if logits is None else threshold)
+
+
+def _draft_logits(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> DraftLogits | None:
+    """Their values are checked by the engine: this process must not wait for that."""
+    field, count = f"{FIELD}.draft_logits", len(message.draft_token_ids)
+    dtype, data = message.draft_logits.dtype, message.draft_logits.data
+    if not count:
+        bad.add(field, "is set, must be unset without draft_token_ids, which it is about")
+        return None
+    if dtype not in DTYPES:
+        bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(DTYPES)}")
+        return None
+    if not bad.at_most(f"{field}.data", len(data), limits.draft_logits_bytes, "bytes"):
+        return None
+    size = count * model.vocab_size * BYTES[dtype]
+    if len(data) != size:
+        row = f"{model.vocab_size} logits in {dtype} for each of {count} draft tokens"
+        bad.add(f"{field}.data", f"has {len(data)} bytes, must have {size}: {row}")
+        return None
+    return DraftLogits(cast(Literal["float32", "bfloat16", "float16"], dtype), data)

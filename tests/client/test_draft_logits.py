@@ -1,0 +1,50 @@
+"""Arrays and tensors as draft logits."""
+
+import numpy as np
+import pytest
+import torch
+
+from sluice.client import InvalidRequest
+from sluice.client.requests import build_spec
+from sluice.client.results import Tensor
+
+ROWS = torch.tensor([[0.5, -1.25, 3.0], [-torch.inf, 2.0, 0.0]])
+
+
+def sent(logits):
+    return build_spec(
+        "x", {"speculation": {"draft_token_ids": [1, 2], "draft_logits": logits}}
+    ).speculation.draft_logits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensors(dtype) -> None:
+    # A view, whose rows are not next to each other.
+    found = sent(torch.stack([ROWS, ROWS], dim=1).to(getattr(torch, dtype)).requires_grad_()[:, 0])
+    assert found.dtype == dtype
+    assert np.array_equal(Tensor(0, "", 0, False, (2, 3), found.dtype, found.data).array(), ROWS.numpy())
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f2", "<f8"])
+def test_arrays(dtype) -> None:
+    found = sent(ROWS.numpy().astype(dtype))
+    assert found.dtype == ("float16" if dtype == "<f2" else "float32")
+    assert np.array_equal(Tensor(0, "", 0, False, (2, 3), found.dtype, found.data).array(), ROWS.numpy())
+
+
+def test_a_mapping_is_sent_as_it_is() -> None:
+    assert sent({"dtype": "float16", "data": b"ab"}).data == b"ab"
+
+
+@pytest.mark.parametrize(
+    ("logits", "error", "named"),
+    [
+        (ROWS[0], InvalidRequest, r"draft_logits has the shape \(3,\)"),
+        (ROWS.long(), InvalidRequest, "int64"),
+        ([[1.0]], TypeError, "list"),
+    ],
+    ids=["a row", "integers", "a list"],
+)
+def test_what_is_no_array_of_logits(logits, error, named) -> None:
+    with pytest.raises(error, match=named):
+        sent(logits)

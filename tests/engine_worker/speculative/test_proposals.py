@@ -1,0 +1,96 @@
+"""What the caller drew from a distribution of its own, and when it counts."""
+
+import math
+from struct import pack
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine_worker.speculative.proposals import Proposals, proposals_problem
+from sluice.client.draft_logits import pack_draft_logits
+from sluice.ring.params import BeamSearchParams, DraftLogits, SamplingParams, Speculation
+from tests.fakes.engine import spec_of
+
+VOCAB = 5
+TOKENS = (3, 1, 4)
+ROWS = torch.arange(15.0).view(3, VOCAB) / 4
+
+
+def speculation(rows=ROWS, tokens=TOKENS, threshold: float | None = None) -> Speculation:
+    return Speculation(
+        draft_token_ids=tokens, draft_logits=DraftLogits(**pack_draft_logits(rows)), acceptance_threshold=threshold
+    )
+
+
+def spec(**fields):
+    return spec_of([1, 2], speculation=speculation(**fields))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_each_token_with_its_row(dtype):
+    proposals = Proposals.of(spec(rows=ROWS.to(dtype), threshold=0.5))
+    for i, token in enumerate(TOKENS):
+        for known in range(i + 1):
+            found = proposals.after(TOKENS[:known], TOKENS[known:i])
+            assert (found.token, found.threshold) == (token, 0.5)
+            assert found.logits.dtype == np.float32
+            assert found.logits.tolist() == ROWS[i].tolist()
+
+
+def test_none_behind_the_draft_or_beside_it():
+    proposals = Proposals.of(spec())
+    assert proposals.after(TOKENS) is None
+    assert proposals.after((*TOKENS, 0)) is None
+    assert proposals.after((2,)) is None
+    assert proposals.after((3, 2)) is None
+    assert proposals.after((3,), (2,)) is None
+    assert proposals.after((2,), (1,)) is None
+    assert proposals.after((), (2,)) is None
+
+
+def test_none_for_requests_that_they_cannot_change():
+    assert Proposals.of(spec_of([1], speculation=Speculation(draft_token_ids=TOKENS))) is None
+    assert Proposals.of(replace(spec(), sampling=SamplingParams(temperature=0.0))) is None
+
+
+def with_value(value: float, dtype: torch.dtype, *, everywhere: bool = False) -> torch.Tensor:
+    rows = ROWS.clone()
+    rows[1, slice(None) if everywhere else 2] = value
+    return rows.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.filterwarnings("error")
+def test_rows_that_are_no_distribution(dtype):
+    for broken in (
+        with_value(math.nan, dtype),
+        with_value(math.inf, dtype),
+        with_value(-math.inf, dtype, everywhere=True),
+        with_value(math.nan, dtype, everywhere=True),
+    ):
+        assert "row 1" in proposals_problem(spec(rows=broken), VOCAB)
+    assert proposals_problem(spec(rows=with_value(-math.inf, dtype)), VOCAB) is None
+
+
+def test_sizes():
+    assert proposals_problem(spec(), VOCAB) is None
+    assert "60 bytes, must have 72: 6 logits for each of 3 draft tokens" in proposals_problem(spec(), VOCAB + 1)
+    assert "must have 40" in proposals_problem(spec(tokens=TOKENS[:2]), VOCAB)
+    assert "must have 0" in proposals_problem(spec(tokens=()), VOCAB)
+    odd = Speculation(draft_token_ids=TOKENS, draft_logits=DraftLogits("float32", pack("<f", 1.0) + b"x"))
+    assert "5 bytes" in proposals_problem(spec_of([1], speculation=odd), VOCAB)
+    empty = Speculation(draft_token_ids=(), draft_logits=DraftLogits("float32", b""))
+    assert "must have 0" in proposals_problem(spec_of([1], speculation=empty), VOCAB)
+
+
+def test_beams():
+    assert "beam search" in proposals_problem(
+        replace(spec(), sampling=SamplingParams(beam_search=BeamSearchParams(2))), VOCAB
+    )
+
+
+def test_a_threshold_is_of_logits():
+    with pytest.raises(ValueError, match="without draft_logits"):
+        Speculation(acceptance_threshold=0.5)
