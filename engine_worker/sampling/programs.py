@@ -29,6 +29,8 @@ def _highest() -> NDArray[np.float32]:
 
 HIGHEST = _highest()
 """[256, 8]: by byte of a mask, the highest score that each of its eight tokens may have."""
+FOLLOWS_NONE = -1
+"""In place of a token: all tokens before the draw are known."""
 SPARSE = 16
 """A mask is if at most one of so many of its words allows a token."""
 
@@ -237,6 +239,12 @@ class StepPrograms:
         """logits [P, vocab]: a row for each of `draws_with_processors`."""
         having = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
         return [ProcessedRow(draw, row, its) for (draw, its), row in zip(having, logits, strict=True)]
+
+    def followed(self, before: Sequence[int] | None) -> list[int]:
+        """For each of `draws_with_processors` the token of the previous step that it follows, or FOLLOWS_NONE.
+        `before`: see `advanced`."""
+        having = [follows for _, program, _, _, follows, *_ in self.draws if program.processing is not None]
+        return [FOLLOWS_NONE if follows is None or before is None else before[follows] for follows in having]
 
     @contextmanager
     def advanced(self, before: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
