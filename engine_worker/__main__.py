@@ -27,6 +27,7 @@ from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.ports import PortError, check_ports
 from sluice.ring.process import die_with_parent, on_stop_signal, run_service
+from sluice.settings.engine import ProcessorNames
 from sluice.settings.fields import section_of
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
@@ -124,7 +125,8 @@ def load(
         leader = stack.enter_context(
             closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
         )
-        runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
+        replicated = section_of(settings, ProcessorNames) if settings.logits_processor_replicate else None
+        runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision, replicated)
     runner.processors = processors
     runner.find_tensors(settings.output_tensors)
     runner.guides = Guides(Model.of(checkpoint), settings)

@@ -1,9 +1,10 @@
 """What the engine, the template process and the guide worker send each other: msgspec over sockets."""
 
+from collections.abc import Mapping
 from enum import Enum
 from hashlib import blake2b
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -104,9 +105,15 @@ class MasksReady(msgspec.Struct, frozen=True, array_like=True):
     rows: list[RowResult]
 
 
+_encoder = msgspec.msgpack.Encoder()
+_decoders: Mapping[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Try, Tried, Compile, AskMasks, MasksReady)
+}
+
+
 def send(connection: Connection, message: msgspec.Struct) -> None:
     """Raises OSError if the other end has closed."""
-    connection.send_bytes(msgspec.msgpack.encode(message))
+    connection.send_bytes(_encoder.encode(message))
 
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -114,7 +121,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 def receive(connection: Connection, kind: type[M]) -> M:
     """Waits. Raises EOFError or OSError if the other end has closed."""
-    return msgspec.msgpack.decode(connection.recv_bytes(), type=kind)
+    found: M = _decoders[kind].decode(connection.recv_bytes())
+    return found
 
 
 def key_of(guide: Guide) -> Key:

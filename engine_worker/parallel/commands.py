@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import Move
 from sluice.ring.calls import MethodCall
+from sluice.settings.engine import ProcessorNames
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -31,12 +33,17 @@ class LoadModel(Command, frozen=True):
     silent_seconds: float
     """After so long without a command rank 0 counts as dead."""
     revision: str | None = None
+    processors: ProcessorNames | None = None
+    """Those that this rank calls too; None: it calls none."""
 
 
 class ComputeStep(Command, frozen=True):
     moves: tuple[Move, ...]
     arrays: StepArrays | None
     """None: moves only."""
+    processed: ReplicatedStep | None = None
+    """If it has rows, rank 0 broadcasts after the step the tokens that they follow [P] int64, then their logits
+    [P, vocab] float32."""
 
 
 class CallMethod(Command, frozen=True):

@@ -40,6 +40,8 @@ from engine_worker.runner.config import find_device
 from engine_worker.runner.load import load_forward
 from engine_worker.runner.methods import Methods
 from engine_worker.runner.torch_forward import TorchForward
+from engine_worker.sampling.processors import NO_PROCESSORS, find_processors
+from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedStep
 from sluice.ring.calls import RankAnswer
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.telemetry import configure
@@ -111,6 +113,7 @@ class Follower:
         self._group: RankGroup | None = None
         self._methods: Methods | None = None
         """Once the model is loaded."""
+        self._processors = ReplicatedProcessors(NO_PROCESSORS)
 
     def run(self) -> int:
         """Compute until a Shutdown; returns the exit status."""
@@ -139,8 +142,10 @@ class Follower:
                     forward = self._load(command)
                     leave_signals_to_rank_0()
                     self._seconds = command.silent_seconds
-                case ComputeStep(moves, arrays) if forward is not None:
+                case ComputeStep(moves, arrays, processed) if forward is not None:
                     forward.logits(moves, None if arrays is None else forward.prepare(arrays))
+                    if processed is not None:
+                        self._process(forward, processed)
                 case CallMethod(number, call) if self._methods is not None and call.names(self._rank_env.rank):
                     self._leave(number, self._methods.answer(call))
                 case Shutdown():
@@ -150,6 +155,16 @@ class Follower:
             forward.close()
         if self._group is not None:
             self._group.close()
+
+    def _process(self, forward: TorchForward, step: ReplicatedStep) -> None:
+        """Call the processors as rank 0 does."""
+        count, device = len(step.rows), forward.device
+        followed = torch.empty(count, dtype=torch.int64, device=device)
+        logits = torch.empty(count, forward.vocab_size, device=device)
+        if count:
+            forward.shard.broadcast(followed)
+            forward.shard.broadcast(logits)
+        self._processors.run(step, logits, followed.tolist())
 
     def _leave(self, number: int, answer: RankAnswer) -> None:
         try:
@@ -165,6 +180,9 @@ class Follower:
         checkpoint = open_checkpoint(load.model, revision=load.revision)
         if checkpoint.fingerprint != load.fingerprint:
             raise CheckpointError(f"{checkpoint.path} holds different files on this machine than on rank 0's")
+        # Before the model, which takes time to load.
+        if load.processors is not None:
+            self._processors = ReplicatedProcessors(find_processors(load.processors, self._warn))
         config = replace(load.config, device_index=rank_env.local_rank, ranks_here=rank_env.local_size)
         if load.store:
             self._store = connect_store(load.store, rank_env.size, seconds)
@@ -175,6 +193,9 @@ class Follower:
         self._methods = Methods(forward.rank)
         self._group.barrier()
         return forward
+
+    def _warn(self, event: str, reason: str) -> None:
+        self._log.warning(event, reason=reason)
 
 
 if __name__ == "__main__":

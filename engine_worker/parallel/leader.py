@@ -5,10 +5,12 @@ launcher restarts it, and routers recover its streams (docs/architecture.md, "Wh
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from structlog.stdlib import BoundLogger
+from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from engine_worker.parallel.answers import StoredAnswers
@@ -25,9 +27,11 @@ from engine_worker.runner.config import RunnerConfig, find_device
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
+from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.step import Move
 from sluice.ring.calls import MethodCall
 from sluice.ring.checkpoint import Checkpoint
+from sluice.settings.engine import ProcessorNames
 from sluice.telemetry.output import leave
 
 END_SECONDS = 5.0
@@ -87,18 +91,31 @@ class Leader:
         progress: Progress,
         capturing: Progress,
         revision: str | None = None,
+        processors: ProcessorNames | None = None,
     ) -> ModelRunner:
-        """Load each rank's shard. See `load_runner`; raises ChannelError too."""
+        """Load each rank's shard. `processors`: those that the other ranks call too, if any. See `load_runner`; raises
+        ChannelError too."""
         env, seconds = self._rank_env, self._start_seconds
         # Checked for the last local rank too: with too few GPUs this error is clearer than the loss of a rank.
         find_device(replace(config, device_index=env.local_size - 1, ranks_here=env.local_size))
         self._send(
-            LoadModel(model, checkpoint.fingerprint, config, self._address, seconds, self._step_seconds, revision)
+            LoadModel(
+                model,
+                checkpoint.fingerprint,
+                config,
+                self._address,
+                seconds,
+                self._step_seconds,
+                revision,
+                processors,
+            )
         )
         config = replace(config, device_index=env.local_rank, ranks_here=env.local_size)
         self._group = RankGroup(env.rank, env.size, find_device(config), self._store, seconds)
         runner = load_runner(checkpoint, config, progress, self._group, self, capturing, self._warn)
         runner.choices["tensor_parallel"] = str(env.size)
+        if processors is not None:
+            runner.replicated = ReplicatedSequences()
         self._group.barrier()
         self._runner = runner
         return runner
@@ -106,8 +123,13 @@ class Leader:
     def _warn(self, event: str, reason: str) -> None:
         self._log.warning(event, reason=reason)
 
-    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
-        self._send(ComputeStep(moves, arrays))
+    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None, processed: ReplicatedStep | None) -> None:
+        self._send(ComputeStep(moves, arrays, processed))
+
+    def send_rows(self, logits: Tensor, followed: Sequence[int]) -> None:
+        if self._group is not None:
+            self._group.broadcast(torch.tensor(followed, device=logits.device))
+            self._group.broadcast(logits)
 
     def call(self, call: MethodCall) -> Poll:
         self._calls += 1

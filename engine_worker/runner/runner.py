@@ -1,7 +1,6 @@
 """Computes steps: plain data in, model, sampling, plain data out."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
+from engine_worker.runner.launched import LaunchedStep, WaitTimer
 from engine_worker.runner.methods import Methods
 from engine_worker.runner.results import StepResults
 from engine_worker.runner.rows import WantedRows
@@ -22,8 +22,9 @@ from engine_worker.runner.tensors import OutputTensors
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
+from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import AdapterLibrary, DeviceLostError, Draw, Drawn, KeptRows, Move, Preparation, Step
+from engine_worker.step import AdapterLibrary, DeviceLostError, Draw, Drawn, Move, Preparation, Step
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 
@@ -33,8 +34,12 @@ T = TypeVar("T")
 class Followers(Protocol):
     """The other ranks of a tensor-parallel group, which compute every step along with rank 0."""
 
-    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
-        """Have them compute a step; None: moves only."""
+    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None, processed: ReplicatedStep | None) -> None:
+        """Have them compute a step; no arrays: moves only. If `processed` has rows, `send_rows` follows once rank 0 has
+        the logits."""
+
+    def send_rows(self, logits: Tensor, followed: Sequence[int]) -> None:
+        """Have them call the processors; see `ReplicatedProcessors.run`."""
 
     def call(self, call: MethodCall) -> Poll:
         """Have those that it names run a method; returns what asks for their answers, by rank."""
@@ -47,46 +52,6 @@ def _use(device: torch.device) -> None:
     # CUDA's current device is a property of the thread.
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-class WaitTimer:
-    """Context manager around waits of the engine's thread; other threads may read `since`."""
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        """Start of the current wait by time.monotonic; None: not waiting."""
-
-    def __enter__(self) -> None:
-        self.since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.since = None
-
-
-class LaunchedStep:
-    """See `engine_worker.step.Launched`."""
-
-    def __init__(self, results: "Future[StepResults | None]", rows: WantedRows | None, waiting: WaitTimer) -> None:
-        self._results = results
-        self._rows = rows
-        self._waiting = waiting
-
-    def collect(self) -> list[Drawn]:
-        with self._waiting:
-            results = self._results.result()
-            return [] if results is None else results.drawn()
-
-    def prompt_logprobs(self) -> list[bytes]:
-        with self._waiting:
-            return [] if self._rows is None else self._rows.prompt_logprobs()
-
-    def kept_rows(self) -> list[list[KeptRows]]:
-        with self._waiting:
-            return [] if self._rows is None else self._rows.kept_rows()
-
-    def results(self) -> StepResults | None:
-        """None if it failed or drew nothing. Waits until it was queued on the device."""
-        return None if self._results.exception() is not None else self._results.result()
 
 
 class ModelRunner:
@@ -118,6 +83,8 @@ class ModelRunner:
         self.overlap = overlap
         self.processors = Processors()
         """Those that requests may name; set before the first step."""
+        self.replicated: ReplicatedSequences | None = None
+        """None: the other ranks call no processors. Set before the first step."""
         self.output_tensors = OutputTensors.of(forward, {})
         """Those that requests may name; set before the first request."""
         self.guides: Guides | None = None
@@ -213,7 +180,7 @@ class ModelRunner:
             before = None
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
-            self._followers.send_step(step.moves, arrays)
+            self._followers.send_step(step.moves, arrays, self._replicated_step(sampling))
         results = self._start(lambda: self._compute(step.moves, prepared, sampling, rows, before))
         self._latest = LaunchedStep(results, rows, self._waiting)
         return self._latest
@@ -249,6 +216,7 @@ class ModelRunner:
                 rows.finish()
             if not early:
                 masks = self._ask_masks(sampling, followed)
+            self._replicate(sampling, logits, followed)
         except Exception as error:
             # The others may have computed the step, or wait for rank 0 in one of its collectives.
             if self._followers is not None:
@@ -274,6 +242,23 @@ class ModelRunner:
             return None
         before = None if followed is None or not programs.is_guided else followed.tokens_on_host()
         return AskedMasks.of(self.guides.masks, programs, before)
+
+    def _replicated_step(self, sampling: tuple[list[Draw], SamplingPlan] | None) -> ReplicatedStep | None:
+        if self.replicated is None:
+            return None
+        return self.replicated.step(None if sampling is None else sampling[1].programs)
+
+    def _replicate(
+        self, sampling: tuple[list[Draw], SamplingPlan] | None, logits: Tensor | None, followed: StepResults | None
+    ) -> None:
+        """The other ranks call processors too, if there are any in this step."""
+        if self._followers is None or self.replicated is None or sampling is None or logits is None:
+            return
+        _, plan = sampling
+        if plan.programs is not None and plan.processed_rows is not None:
+            before = None if followed is None else followed.tokens_on_host()
+            rows = logits.index_select(0, plan.processed_rows)
+            self._followers.send_rows(rows, plan.programs.followed(before))
 
     def _run_programs(
         self, plan: SamplingPlan, logits: Tensor, followed: StepResults | None, masks: AskedMasks | None

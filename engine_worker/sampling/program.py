@@ -58,6 +58,8 @@ class Program:
         self._rules = rules()
         self._tokens = list(prompt_end)
         self._num_prompt = len(self._tokens)
+        self.only_guided = guide is not None and processing is None and not self._rules
+        """Whether nothing here depends on the tokens, so that they need not be fed."""
 
     @property
     def num_fed(self) -> int:

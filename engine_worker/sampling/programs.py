@@ -29,8 +29,10 @@ def _highest() -> NDArray[np.float32]:
 
 HIGHEST = _highest()
 """[256, 8]: by byte of a mask, the highest score that each of its eight tokens may have."""
-SPARSE = 16
-"""A mask is if at most one of so many of its words allows a token."""
+FOLLOWS_NONE = -1
+"""In place of a token: all tokens before the draw are known."""
+SPARSE = 4
+"""A mask is if at most one of so many of its words allows a token: the words are then looked at one by one."""
 
 
 class Penalty(NamedTuple):
@@ -132,10 +134,10 @@ class HostEdits(NamedTuple):
             for row, edits in self.rows.items():
                 _ban_and_penalize(values[row], edits)
             tokens = values.argmax(axis=1)
+            peaks = values[np.arange(len(values)), tokens]
             for row, edits in self.rows.items():
                 if edits.allowed is not None and not _allows(edits.allowed, int(tokens[row])):
-                    tokens[row] = _best_allowed(values[row], edits.allowed)
-        peaks = values[np.arange(len(values)), tokens]
+                    tokens[row], peaks[row] = _best_allowed(values[row], edits.allowed)
         return Chosen(torch.from_numpy(tokens), finite(torch.from_numpy(peaks)))
 
 
@@ -166,22 +168,29 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     row[ids] = found
 
 
-def _best_allowed(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> int:
-    """The id of the highest score, the lowest id among equals."""
-    words = allowed.nonzero()[0]
-    if 0 < len(words) <= len(allowed) // SPARSE:
-        at, bit = np.unpackbits(allowed[words].view(np.uint8), bitorder="little").reshape(-1, WORD_BITS).nonzero()
-        ids = words[at] * WORD_BITS + bit
-        if ids[-1] < len(row):
-            return int(ids[row[ids].argmax()])
-    _restrict(row, allowed)
-    return int(row.argmax())
+def _best_allowed(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> tuple[int, np.float32]:
+    """The id of the highest score, the lowest id among equals; and this score, -inf if none is allowed."""
+    words = (allowed != 0).nonzero()[0]
+    if len(words) > len(allowed) // SPARSE or (len(words) and words[-1] >= len(row) // WORD_BITS):
+        highest = _highest_of(allowed)[: len(row)]
+        best = int(np.minimum(row, highest, out=highest).argmax())
+        return best, highest[best]
+    if not len(words):
+        return 0, np.float32(-np.inf)
+    # The scores of these words alone.
+    highest = _highest_of(allowed.take(words))
+    scores = row[: len(row) // WORD_BITS * WORD_BITS].reshape(-1, WORD_BITS).take(words, axis=0).reshape(-1)
+    best = int(np.minimum(scores, highest, out=highest).argmax())
+    return int(words[best // WORD_BITS]) * WORD_BITS + best % WORD_BITS, highest[best]
 
 
 def _restrict(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> None:
-    # Without a branch per token, which takes up to 17 times as long.
-    highest = HIGHEST.take(allowed.view(np.uint8), axis=0).reshape(-1)
-    np.minimum(row, highest[: len(row)], out=row)
+    np.minimum(row, _highest_of(allowed)[: len(row)], out=row)
+
+
+def _highest_of(allowed: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """By id of these words. Without a branch per token, which takes up to 17 times as long."""
+    return HIGHEST.take(allowed.view(np.uint8), axis=0).reshape(-1)
 
 
 class ProgramDraw(NamedTuple):
@@ -238,12 +247,22 @@ class StepPrograms:
         having = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
         return [ProcessedRow(draw, row, its) for (draw, its), row in zip(having, logits, strict=True)]
 
+    def followed(self, before: Sequence[int] | None) -> list[int]:
+        """For each of `draws_with_processors` the token of the previous step that it follows, or FOLLOWS_NONE.
+        `before`: see `advanced`."""
+        having = [follows for _, program, _, _, follows, *_ in self.draws if program.processing is not None]
+        return [FOLLOWS_NONE if follows is None or before is None else before[follows] for follows in having]
+
     @contextmanager
     def advanced(self, before: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
         """Edits by draw; until the end of the body the programs stand before these draws. `before`: tokens of the
         previous step; None if it failed: any token may then be followed."""
         edits = {}
         for draw, program, output, known, follows, drafted, _ in self.draws:
+            if program.only_guided:
+                # The guide worker follows the tokens.
+                edits[draw] = Edits()
+                continue
             for token in output[program.num_fed : known]:
                 program.feed(token)
             if follows is not None and before is not None:
@@ -257,4 +276,5 @@ class StepPrograms:
         finally:
             # What was followed is not final: the step that drew it can still turn out to have failed.
             for _, program, _, known, *_ in self.draws:
-                program.truncate(known)
+                if not program.only_guided:
+                    program.truncate(known)

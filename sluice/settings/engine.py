@@ -114,6 +114,9 @@ class ProcessorNames:
     docs/processors.md."""
     logits_processor_batched: str | None = None
     """Your module:function that changes the logits of all sequences that ask for "batched" in one call."""
+    logits_processor_replicate: bool = False
+    """With tensor parallelism, call them on the other ranks too, with the same arguments; only the result of rank 0
+    counts."""
 
     @property
     def processor_names(self) -> list[str]:

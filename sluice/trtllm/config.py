@@ -38,7 +38,7 @@ class LogitsPostProcessorConfig:
     processor_map: dict[str, Processor] | None = None
     processor_batched: Processor | None = None
     replicate: bool = True
-    """Only the rank that samples calls processors, so this changes nothing."""
+    """Whether the other ranks call them too; on one rank it changes nothing."""
 
 
 @dataclass

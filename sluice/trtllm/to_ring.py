@@ -173,7 +173,7 @@ def _processors(config: LogitsPostProcessorConfig | None) -> dict[str, Any]:
     args: dict[str, Any] = {"logits_processors": named} if named else {}
     if batched is not None:
         args["logits_processor_batched"] = _processor_name("processor_batched", batched)
-    return args
+    return {**args, "logits_processor_replicate": config.replicate} if args else {}
 
 
 def _processor_name(option: str, processor: Processor) -> str:

@@ -18,13 +18,14 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.sampling.processors import find_processors
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.prompt_logprobs import Row
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Submit
-from sluice.settings.engine import Batching, ChunkingPolicy
+from sluice.settings.engine import Batching, ChunkingPolicy, ProcessorNames
 from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
@@ -65,6 +66,7 @@ class EngineHarness:
         guides: Guides | None = None,
         tensor_buffer: int = 1 << 20,
         output_tensors: dict[str, str] | None = None,
+        processors: ProcessorNames = ProcessorNames(),  # noqa: B008 - frozen
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -88,7 +90,9 @@ class EngineHarness:
             runner = load_runner(checkpoint, config, ignore, ignore, ignore)
         else:
             self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
-            runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore)
+            replicated = processors if processors.logits_processor_replicate else None
+            runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore, processors=replicated)
+        runner.processors = find_processors(processors, lambda *_: None)
         runner.guides = guides
         runner.find_tensors(output_tensors or {})
         batching = Batching(
@@ -117,6 +121,7 @@ class EngineHarness:
                 checkpoint.vocab_size,
                 longest,
                 max_requests=1024,
+                processors=frozenset(processors.processor_names),
                 tensors=frozenset(runner.tensors),
             ),
             batching,

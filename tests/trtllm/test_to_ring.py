@@ -66,7 +66,16 @@ def test_processors_by_name() -> None:
     assert found["engine_args"] == {
         "logits_processors": {"a": f"{module}:only_42", "b": "my_module:my_function"},
         "logits_processor_batched": f"{module}:only_43",
+        "logits_processor_replicate": True,
     }
+
+
+def test_processors_on_rank_0_alone() -> None:
+    processors = trtllm.LogitsPostProcessorConfig({"a": only_42}, replicate=False)
+    found = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
+    assert found["engine_args"]["logits_processor_replicate"] is False
+    without = trtllm.LogitsPostProcessorConfig()
+    assert ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=without))["engine_args"] == {}
 
 
 def processors(**options) -> dict:

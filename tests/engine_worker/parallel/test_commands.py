@@ -12,6 +12,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Move, MoveKind, Slice
 from sluice.ring.calls import MethodCall
 from sluice.ring.params import SamplingParams
+from sluice.settings.engine import ProcessorNames
 from tests.examples import examples
 
 SLICES = st.lists(
@@ -62,6 +63,7 @@ def test_the_others():
     for command in (
         LoadModel("m", "f", config, "h:1", 2.0, 3.0),
         LoadModel("m", "f", config, None, 2.0, 3.0),
+        LoadModel("m", "f", config, None, 2.0, 3.0, "v2", ProcessorNames({"a": "b:c"}, "d:e", True)),
         CallMethod(3, MethodCall("m", '["é"]', "{}", (0, 2))),
         Heartbeat(),
         Shutdown(),

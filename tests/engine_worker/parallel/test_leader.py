@@ -24,6 +24,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Slice, Step
 from sluice.ring.calls import MethodCall
 from sluice.ring.checkpoint import open_checkpoint
+from sluice.settings.engine import ProcessorNames
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.fakes.command_sender import CommandSender
 from tests.fakes.graphs import WeakCapture
@@ -243,6 +244,18 @@ def test_another_rank_opens_the_same_revision(group, folder, monkeypatch):
     load = LoadModel("someone/model", open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, "v2")
     assert Follower(Commands(load, Shutdown()), RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == 0
     assert asked == [("someone/model", {"revision": "v2"})]
+
+
+def test_another_rank_that_lacks_a_processor(group, folder, monkeypatch):
+    waited = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(follower.time, "sleep", waited.append)
+    names = ProcessorNames({"x": "no_such_module:f"})
+    load = LoadModel(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, processors=names)
+    with structlog.testing.capture_logs() as logged:
+        assert Follower(Commands(load), RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == EXIT_GROUP_LOST
+    assert waited == [follower.GRACE_SECONDS]
+    assert "logits_processors: x: 'no_such_module:f' cannot be used" in logged[0]["error"]
 
 
 class Kept(dict):

@@ -20,10 +20,15 @@ RANK_TIMEOUT = 4.0
 FLAGS = ["--tensor-parallel", "2", "--threads", "1", "--kv-cache-tokens", "4096", "--device", "cpu"]
 
 
-def start(folder: Path, *flags: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *flags: str, environment: dict[str, str] | None = None, working: Path | None = None
+) -> subprocess.Popen[str]:
+    """`working`: its working directory."""
     command = [sys.executable, "-m", "engine_worker", "--model", str(tiny_model.path()), *FLAGS, *flags]
     command += ["--listen", f"ipc://{folder}/engine", "--rank-timeout", str(RANK_TIMEOUT)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}, cwd=working
+    )
 
 
 def until(process: subprocess.Popen[str], event: str) -> dict:
@@ -74,6 +79,20 @@ def test_it_starts_and_drains(engine):
     engine.send_signal(signal.SIGTERM)
     assert engine.wait(60) == 0
     assert not is_alive(follower)
+
+
+def test_both_ranks_import_the_processors(tmp_path):
+    module = "import os\nopen(f'imported-{os.getpid()}', 'w').close()\ndef f(*_): ...\n"
+    (tmp_path / "mine.py").write_text(module)
+    flags = ("--logits-processors", '{"f": "mine:f"}', "--logits-processor-replicate")
+    process = start(tmp_path, *flags, working=tmp_path)
+    try:
+        until(process, "ready")
+        pids = [process.pid, *children(process.pid)]
+        assert {path.name for path in tmp_path.glob("imported-*")} == {f"imported-{pid}" for pid in pids}
+        assert len(pids) == 2
+    finally:
+        ended(process)
 
 
 @pytest.mark.parametrize(

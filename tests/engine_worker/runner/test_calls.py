@@ -20,7 +20,7 @@ class Others:
         self.calls: list[MethodCall] = []
         self.answers: list[RankAnswer] | None = None
 
-    def send_step(self, moves, arrays) -> None:
+    def send_step(self, moves, arrays, processed) -> None:
         pass
 
     def call(self, call: MethodCall):

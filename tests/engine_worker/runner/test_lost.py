@@ -17,7 +17,7 @@ class Others:
     def __init__(self) -> None:
         self.lost: list[Exception] = []
 
-    def send_step(self, moves, arrays) -> None:
+    def send_step(self, moves, arrays, processed) -> None:
         pass
 
     def on_step_failed(self, error: Exception) -> None:

@@ -1,0 +1,48 @@
+"""A step whose results the engine's thread waits for."""
+
+import time
+from concurrent.futures import Future
+
+from engine_worker.runner.results import StepResults
+from engine_worker.runner.rows import WantedRows
+from engine_worker.step import Drawn, KeptRows
+
+
+class WaitTimer:
+    """Context manager around waits of the engine's thread; other threads may read `since`."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        """Start of the current wait by time.monotonic; None: not waiting."""
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.since = None
+
+
+class LaunchedStep:
+    """See `engine_worker.step.Launched`."""
+
+    def __init__(self, results: "Future[StepResults | None]", rows: WantedRows | None, waiting: WaitTimer) -> None:
+        self._results = results
+        self._rows = rows
+        self._waiting = waiting
+
+    def collect(self) -> list[Drawn]:
+        with self._waiting:
+            results = self._results.result()
+            return [] if results is None else results.drawn()
+
+    def prompt_logprobs(self) -> list[bytes]:
+        with self._waiting:
+            return [] if self._rows is None else self._rows.prompt_logprobs()
+
+    def kept_rows(self) -> list[list[KeptRows]]:
+        with self._waiting:
+            return [] if self._rows is None else self._rows.kept_rows()
+
+    def results(self) -> StepResults | None:
+        """None if it failed or drew nothing. Waits until it was queued on the device."""
+        return None if self._results.exception() is not None else self._results.result()

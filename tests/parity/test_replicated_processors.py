@@ -1,0 +1,95 @@
+"""Logits processors that both ranks call: with the same arguments, and the tokens are those of one rank."""
+
+from contextlib import closing
+
+import pytest
+
+from engine_worker.parallel import leader
+from sluice import tiny_model
+from sluice.ring.params import SamplingParams, StopParams
+from sluice.settings.engine import BATCHED, ProcessorNames
+from tests.fakes import rank_processors
+from tests.fakes.processes import wait_until
+from tests.parity import harness
+from tests.parity.harness import EngineHarness
+
+MODULE = rank_processors.__name__
+HARMFUL = ("raise_there", "write_nan_there", "keep_there")
+NAMES = ("shift", *HARMFUL)
+
+
+def names(*found: str, replicate: bool = True) -> ProcessorNames:
+    return ProcessorNames({name: f"{MODULE}:{name}" for name in found}, f"{MODULE}:batched", replicate)
+
+
+def generate(processors: ProcessorNames, asked: list[tuple[str, ...]], **options) -> list:
+    """A request for each of `asked`, the last with two sequences; their tokens and logprobs."""
+    options = {"kv_cache_tokens": 2048, "max_batch_size": 8, "max_tokens_per_step": 24, **options}
+    with closing(EngineHarness(tiny_model.path(), processors=processors, **options)) as engine:
+        numbers = [
+            engine.send(
+                [(7 * i + 3 * j) % 4096 for j in range(5 + 11 * i)],
+                SamplingParams(seed=i, temperature=0.8, logprobs=0, logits_processors=each),
+                StopParams(max_tokens=4 + 2 * i),
+                n=2 if i == len(asked) - 1 else 1,
+            )
+            for i, each in enumerate(asked)
+        ]
+        engine.run()
+        streams = [engine.stream(number) for number in numbers] + [engine.stream(numbers[-1], 1)]
+        return [(stream.tokens, [entry.logprob for entry in stream.logprobs]) for stream in streams]
+
+
+def same(found: list, expected: list) -> bool:
+    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+        assert tokens == right_tokens
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
+    return True
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_both_ranks_call_them_with_the_same(tmp_path, monkeypatch, overlap):
+    asked = [("shift",), (), ("shift", BATCHED), (BATCHED,), (BATCHED, "shift")]
+    expected = generate(names("shift"), asked, overlap=overlap)
+    monkeypatch.setenv(rank_processors.FOLDER, str(tmp_path))
+    assert same(generate(names("shift"), asked, overlap=overlap, tensor_parallel=2), expected)
+    first, second = (rank_processors.calls(tmp_path, rank) for rank in range(2))
+    assert first == second
+    assert sum(len(ids) for _, ids, *_ in first) >= 4 + 2 * 8 + 10 + 2 * 2 * 12
+
+
+def test_what_goes_wrong_on_one_rank_changes_nothing(tmp_path, monkeypatch):
+    asked = [("shift",), (*HARMFUL, "shift"), ("keep_there",), ("write_nan_there", "shift")]
+    expected = generate(names(*NAMES), asked)
+    monkeypatch.setenv(rank_processors.FOLDER, str(tmp_path))
+    assert same(generate(names(*NAMES), asked, tensor_parallel=2), expected)
+    first, second = (rank_processors.calls(tmp_path, rank) for rank in range(2))
+    # One that raised, or had no more tokens, is called no further.
+    assert 0 < len(second) < len(first)
+
+
+def test_without_the_setting_rank_0_alone_calls_them(tmp_path, monkeypatch):
+    monkeypatch.setenv(rank_processors.FOLDER, str(tmp_path))
+    generate(names("shift", replicate=False), [("shift",)], tensor_parallel=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_one_that_hangs_on_another_rank_exceeds_rank_timeout(monkeypatch):
+    reasons: list[str] = []
+
+    def end(self, reason: str) -> None:
+        reasons.append(reason)
+        self._processes.kill()
+
+    monkeypatch.setattr(leader.Leader, "_end_group", end)
+    monkeypatch.setattr(harness, "STEP_SECONDS", 1.0)
+    engine = EngineHarness(tiny_model.path(), tensor_parallel=2, kv_cache_tokens=512, processors=names("hang_there"))
+    try:
+        engine.submit([1, 2, 3], SamplingParams(logits_processors=("hang_there",)), 8)
+        # Rank 0 does not wait for it: the next step would.
+        engine.engine.step()
+        assert wait_until(lambda: bool(reasons))
+    finally:
+        engine.leader._group.close()
+        engine.leader._sender.close()
+    assert reasons == ["rank 1 has made no progress for 1 s"]
