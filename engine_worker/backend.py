@@ -65,6 +65,7 @@ def _contradictions(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str
     return [
         (f"{name} = {value}", limit)
         for name, value, good, limit in (
+            ("lora", config.lora, not config.lora, "has no adapters in its graphs"),
             ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
             ("device", device, device == "cpu", "computes on a CPU"),
             ("dtype", config.dtype, config.dtype != "float16", "computes in float32 or bfloat16"),

@@ -96,6 +96,8 @@ class Sequence:
     """Leading tokens that its blocks have room for."""
     chain: list[Content] = field(default_factory=list)
     """Its leading full blocks, hashed on demand."""
+    adapter: int = 0
+    """Number of its LoRA adapter on the device, which it holds beside its blocks; 0: none."""
     awaited: bytes | None = None
     """Hash of the block that it waits for another sequence to compute, as of the last check."""
 
@@ -267,6 +269,8 @@ class Request:
         self.max_drafts = max_drafts
         self.proposals = Proposals.of(spec)
         """None: all tokens are drawn plainly."""
+        self.adapter = None if spec.adapter is None else spec.adapter.version
+        """Version of its LoRA adapter."""
         self.has_tensors = bool(spec.tensors)
         self.num_scored = 0
         """Of the prompt's log-probabilities, how many are among the responses."""

@@ -101,6 +101,19 @@ class KeptRows(NamedTuple):
     """Row-major, little-endian."""
 
 
+class AdapterLoad(NamedTuple):
+    """Copies a LoRA adapter from host memory to the device."""
+
+    number: int
+    """By which slices name it from this step on; from 1, never used twice."""
+    version: str
+    """By which it is found in host memory."""
+    pages: tuple[int, ...]
+    """Where it goes: pages of its modules, in the order of the model's targets."""
+    dropped: tuple[int, ...] = ()
+    """Numbers of adapters that were evicted before."""
+
+
 class Slice(msgspec.Struct, frozen=True):
     """Consecutive tokens of one sequence."""
 
@@ -120,6 +133,8 @@ class Slice(msgspec.Struct, frozen=True):
     """So many of `tokens`, the last ones, are guesses: each of them, and the token before them, has a draw."""
     scored: Scored | None = None
     kept: tuple[Kept, ...] = ()
+    adapter: int = 0
+    """Number of its LoRA adapter; 0: none."""
 
     @property
     def rows(self) -> list[range]:
@@ -151,10 +166,11 @@ class Move(NamedTuple):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Moves first, in order (a later one may read what an earlier one wrote), then the slices."""
+    """Moves first, in order (a later one may read what an earlier one wrote), and loads, then the slices."""
 
     slices: tuple[Slice, ...]
     moves: tuple[Move, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -197,10 +213,13 @@ class Launched(Protocol):
 class Preparation(Protocol):
     """What a request needs before it can run is being made."""
 
-    done: bool
-    """Whether that has ended, well or not."""
-    fault: Fault | None
-    """Why it cannot run; known once it is done."""
+    @property
+    def done(self) -> bool:
+        """Whether that has ended, well or not."""
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why it cannot run; known once it is done."""
 
     def poll(self) -> bool:
         """Update `done`, of this and of all other preparations, and return it; never waits."""
@@ -218,7 +237,13 @@ class Loading(Preparation, Protocol):
 
 
 class AdapterLibrary(Protocol):
-    """The LoRA adapters in host memory. Called from the engine's thread; never waits."""
+    """The LoRA adapters in host memory, by version. Called from the engine's thread; never waits.
+
+    Requests that use one are counted, so that it stays there while they live.
+    """
+
+    num_pages: int
+    """On the device, for all adapters."""
 
     def load(self, path: str) -> Loading:
         """From a folder on this machine."""
@@ -231,6 +256,15 @@ class AdapterLibrary(Protocol):
 
     def remove(self, version: str) -> bool:
         """From host memory; False: a request uses it."""
+
+    def pages_of(self, version: str) -> int:
+        """Pages that it takes on the device; it must be in host memory."""
+
+    def acquire(self, version: str) -> None:
+        """A request that uses it has begun, though it may still be loading."""
+
+    def release(self, version: str) -> None:
+        """That request has ended."""
 
 
 class PendingCall(Protocol):

@@ -71,6 +71,7 @@ class ScriptedRunner:
 
     tokens_per_block = TOKENS_PER_BLOCK
     num_host_blocks = 0
+    adapters = None
     window: int | None = None
     dtype = "none"
     overlap = False

@@ -19,6 +19,7 @@ from engine_worker.core.stats import Stats
 from engine_worker.core.tensors import TensorGate, responses
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
+from engine_worker.lora.pages import AdapterPages
 from engine_worker.request import Sequence, State
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
@@ -52,6 +53,7 @@ class Engine:
             chunk=batching.chunk,
             clock=clock,
             event_buffer=batching.kv_event_buffer,
+            adapters=None if runner.adapters is None else AdapterPages(runner.adapters),
         )
         context = SchedulerContext(
             self.cache,
@@ -62,7 +64,7 @@ class Engine:
         )
         self._scheduler = build_scheduler(batching, context, log)
         self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
-        self.live = LiveRequests(self.cache)
+        self.live = LiveRequests(self.cache, runner.adapters)
         self._beams = BeamRounds(self.live, self.cache, batching.max_batch_size)
         self._tensors = TensorGate(self.live.with_tensors, runner.tensors, hooks.tensor_room)
         self.intake = Intake(
@@ -139,7 +141,9 @@ class Engine:
         if not (schedule.context or schedule.generation):
             return False
         # Moves are taken after scheduling, which decides them.
-        step = InFlightStep.launch(self._runner, schedule, self.drafting, self.cache.tiers.take_moves(), now)
+        moves, adapters = self.cache.tiers.take_moves(), self.cache.adapters
+        loads = () if adapters is None else adapters.take_loads()
+        step = InFlightStep.launch(self._runner, schedule, self.drafting, moves, loads, now)
         self._in_flight.append(step)
         self._tensors.launched(step.kept)
         for entry in step.entries:
@@ -293,6 +297,8 @@ class Engine:
             # Those that await this one's prompt first: otherwise its end would activate the next of them.
             for failed in reversed([sequence, *awaiting]):
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
+        if step.loads and self.cache.adapters is not None:
+            self.cache.adapters.requeue(step.loads)
         if not step.moves:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.

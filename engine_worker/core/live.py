@@ -10,7 +10,7 @@ from math import inf
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
-from engine_worker.step import Drawn, Scored
+from engine_worker.step import AdapterLibrary, Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.prompt_logprobs import parts
 from sluice.ring.tensors import TensorRows
@@ -23,7 +23,7 @@ PRUNE_MIN_ENTRIES = 64
 class LiveRequests:
     """`requests` by number; `active`: their sequences that compete for memory (all but awaiting ones), in order."""
 
-    def __init__(self, cache: KvCacheManager) -> None:
+    def __init__(self, cache: KvCacheManager, adapters: AdapterLibrary | None = None) -> None:
         self.requests: dict[int, Request] = {}
         self.active: list[Sequence] = []
         self.num_begun = 0
@@ -33,6 +33,7 @@ class LiveRequests:
         self.ended: Counter[str] = Counter()
         """Sequences since the start, by name of the finish reason."""
         self._cache = cache
+        self._adapters = adapters
         self._deadlines = Deadlines()
         self._responses = Responses()
         self._changed: dict[Request, None] = {}
@@ -42,6 +43,8 @@ class LiveRequests:
         compete for nothing until `admit`."""
         self.requests[request.spec.request] = request
         self.num_begun += 1
+        if self._adapters is not None and request.adapter is not None:
+            self._adapters.acquire(request.adapter)
         if request.spec.tensors:
             self.with_tensors[request] = None
         self._changed[request] = None
@@ -167,8 +170,7 @@ class LiveRequests:
         self.ended[reason.name] += 1
         request.num_live -= 1
         if not request.num_live:
-            self._changed[request] = None
-            del self.requests[request.spec.request]
+            self._forget(request)
 
     def end_search(
         self,
@@ -193,8 +195,14 @@ class LiveRequests:
         for beam in request.sequences:
             self._withdraw(beam)
         request.num_live = 0
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """None of its sequences is live."""
         self._changed[request] = None
-        del self.requests[spec.request]
+        del self.requests[request.spec.request]
+        if self._adapters is not None and request.adapter is not None:
+            self._adapters.release(request.adapter)
 
     def drop(self, beam: Sequence) -> None:
         """A beam that no other continues."""

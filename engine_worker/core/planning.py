@@ -11,7 +11,7 @@ from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
 from engine_worker.speculative.drafting import Drafting
-from engine_worker.step import Draw, Drawn, Kept, KeptRows, Launched, Move, Runner, Scored, Slice, Step
+from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Launched, Move, Runner, Scored, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
@@ -42,6 +42,7 @@ class InFlightStep:
     entries: list[StepEntry]
     num_draws: int
     moves: tuple[Move, ...]
+    loads: tuple[AdapterLoad, ...]
     launched: Launched | Exception
     num_drafted: int
     """Tokens, of all its sequences."""
@@ -54,15 +55,23 @@ class InFlightStep:
 
     @classmethod
     def launch(
-        cls, runner: Runner, schedule: Schedule, drafting: Drafting, moves: tuple[Move, ...], start: float
+        cls,
+        runner: Runner,
+        schedule: Schedule,
+        drafting: Drafting,
+        moves: tuple[Move, ...],
+        loads: tuple[AdapterLoad, ...],
+        start: float,
     ) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
         entries, slices, num_draws, num_drafted, has_proposals, kept = plan(schedule, drafting)
         try:
-            launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
+            launched: Launched | Exception = runner.launch(Step(tuple(slices), moves, loads))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        return cls(schedule, entries, num_draws, moves, launched, num_drafted, has_proposals, start, tuple(kept))
+        return cls(
+            schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept)
+        )
 
     @property
     def decides_next(self) -> bool:
@@ -208,16 +217,18 @@ def _slice(
     if sequence.num_promised:
         # The promised token is drawn from the logits of the token before it, so everything before it is computed or
         # in flight: the slice has exactly this one token.
-        return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, sequence.promise, kept=kept)
+        promise, adapter = sequence.promise, sequence.adapter
+        return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, promise, kept=kept, adapter=adapter)
     tokens = sequence.tokens_between(start, start + num_tokens)
-    return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept)
+    return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=sequence.adapter)
 
 
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     """The newest token, which is known, and the guesses behind it."""
     start = sequence.num_computed
     draws = tuple(_draw(sequence, drafts[:count]) for count in range(len(drafts) + 1))
-    return Slice((sequence.output[-1], *drafts), start, sequence.blocks, draws, drafts=len(drafts))
+    tokens, adapter = (sequence.output[-1], *drafts), sequence.adapter
+    return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), adapter=adapter)
 
 
 def _draw(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:

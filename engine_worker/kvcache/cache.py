@@ -8,6 +8,7 @@ from engine_worker.kvcache.forecast import Forecast, NextBlocks
 from engine_worker.kvcache.pool import CacheCorruptError, Geometry
 from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
 from engine_worker.kvcache.tiers import Tiers
+from engine_worker.lora.pages import AdapterPages
 from engine_worker.request import Sequence
 from engine_worker.step import Move
 
@@ -27,12 +28,15 @@ class KvCacheManager:
         chunk: int | None = None,
         clock: abc.Callable[[], float] = monotonic,
         event_buffer: int = 0,
+        adapters: AdapterPages | None = None,
     ) -> None:
-        """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`: see Tiers."""
+        """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`: see Tiers. `adapters`:
+        pages of LoRA adapters, of which a holder with an adapter holds its adapter's."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
         self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer)
         self.pool = self.tiers.device
+        self.adapters = adapters
         self.holders: dict[Sequence, None] = {}
         """Sequences that hold memory."""
         self.retired: dict[Sequence, None] = {}
@@ -55,12 +59,17 @@ class KvCacheManager:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def forecast(self) -> Forecast:
-        return Forecast(self.pool, self._finder, self.geometry, self._next_blocks)
+        return Forecast(self.pool, self._finder, self.geometry, self._next_blocks, self.adapters)
 
     def allocate(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """Allocate the blocks of each, all or nothing; returns those that have them."""
         # All cached prefixes are held before any block is allocated, so that no sequence evicts another's prefix.
         pinned = {sequence: self._pin(sequence) for sequence in sequences if not sequence.blocks}
+        if pinned and self.adapters is not None:
+            # The same for their adapters.
+            for sequence in pinned:
+                if sequence.request.adapter is not None:
+                    self.adapters.touch(sequence.request.adapter)
         return [
             sequence
             for sequence in sequences
@@ -105,6 +114,7 @@ class KvCacheManager:
     def release(self, sequence: Sequence) -> None:
         """The sequence may hold no blocks."""
         self._release_blocks(sequence, range(sequence.first_block, len(sequence.blocks)))
+        self._release_adapter(sequence)
         self._next_blocks.set(sequence, None)
         self.holders.pop(sequence, None)
         self.retired.pop(sequence, None)
@@ -130,6 +140,8 @@ class KvCacheManager:
         holding = [*self.holders, *self.retired]
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
         self.tiers.check(tables)
+        if self.adapters is not None:
+            self.adapters.check(its.request.adapter for its in holding if its.request.adapter is not None)
         for holder in self.holders:
             self._check_table(holder)
             for block in holder.blocks[holder.num_computed // self.tokens_per_block :]:
@@ -166,7 +178,7 @@ class KvCacheManager:
         # Prefix blocks on the device are held already; those on the host need a device block each, except those that
         # another sequence has loaded since they were pinned.
         to_load = sum(self.pool.find(sequence.chain[index]) is None for index, _ in prefix.on_host)
-        if length - len(prefix.blocks) + to_load > self.pool.available:
+        if length - len(prefix.blocks) + to_load > self.pool.available or not self._hold_adapter(sequence):
             self._unpin(prefix)
             return False
         self._load(sequence, prefix)
@@ -181,6 +193,20 @@ class KvCacheManager:
         self._next_blocks.set(sequence, self._finder.next_block(sequence, sequence.num_computed))
         self._count(sequence)
         return True
+
+    def _hold_adapter(self, sequence: Sequence) -> bool:
+        """False if there are too few pages for its adapter."""
+        version = sequence.request.adapter
+        if version is None or self.adapters is None:
+            return True
+        number = self.adapters.hold(version)
+        sequence.adapter = number or 0
+        return number is not None
+
+    def _release_adapter(self, sequence: Sequence) -> None:
+        if sequence.adapter and self.adapters is not None and sequence.request.adapter is not None:
+            self.adapters.release(sequence.request.adapter)
+            sequence.adapter = 0
 
     def _grow(self, sequence: Sequence) -> bool:
         if sequence.complete:

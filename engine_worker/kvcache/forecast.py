@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from engine_worker.kvcache.pool import BlockPool, Geometry
 from engine_worker.kvcache.prefix import Prefix, PrefixFinder
+from engine_worker.lora.pages import AdapterPages, PagesForecast
 from engine_worker.request import Sequence
 
 
@@ -34,13 +35,21 @@ class NextBlocks:
 class Forecast:
     """The pool as it would be. What fits here, `KvCacheManager.allocate` can give after the same releases."""
 
-    def __init__(self, pool: BlockPool, finder: PrefixFinder, geometry: Geometry, next_blocks: NextBlocks) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        finder: PrefixFinder,
+        geometry: Geometry,
+        next_blocks: NextBlocks,
+        adapters: AdapterPages | None = None,
+    ) -> None:
         self.num_blocks = pool.num_blocks
         self.available = pool.available
         self._references = pool.references
         self._finder = finder
         self._geometry = geometry
         self._next_blocks = next_blocks
+        self._adapters = None if adapters is None else PagesForecast(adapters)
         self._prefixes: dict[Sequence, Prefix] = {}
         self._change: dict[int, int] = {}
         """Of reference counts, by block."""
@@ -61,7 +70,11 @@ class Forecast:
         return True
 
     def admit(self, sequence: Sequence, headroom: int) -> bool:
-        """Allocate for a sequence without memory; False, with no effect, unless `headroom` more blocks are left."""
+        """Allocate for a sequence without memory; False, with no effect, unless `headroom` more blocks are left, and
+        pages for its adapter."""
+        adapters, version = self._adapters, sequence.request.adapter
+        if adapters is not None and version is not None and not adapters.fits(version):
+            return False
         prefix = self._find(sequence)
         held, loading = prefix.held, [block for _, block in prefix.on_host if block not in self._loading]
         taken = self._geometry.table_length(prefix.num_computed, sequence.num_tokens) - len(prefix.blocks)
@@ -70,6 +83,8 @@ class Forecast:
         if taken + headroom > self.available:
             return False
         self.available -= taken
+        if adapters is not None and version is not None:
+            adapters.hold(version)
         self._hold(held, 1)
         self._loading.update(loading)
         digest = self._finder.next_block(sequence, prefix.num_computed)
@@ -97,6 +112,8 @@ class Forecast:
         self._hold(held, -1)
         self.available += self._unheld(held)
         self._released.add(sequence)
+        if self._adapters is not None and sequence.request.adapter is not None:
+            self._adapters.release(sequence.request.adapter)
 
     def growth(self, sequence: Sequence, tokens: int) -> int:
         """Blocks beyond those that the sequence has or would get now, for `tokens` more tokens, up to max_tokens."""

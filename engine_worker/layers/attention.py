@@ -5,6 +5,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import LayerCache
+from engine_worker.layers.adapters import LayerAdapters
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, SummedLinear
 from engine_worker.layers.norm import Normalize, RMSNorm
@@ -65,11 +66,23 @@ class SelfAttention(Layer):
         return rotate(query_key if self._norm_weight is None else self._normalize(query_key), rotations)
 
     def __call__(
-        self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
+        self,
+        x: Tensor,
+        rotations: tuple[Tensor, Tensor],
+        cache: LayerCache,
+        inputs: AttentionInputs,
+        adapters: LayerAdapters | None = None,
     ) -> Tensor:
         num_heads, num_kv_heads = self._heads.num_heads, self._heads.num_kv_heads
+        projected = self.qkv_proj(x)
+        if adapters is not None:
+            adapters.add("qkv_proj", x, projected)
         # Queries and keys are adjacent in the product, so one call rotates both.
-        qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
+        qkv = projected.view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
         query_key = self.rotate(qkv[:, : num_heads + num_kv_heads], rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
-        return self.o_proj(self._backend.attend(query, key, value, cache, inputs, self._window).flatten(1))
+        attended = self._backend.attend(query, key, value, cache, inputs, self._window).flatten(1)
+        share = self.o_proj.share(attended)
+        if adapters is not None:
+            adapters.add("o_proj", attended, share)
+        return self.o_proj.sum(share)

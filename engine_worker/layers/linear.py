@@ -34,6 +34,7 @@ class FusedLinear(Linear):
 
     def __init__(self, inputs: int, outputs: dict[str, Span], place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs, sum(span.size for span in outputs.values()), place, bias=bias)
+        self.inputs = Span(0, inputs, inputs)
         self.outputs = outputs
         """Outputs of each map by its name in the checkpoint."""
 
@@ -58,11 +59,12 @@ class SummedLinear(Linear):
 
     def __init__(self, inputs: Span, outputs: int, place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs.size, outputs, place, bias=bias)
-        self._inputs = inputs
+        self.inputs = inputs
+        self.outputs = Span(0, outputs, outputs)
         self._shard = place.shard
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        return {f"{prefix}weight": Cut(1, self._inputs)}
+        return {f"{prefix}weight": Cut(1, self.inputs)}
 
     def freeze(self) -> None:
         super().freeze()
@@ -71,7 +73,14 @@ class SummedLinear(Linear):
             self.bias = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._shard.all_reduce(super().__call__(x))
+        return self.sum(self.share(x))
+
+    def share(self, x: Tensor) -> Tensor:
+        """What this rank contributes to the sum."""
+        return super().__call__(x)
+
+    def sum(self, share: Tensor) -> Tensor:
+        return self._shard.all_reduce(share)
 
 
 class Embedding(Layer):

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine_worker.layers.adapters import LayerAdapters
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, SummedLinear
 from engine_worker.layers.shard import Place
@@ -17,9 +18,15 @@ class SwiGLU(Layer):
         self.gate_up_proj = FusedLinear(hidden_size, {"gate_proj": inside, "up_proj": inside}, place, bias=bias)
         self.down_proj = SummedLinear(inside, hidden_size, place, bias=bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: LayerAdapters | None = None) -> Tensor:
         gate_up = self.gate_up_proj(x)
-        return self.down_proj(silu_and_mul(gate_up) if self._kernels is None else self._kernels.gate(gate_up))
+        if adapters is not None:
+            adapters.add("gate_up_proj", x, gate_up)
+        inside = silu_and_mul(gate_up) if self._kernels is None else self._kernels.gate(gate_up)
+        share = self.down_proj.share(inside)
+        if adapters is not None:
+            adapters.add("down_proj", inside, share)
+        return self.down_proj.sum(share)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

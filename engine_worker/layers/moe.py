@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine_worker.layers.adapters import LayerAdapters
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
 from engine_worker.layers.shard import Cut, Place
@@ -81,7 +82,7 @@ class SparseMoE(Layer):
         self._shape = shape
         self._numbers = torch.arange(shape.num_experts, device=place.device)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: LayerAdapters | None = None) -> Tensor:  # noqa: ARG002 - none for experts
         weights, chosen = self._choose(x)
         # (token, expert) pairs sorted by expert: the grouped product needs each expert's rows side by side.
         experts, order = chosen.flatten().sort(stable=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs
 from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.layers.adapters import LayerAdapters, StepAdapters
 from engine_worker.layers.attention import SelfAttention
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Embedding, LMHead
@@ -43,14 +44,15 @@ class DecoderLayer(Layer):
         rotations: tuple[Tensor, Tensor],
         cache: LayerCache,
         inputs: AttentionInputs,
+        adapters: LayerAdapters | None = None,
     ) -> Tensor:
         """x [T, hidden], the residual stream, is updated in place.
 
         `update` and the result [T, hidden] are what the previous layer, and this one, still have to add to x: the next
         norm does it, so that a fused kernel can do both at once.
         """
-        update = self.self_attn(self.input_layernorm(x, update), rotations, cache, inputs)
-        return self.mlp(self.post_attention_layernorm(x, update))
+        update = self.self_attn(self.input_layernorm(x, update), rotations, cache, inputs, adapters)
+        return self.mlp(self.post_attention_layernorm(x, update), adapters)
 
 
 class DecoderStack(Layer):
@@ -102,13 +104,21 @@ class CausalLM(Layer):
             self.lm_head.weight = self.model.embed_tokens.weight
         self._rotary = Rotary(config.rope, config.heads.head_dim, place.dtype, place.device)
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        inputs: AttentionInputs,
+        adapters: StepAdapters | None = None,
+    ) -> Tensor:
         x = self.model.embed_tokens(token_ids)
         # The same for all layers.
         rotations = self._rotary.rotations(positions)
         update = None
-        for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
-            update = layer(x, update, rotations, layer_cache, inputs)
+        for number, (layer, layer_cache) in enumerate(zip(self.model.layers, cache.layers, strict=True)):
+            its = None if adapters is None else LayerAdapters(adapters, number)
+            update = layer(x, update, rotations, layer_cache, inputs, its)
         return self.model.norm(x, update)
 
     def logits(self, hidden: Tensor) -> Tensor:

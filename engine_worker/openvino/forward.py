@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.lora.checkpoint import AdapterWeights
+from engine_worker.lora.device import LoadPlan
 from engine_worker.models.config import DecoderConfig, widest_window
 from engine_worker.openvino.arrays import LEAST, PreparedStep, prepared_step
 from engine_worker.openvino.cache import BlockCache
@@ -65,6 +67,9 @@ class OpenVinoForward:
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Nothing has to go to a device."""
         return arrays
+
+    def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
+        raise NotImplementedError("OpenVINO's graphs have no adapters")
 
     def logits(self, moves: Iterable[Move], step: PreparedStep | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`."""

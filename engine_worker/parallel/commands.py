@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.sampling.replicas import ReplicatedStep
@@ -44,6 +45,8 @@ class ComputeStep(Command, frozen=True):
     processed: ReplicatedStep | None = None
     """If it has rows, rank 0 broadcasts after the step the tokens that they follow [P] int64, then their logits
     [P, vocab] float32."""
+    loads: tuple[LoadPlan, ...] = ()
+    """Of LoRA adapters, before the step: rank 0 broadcasts their weights."""
 
 
 class CallMethod(Command, frozen=True):

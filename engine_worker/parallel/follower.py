@@ -142,7 +142,8 @@ class Follower:
                     forward = self._load(command)
                     leave_signals_to_rank_0()
                     self._seconds = command.silent_seconds
-                case ComputeStep(moves, arrays, processed) if forward is not None:
+                case ComputeStep(moves, arrays, processed, loads) if forward is not None:
+                    forward.load_adapters(loads)
                     forward.logits(moves, None if arrays is None else forward.prepare(arrays))
                     if processed is not None:
                         self._process(forward, processed)

@@ -13,6 +13,7 @@ from structlog.stdlib import BoundLogger
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from engine_worker.lora.device import LoadPlan
 from engine_worker.parallel.answers import StoredAnswers
 from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelSender, RankGoneError
 from engine_worker.parallel.commands import CallMethod, Command, ComputeStep, LoadModel, Shutdown, encode
@@ -123,8 +124,14 @@ class Leader:
     def _warn(self, event: str, reason: str) -> None:
         self._log.warning(event, reason=reason)
 
-    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None, processed: ReplicatedStep | None) -> None:
-        self._send(ComputeStep(moves, arrays, processed))
+    def send_step(
+        self,
+        moves: tuple[Move, ...],
+        arrays: StepArrays | None,
+        processed: ReplicatedStep | None,
+        loads: tuple[LoadPlan, ...] = (),
+    ) -> None:
+        self._send(ComputeStep(moves, arrays, processed, loads))
 
     def send_rows(self, logits: Tensor, followed: Sequence[int]) -> None:
         if self._group is not None:

@@ -44,6 +44,8 @@ class StepArrays:
     generation_rows: int
     max_query: int
     max_context: int
+    adapters: NDArray[np.int64] | None = None
+    """[B]: number of each slice's LoRA adapter, 0: none; None: no slice has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,13 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         generation_rows=int(np.logical_and.accumulate(counts == 1).sum()),
         max_query=int(counts.max()),
         max_context=int(lengths.max()),
+        adapters=_adapters(slices),
     )
+
+
+def _adapters(slices: Sequence[Slice]) -> NDArray[np.int64] | None:
+    numbers = [part.adapter for part in slices]
+    return np.array(numbers, np.int64) if any(numbers) else None
 
 
 def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.settings.engine import BatchSize, Compute, KvCacheSize
+from sluice.settings.engine import BatchSize, Compute, KvCacheSize, LoraOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class RunnerConfig(BatchSize, KvCacheSize, Compute):
+class RunnerConfig(LoraOptions, BatchSize, KvCacheSize, Compute):
     """The engine's settings that the runner needs, and the rank's place on its machine."""
 
     device_index: int = 0

@@ -6,6 +6,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from engine_worker.lora.checkpoint import AdapterWeights
+from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.methods import Blocks, Rank
 from engine_worker.step import Move, Slice
 
@@ -67,6 +69,10 @@ class Forward(Protocol[A, S]):
 
     def prepare(self, arrays: A) -> S:
         """Everything else that can be done before the previous step has finished."""
+
+    def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
+        """Copy LoRA adapters to the device, before the step that they come with. `weights`: of each; only rank 0 has
+        them."""
 
     def logits(self, moves: Iterable[Move], step: S | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """Move blocks, then compute a step -> [R, vocab] float32 for the tokens that draw, in memory that the next step

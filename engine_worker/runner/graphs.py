@@ -198,7 +198,13 @@ class Graphs:
     def fit(self, arrays: StepArrays) -> int | None:
         """Size of the smallest graph that holds this step; None if none does, or a sequence has several tokens."""
         rows, blocks = arrays.block_tables.shape
-        if arrays.max_query != 1 or rows > self._buffers.rows or blocks > self._buffers.blocks:
+        # A graph repeats the launches of its capture, which had no adapters.
+        if (
+            arrays.adapters is not None
+            or arrays.max_query != 1
+            or rows > self._buffers.rows
+            or blocks > self._buffers.blocks
+        ):
             return None
         return self.sizes[bisect_left(self.sizes, rows)]
 

@@ -13,13 +13,17 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer
 from engine_worker.layers.shard import UNSHARDED, Place, Shard
-from engine_worker.models.config import narrow_windows
+from engine_worker.lora.device import DeviceAdapters
+from engine_worker.lora.library import AdapterLibrary
+from engine_worker.lora.load import library_plan, make_adapters
+from engine_worker.models.config import NotNativeError, narrow_windows
+from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model, SelfLoading
-from engine_worker.models.registry import find_model
+from engine_worker.models.registry import find_model, model_class
 from engine_worker.runner.config import RunnerConfig, find_device, find_dtype
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
-from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
+from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import Followers, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
@@ -62,11 +66,26 @@ def load_runner(
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
     """
+    if config.lora and not adaptable(checkpoint):
+        raise ValueError("lora = true, but this model runs through transformers, whose layers have no adapters")
     forward, choices, gumbel_max = load(checkpoint, config, progress, shard, capturing, warn)
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
     runner = ModelRunner(forward, overlap, followers, gumbel_max=gumbel_max)
     runner.choices |= choices
+    if forward.adapters is not None:
+        runner.adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
+        for folder, reason in runner.adapters.prefetch():
+            warn("adapter_left_out", f"{folder}: {reason}")
     return runner
+
+
+def adaptable(checkpoint: Checkpoint) -> bool:
+    """Whether the layers are our own."""
+    try:
+        model_class(checkpoint.config).read_config(checkpoint.config)
+    except NotNativeError:
+        return False
+    return True
 
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
@@ -101,6 +120,7 @@ def load(
         packer = _pack(model)
         fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
         gumbel_max = fused.gumbel_max if shard.rank == 0 else None
+        adapters = _make_adapters(model, config, dtype, device, shard)
         cache = _make_cache(model, chosen.backend, setup, gumbel_max)
         graphs, summary = _make_graphs(model, cache, chosen.backend, setup, gumbel_max, capturing, warn)
     choices = {
@@ -110,7 +130,18 @@ def load(
         "fused": fused.summary,
         "cuda_graphs": summary,
     }
-    return TorchForward(model, cache, chosen.backend, device, graphs, shard), choices, fused.gumbel_max
+    if adapters is not None:
+        choices["lora_pages"] = str(adapters.num_pages)
+    return TorchForward(model, cache, chosen.backend, device, graphs, shard, adapters), choices, fused.gumbel_max
+
+
+def _make_adapters(
+    model: Model, config: RunnerConfig, dtype: torch.dtype, device: torch.device, shard: Shard
+) -> DeviceAdapters | None:
+    """Before the KV cache, which gets a part of what is left."""
+    if not config.lora or not isinstance(model, CausalLM):
+        return None
+    return make_adapters(model.model.layers, config, dtype, device, shard, free_memory(device) // config.ranks_here)
 
 
 def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:

@@ -10,12 +10,16 @@ from torch import Tensor
 from engine_worker.attention.backend import first_line
 from engine_worker.guided.guides import Guides, refused_guide
 from engine_worker.guided.masks import GuidedSequence
+from engine_worker.lora.checkpoint import AdapterWeights
+from engine_worker.lora.device import LoadPlan
+from engine_worker.lora.library import AdapterLibrary
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.launched import LaunchedStep, WaitTimer
 from engine_worker.runner.methods import Methods
+from engine_worker.runner.preparations import Preparations
 from engine_worker.runner.results import StepResults
 from engine_worker.runner.rows import WantedRows
 from engine_worker.runner.tensors import OutputTensors
@@ -24,7 +28,7 @@ from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import AdapterLibrary, DeviceLostError, Draw, Drawn, Move, Preparation, Step
+from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, Move, Preparation, Step
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 
@@ -34,9 +38,15 @@ T = TypeVar("T")
 class Followers(Protocol):
     """The other ranks of a tensor-parallel group, which compute every step along with rank 0."""
 
-    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None, processed: ReplicatedStep | None) -> None:
+    def send_step(
+        self,
+        moves: tuple[Move, ...],
+        arrays: StepArrays | None,
+        processed: ReplicatedStep | None,
+        loads: tuple[LoadPlan, ...] = (),
+    ) -> None:
         """Have them compute a step; no arrays: moves only. If `processed` has rows, `send_rows` follows once rank 0 has
-        the logits."""
+        the logits. `loads`: of adapters, before the step."""
 
     def send_rows(self, logits: Tensor, followed: Sequence[int]) -> None:
         """Have them call the processors; see `ReplicatedProcessors.run`."""
@@ -90,7 +100,7 @@ class ModelRunner:
         self.guides: Guides | None = None
         """None: guides are refused. Set before the first request."""
         self.adapters: AdapterLibrary | None = None
-        """None: requests cannot name adapters."""
+        """None: LoRA adapters are refused. Set before the first request."""
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)
@@ -122,6 +132,8 @@ class ModelRunner:
         """After the last step: ends the thread, then closes `Forward`."""
         if self._thread is not None:
             self._thread.shutdown()
+        if self.adapters is not None:
+            self.adapters.close()
         self._forward.close()
 
     def run(self, step: Step) -> list[Drawn]:
@@ -138,11 +150,25 @@ class ModelRunner:
             raise lost from error
 
     def prepare(self, spec: Submit) -> Preparation | None:
+        parts = [self._prepare_guide(spec)]
+        if spec.adapter is not None and self.adapters is not None:
+            parts.append(self.adapters.prepare(spec.adapter))
+        needed = [part for part in parts if part is not None]
+        return Preparations(needed, self._advance) if needed else None
+
+    def _prepare_guide(self, spec: Submit) -> Preparation | None:
         if spec.guide is None:
             return None
         if self.guides is None:
             return refused_guide(spec.guide)
         return self.guides.prepare(spec.guide, recovered=bool(spec.attempt or spec.resume))
+
+    def _advance(self) -> None:
+        """All preparations."""
+        if self.guides is not None:
+            self.guides.advance()
+        if self.adapters is not None:
+            self.adapters.advance()
 
     def programs(self, spec: Submit) -> list[Program | None]:
         guided: list[GuidedSequence] = []
@@ -178,12 +204,20 @@ class ModelRunner:
         if prepared is None or not prepared.follows:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
+        weights = self._weights(step.loads) if step.loads else ()
+        plans = tuple(map(LoadPlan.of, step.loads, weights))
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
-            self._followers.send_step(step.moves, arrays, self._replicated_step(sampling))
-        results = self._start(lambda: self._compute(step.moves, prepared, sampling, rows, before))
+            self._followers.send_step(step.moves, arrays, self._replicated_step(sampling), plans)
+        results = self._start(lambda: self._compute(step.moves, plans, weights, prepared, sampling, rows, before))
         self._latest = LaunchedStep(results, rows, self._waiting)
         return self._latest
+
+    def _weights(self, loads: tuple[AdapterLoad, ...]) -> tuple[AdapterWeights, ...]:
+        # Looked up now: what is dropped from host memory later is kept alive by this step.
+        if self.adapters is None:
+            raise RuntimeError("a step with adapters, but this engine was started without")
+        return tuple(self.adapters.weights(load.version) for load in loads)
 
     def _start(self, work: Callable[[], T]) -> "Future[T]":
         if self._thread is not None:
@@ -199,6 +233,8 @@ class ModelRunner:
     def _compute(
         self,
         moves: tuple[Move, ...],
+        plans: tuple[LoadPlan, ...],
+        weights: tuple[AdapterWeights, ...],
         prepared: PreparedStep | None,
         sampling: tuple[list[Draw], SamplingPlan] | None,
         rows: WantedRows | None,
@@ -211,6 +247,8 @@ class ModelRunner:
             # Computed beside the model. A wait for tokens would keep the device idle.
             early = followed is None or self._masks_first
             masks = self._ask_masks(sampling, followed) if early else None
+            if plans:
+                self._forward.load_adapters(plans, weights)
             logits = self._forward.logits(moves, prepared, ignore_rows if rows is None else rows.add)
             if rows is not None:
                 rows.finish()

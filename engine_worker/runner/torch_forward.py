@@ -8,7 +8,10 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
 from engine_worker.attention.cache import KVCache
+from engine_worker.layers.adapters import StepAdapters
 from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.lora.checkpoint import AdapterWeights
+from engine_worker.lora.device import DeviceAdapters, LoadPlan
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
 from engine_worker.runner.batch import StepArrays, StepTensors, build_arrays
@@ -28,6 +31,8 @@ class StepOnDevice(NamedTuple):
     num_tokens: int
     """Without padding."""
     follows: bool
+    arrays: StepArrays | None = None
+    """If it has adapters: they are found once those of the step are loaded."""
 
     @property
     def has_rows(self) -> bool:
@@ -48,6 +53,7 @@ class TorchForward:
         device: torch.device,
         graphs: Graphs | None = None,
         shard: Shard = UNSHARDED,
+        adapters: DeviceAdapters | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -55,6 +61,7 @@ class TorchForward:
         self.device = device
         self._graphs = graphs
         self.shard = shard
+        self.adapters = adapters
         self.attention = backend.name
         self.dtype = str(cache.dtype).removeprefix("torch.")
         self.window = widest_window(model.config.windows)
@@ -82,7 +89,12 @@ class TorchForward:
         if size is not None:
             return StepOnDevice(StepTensors.of(pad(arrays, size), self.device), None, count, follows)
         tensors = StepTensors.of(arrays, self.device)
-        return StepOnDevice(tensors, self.backend.prepare(tensors.attention, self.cache), count, follows)
+        inputs = self.backend.prepare(tensors.attention, self.cache)
+        return StepOnDevice(tensors, inputs, count, follows, None if arrays.adapters is None else arrays)
+
+    def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
+        if self.adapters is not None:
+            self.adapters.load(plans, weights)
 
     def logits(self, moves: Iterable[Move], step: StepOnDevice | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`. Undefined on ranks other than 0."""
@@ -105,4 +117,12 @@ class TorchForward:
         tensors = step.tensors
         if step.inputs is None and self._graphs is not None:
             return self._graphs(tensors)[: step.num_tokens]
-        return self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs or tensors.attention)
+        inputs = step.inputs or tensors.attention
+        if step.arrays is None:
+            return self.model(tensors.token_ids, tensors.positions, self.cache, inputs)
+        return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, self._adapters_of(step.arrays))
+
+    def _adapters_of(self, arrays: StepArrays) -> StepAdapters:
+        if self.adapters is None or arrays.adapters is None:
+            raise RuntimeError("a step with adapters, but this engine was started without")
+        return self.adapters.placed.step(arrays.adapters, arrays.query_start)

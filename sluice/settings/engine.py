@@ -148,6 +148,32 @@ class GuideLimits:
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """LoRA adapters"""
+
+    lora: bool = False
+    """Serve requests that name an adapter; see docs/lora.md."""
+    lora_folders: tuple[str, ...] = ()
+    """Folders on this machine from which adapters may be loaded by path; default: none, adapters are uploaded."""
+    lora_prefetch_dir: str | None = None
+    """Folder of adapters, one per folder in it, that are loaded into host memory at the start."""
+    lora_max_adapter_size: Annotated[int, Range(ge=1, le=512)] = 64
+    """Largest rank of an adapter."""
+    lora_optimal_adapter_size: Annotated[int, Range(ge=1, le=512)] = 8
+    """Ranks in a page of memory: an adapter takes as many pages per linear map as its rank needs."""
+    lora_device_cache_percent: Annotated[float, Range(gt=0, le=0.95)] = 0.02
+    """Part of the device memory left after loading that adapters get, before the KV cache."""
+    lora_num_device_module_layer: Annotated[int | None, Range(ge=1)] = None
+    """Adapters on the device, in ranks of one linear map of one layer, in place of lora_device_cache_percent."""
+    lora_host_cache_size: ByteCount = 1 << 30
+    """Host memory for adapters."""
+    lora_num_host_module_layer: Annotated[int | None, Range(ge=1)] = None
+    """Adapters in host memory, in ranks of one linear map of one layer, in place of lora_host_cache_size."""
+    lora_num_put_workers: Annotated[int, Range(ge=1, le=64)] = 1
+    """Threads that read adapters from disk."""
+
+
+@dataclass(frozen=True)
 class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Batching"""
 

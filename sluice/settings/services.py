@@ -22,6 +22,7 @@ from sluice.settings.engine import (
     Compute,
     GuideLimits,
     KvCacheSize,
+    LoraOptions,
     Parallelism,
     ProcessorNames,
     TensorOptions,
@@ -182,7 +183,15 @@ class RouterSettings(
 
 @validated(frozen=True, kw_only=True, config=STRICT)
 class EngineSettings(
-    Parallelism, Batching, GuideLimits, TensorOptions, ProcessorNames, KvCacheSize, Compute, ServiceSettings
+    Parallelism,
+    Batching,
+    LoraOptions,
+    GuideLimits,
+    TensorOptions,
+    ProcessorNames,
+    KvCacheSize,
+    Compute,
+    ServiceSettings,
 ):
     """Engine"""
 

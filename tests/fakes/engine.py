@@ -12,6 +12,7 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.step import Runner
+from sluice.ring.adapters import Adapter
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.tensors import NO_TENSORS, TensorParams
@@ -50,6 +51,7 @@ def spec_of(
     beams: BeamSearchParams | None = None,
     prompt_logprobs: int | None = None,
     tensors: TensorParams = NO_TENSORS,
+    adapter: Adapter | None = None,
     **stopping,
 ) -> Submit:
     return Submit(
@@ -74,6 +76,7 @@ def spec_of(
         speculation=speculation,
         prompt_logprobs=prompt_logprobs,
         tensors=tensors,
+        adapter=adapter,
     )
 
 
@@ -126,7 +129,14 @@ class EngineBench:
         longest = max_sequence_tokens or longest_sequence(self.runner, batching, MAX_CONTEXT)
         self.engine = Engine(
             self.runner,
-            Terms("fingerprint", VOCAB, longest, max_requests, tensors=frozenset(self.runner.tensors)),
+            Terms(
+                "fingerprint",
+                VOCAB,
+                longest,
+                max_requests,
+                tensors=frozenset(self.runner.tensors),
+                has_adapters=self.runner.adapters is not None,
+            ),
             batching,
             Hooks(
                 self.mailbox.get_requests,

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
+from engine_worker.layers.adapters import StepAdapters
 from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
@@ -104,7 +105,14 @@ class Adapter:
         context, pad = context_of(source.config), getattr(source.config, "pad_token_id", None)
         check_independence(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        inputs: AttentionInputs,
+        adapters: StepAdapters | None = None,  # noqa: ARG002 - transformers' modules have no targets
+    ) -> Tensor:
 
         def attend(call: AttentionCall) -> Tensor:
             layer = self._layers[call.module]

@@ -1,0 +1,289 @@
+"""An adapter's two files, as peft saves them -> its weights, validated against the model.
+
+The files come from users: sizes are bounded by the model before anything is parsed, and only safetensors is read.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, deserialize
+from torch import Tensor
+
+from engine_worker.layers.adapters import Target
+from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MAX_HEADER_BYTES = 8 << 20
+PREFIX = "base_model.model.model."
+"""Of tensor names: peft's wrapper, then the causal language model's decoder."""
+SIDES = ("lora_A", "lora_B")
+TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+MAX_PATTERN = 4096
+PLAIN_KEY = re.compile(r"\^?(?P<name>[\w.]{1,256})\$?", re.ASCII)
+"""A key of rank_pattern and alpha_pattern that is a module's name or the end of one; peft allows any expression."""
+NEUTRAL_INITS = ("gaussian", "eva", "orthogonal", "true", "false")
+"""Values of init_lora_weights that leave the base weights as they are."""
+WITHOUT_EFFECT = frozenset(
+    [
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "target_modules",
+        "exclude_modules",
+        "lora_dropout",
+        "layers_to_transform",
+        "layers_pattern",
+        "megatron_core",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+        "qalora_group_size",
+        "runtime_config",
+    ]
+)
+"""Options that matter in training only, or that the tensors show."""
+READ = frozenset(
+    ["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"]
+)
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be served; the message says why."""
+
+
+class ModuleWeights(NamedTuple):
+    """What an adapter adds to one linear map: x a^T b, with x [T, inputs]."""
+
+    target: Target
+    a: Tensor
+    """[r, inputs of the whole map], contiguous."""
+    b: Tensor
+    """[r, outputs of the whole map], contiguous, with the scaling."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+class AdapterWeights(NamedTuple):
+    modules: tuple[ModuleWeights, ...]
+    """In the order of the model's targets; at least one."""
+
+    @property
+    def rank(self) -> int:
+        """The largest of any module."""
+        return max(module.rank for module in self.modules)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(module.a.nbytes + module.b.nbytes for module in self.modules)
+
+    def num_pages(self, page_ranks: int) -> int:
+        return sum(-(-module.rank // page_ranks) for module in self.modules)
+
+
+def read_files(folder: Path, targets: Iterable[Target], max_rank: int) -> AdapterFiles:
+    """Raises AdapterError, naming what is missing or too large."""
+    limits = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: max_file_bytes(targets, max_rank)}
+    found = {}
+    for name, limit in limits.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if not path.is_file() or size > limit:
+                raise AdapterError(f"{name} has {size} bytes; an adapter for this model has at most {limit}")
+            with path.open("rb") as file:
+                # It may have grown since.
+                found[name] = file.read(limit + 1)
+        except OSError as error:
+            if name == WEIGHTS and (folder / PICKLE).exists():
+                raise AdapterError(
+                    f"{PICKLE} is a pickle, which may run code: save the adapter as {WEIGHTS}"
+                ) from error
+            raise AdapterError(f"{name} cannot be read: {error.strerror or error}") from error
+    return AdapterFiles(found[CONFIG], found[WEIGHTS])
+
+
+def max_file_bytes(targets: Iterable[Target], max_rank: int) -> int:
+    """Of the weights of an adapter with all targets of a model."""
+    values = sum(max_rank * (target.inputs.total + target.outputs.total) for target in targets)
+    return min(MAX_FILE_BYTES, values * torch.float32.itemsize + MAX_HEADER_BYTES)
+
+
+def read_adapter(
+    files: AdapterFiles, targets: Mapping[str, Target], max_rank: int, dtype: torch.dtype
+) -> AdapterWeights:
+    """`targets`: by path. Raises AdapterError."""
+    if len(files.config) > MAX_CONFIG_BYTES:
+        raise AdapterError(f"{CONFIG} has {len(files.config)} bytes; at most {MAX_CONFIG_BYTES} are read")
+    config = _Config.read(files.config)
+    tensors = _tensors(files.weights, max_file_bytes(targets.values(), max_rank))
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        path, side = _place(name, targets)
+        pairs.setdefault(path, {})[side] = tensor
+    if not pairs:
+        raise AdapterError(f"{WEIGHTS} has no tensors")
+    # In the model's order, whatever the file's is.
+    modules = (_module(targets[path], pairs[path], config, max_rank, dtype) for path in targets if path in pairs)
+    return AdapterWeights(tuple(modules))
+
+
+class _Config(NamedTuple):
+    rank: int
+    alpha: float
+    by_root: bool
+    """Scaled by alpha / sqrt(r) (rank-stabilized LoRA, arXiv:2312.03732), else alpha / r."""
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+
+    @classmethod
+    def read(cls, data: bytes) -> "_Config":
+        try:
+            raw = msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise AdapterError(f"{CONFIG} is not a JSON object: {error}") from error
+        if raw.get("peft_type") != "LORA":
+            raise AdapterError(f"{CONFIG}: peft_type must be LORA, not {_shown(raw.get('peft_type'))}")
+        for name, value in raw.items():
+            if name not in WITHOUT_EFFECT and name not in READ and value not in (None, False, [], {}, ""):
+                raise AdapterError(f"{CONFIG}: {_shown(name)} = {_shown(value)} is not supported")
+        if raw.get("bias", "none") != "none":
+            raise AdapterError(f"{CONFIG}: bias must be none, not {_shown(raw['bias'])}")
+        init = raw.get("init_lora_weights")
+        if init is not None and str(init).lower() not in NEUTRAL_INITS:
+            raise AdapterError(
+                f"{CONFIG}: init_lora_weights = {_shown(init)} changes the base weights; convert the adapter first"
+            )
+        return cls(
+            _rank(raw.get("r", 8)),
+            _alpha(raw.get("lora_alpha", 8)),
+            raw.get("use_rslora") is True,
+            {_key("rank_pattern", key): _rank(value) for key, value in _pattern(raw, "rank_pattern").items()},
+            {_key("alpha_pattern", key): _alpha(value) for key, value in _pattern(raw, "alpha_pattern").items()},
+        )
+
+    def rank_of(self, path: str) -> int:
+        found: int = _find(self.ranks, path, self.rank)
+        return found
+
+    def scaling(self, path: str, rank: int) -> float:
+        alpha: float = _find(self.alphas, path, self.alpha)
+        return alpha / (sqrt(rank) if self.by_root else rank)
+
+
+def _find(pattern: Mapping[str, Any], path: str, default: Any) -> Any:
+    # As peft: the first key, in their order, that is the module's name or its end.
+    name = f".model.{path}"
+    return next((value for key, value in pattern.items() if name.endswith(f".{key}")), default)
+
+
+def _key(option: str, key: str) -> str:
+    found = PLAIN_KEY.fullmatch(key)
+    if found is None:
+        raise AdapterError(
+            f"{CONFIG}: keys of {option} must be names of modules, not expressions such as {_shown(key)}"
+        )
+    return found["name"]
+
+
+def _pattern(raw: Mapping[str, Any], option: str) -> dict[str, Any]:
+    found = raw.get(option) or {}
+    if not isinstance(found, dict) or len(found) > MAX_PATTERN:
+        raise AdapterError(
+            f"{CONFIG}: {option} must be an object of at most {MAX_PATTERN} modules, not {_shown(found)}"
+        )
+    return found
+
+
+def _rank(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise AdapterError(f"{CONFIG}: a rank must be a positive integer, not {_shown(value)}")
+    return value
+
+
+def _alpha(value: Any) -> float:
+    if type(value) not in (int, float) or abs(value) > 1e9 or not isfinite(value):
+        raise AdapterError(f"{CONFIG}: lora_alpha must be a number up to 1e9, not {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def _tensors(data: bytes, limit: int) -> dict[str, Tensor]:
+    if len(data) > limit:
+        raise AdapterError(f"{WEIGHTS} has {len(data)} bytes; an adapter for this model has at most {limit}")
+    header = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or header > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise AdapterError(f"{WEIGHTS} is not a safetensors file")
+    try:
+        found = deserialize(data)  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise AdapterError(f"{WEIGHTS} is not a safetensors file: {error}") from error
+    return {name: _tensor(name, info) for name, info in found}
+
+
+def _tensor(name: str, info: Mapping[str, Any]) -> Tensor:
+    dtype, shape = DTYPES.get(info["dtype"]), info["shape"]
+    if dtype is None:
+        raise AdapterError(f"tensor {_shown(name)} has type {info['dtype']}; supported: {', '.join(DTYPES)}")
+    if len(shape) != 2 or not all(shape):
+        raise AdapterError(f"tensor {_shown(name)} has shape {_shown(shape)}, not that of a matrix")
+    return torch.frombuffer(info["data"], dtype=dtype).view(shape)
+
+
+def _place(name: str, targets: Mapping[str, Target]) -> tuple[str, str]:
+    """The path of the module, and the side."""
+    found = TENSOR.fullmatch(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    if found is None:
+        raise AdapterError(f"tensor {_shown(name)} is not supported: {_why(name)}")
+    if found["path"] not in targets:
+        raise AdapterError(f"tensor {_shown(name)}: adapters of this model cannot change {found['path']}")
+    return found["path"], found["side"]
+
+
+def _why(name: str) -> str:
+    for part, why in (
+        ("lora_magnitude_vector", "DoRA"),
+        ("modules_to_save", "whole modules"),
+        ("lm_head", "adapters of the output head"),
+        ("embed", "adapters of the embedding"),
+        ("bias", "biases"),
+    ):
+        if part in name:
+            return f"{why} cannot be served"
+    return f"expected {PREFIX}layers.N.MODULE.lora_A.weight and lora_B.weight"
+
+
+def _module(
+    target: Target, pair: Mapping[str, Tensor], config: _Config, max_rank: int, dtype: torch.dtype
+) -> ModuleWeights:
+    path = target.path
+    if missing := [side for side in SIDES if side not in pair]:
+        raise AdapterError(f"{path} has no {missing[0]}")
+    rank = config.rank_of(path)
+    if rank > max_rank:
+        raise AdapterError(f"{path} has rank {rank}; this engine serves ranks up to {max_rank} (lora_max_adapter_size)")
+    shapes = {"lora_A": (rank, target.inputs.total), "lora_B": (target.outputs.total, rank)}
+    for side, shape in shapes.items():
+        if tuple(pair[side].shape) != shape:
+            raise AdapterError(
+                f"{path}.{side} has shape {tuple(pair[side].shape)}, the model and rank {rank} need {shape}"
+            )
+    a = pair["lora_A"].to(dtype).contiguous()
+    b = (pair["lora_B"].float() * config.scaling(path, rank)).t().to(dtype).contiguous()
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        raise AdapterError(f"{path} has values that are not finite in {str(dtype).removeprefix('torch.')}")
+    return ModuleWeights(target, a, b)

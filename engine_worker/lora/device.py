@@ -1,0 +1,71 @@
+"""Copies adapters from host memory to the device, on every rank of a tensor-parallel group."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine_worker.layers.adapters import Target
+from engine_worker.layers.shard import Shard
+from engine_worker.lora.checkpoint import AdapterWeights
+from engine_worker.lora.placed import PlacedAdapters, PlacedModule, share
+from engine_worker.step import AdapterLoad
+
+
+class LoadPlan(NamedTuple):
+    """A load as all ranks need it; plain data."""
+
+    load: AdapterLoad
+    modules: tuple[tuple[int, int], ...]
+    """Of each module the index of its target, and its rank."""
+
+    @classmethod
+    def of(cls, load: AdapterLoad, weights: AdapterWeights) -> "LoadPlan":
+        return cls(load, tuple((module.target.place, module.rank) for module in weights.modules))
+
+
+class DeviceAdapters:
+    def __init__(
+        self,
+        placed: PlacedAdapters,
+        targets: Sequence[Target],
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
+        num_pages: int,
+    ) -> None:
+        self.placed = placed
+        self.targets = targets
+        self.num_pages = num_pages
+        self._dtype = dtype
+        self._device = device
+        self._shard = shard
+
+    def load(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights]) -> None:
+        """`weights`: of each; only rank 0 has them."""
+        for plan in plans:
+            for number in plan.load.dropped:
+                self.placed.drop(number)
+        for i, plan in enumerate(plans):
+            modules = self._modules(plan, weights[i] if weights else None)
+            self.placed.place(plan.load.number, modules, plan.load.pages)
+
+    def _modules(self, plan: LoadPlan, weights: AdapterWeights | None) -> Iterator[PlacedModule]:
+        for i, (index, rank) in enumerate(plan.modules):
+            target = self.targets[index]
+            if weights is not None and self._shard.size == 1:
+                yield share(target, weights.modules[i].a, weights.modules[i].b)
+                continue
+            # One module at a time, so that it takes little memory, in one message.
+            both = torch.empty(rank, target.inputs.total + target.outputs.total, dtype=self._dtype, device=self._device)
+            a, b = both[:, : target.inputs.total], both[:, target.inputs.total :]
+            if weights is not None:
+                _fill(a, weights.modules[i].a)
+                _fill(b, weights.modules[i].b)
+            self._shard.broadcast(both)
+            yield share(target, a, b)
+
+
+def _fill(to: Tensor, source: Tensor) -> None:
+    to.copy_(source, non_blocking=True)

@@ -1,0 +1,65 @@
+"""Adapters in host memory, by version: the least recently used leave first, but none that a live request uses."""
+
+from collections import Counter, OrderedDict
+
+from engine_worker.lora.checkpoint import AdapterWeights
+
+
+class HostAdapters:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.used = 0
+        self._adapters: OrderedDict[str, AdapterWeights] = OrderedDict()
+        self._users: Counter[str] = Counter()
+        """Live requests by version, whether its weights have come or not."""
+
+    def __contains__(self, version: str) -> bool:
+        return version in self._adapters
+
+    def __getitem__(self, version: str) -> AdapterWeights:
+        return self._adapters[version]
+
+    @property
+    def versions(self) -> list[str]:
+        """The least recently used first."""
+        return list(self._adapters)
+
+    def touch(self, version: str) -> bool:
+        """It is used now; False if it is not here."""
+        if version not in self._adapters:
+            return False
+        self._adapters.move_to_end(version)
+        return True
+
+    def add(self, version: str, weights: AdapterWeights) -> bool:
+        """False, with no effect, if there is no room beside those in use."""
+        if self.touch(version):
+            return True
+        unused = [other for other in self._adapters if not self._users[other]]
+        room = self.num_bytes - self.used + sum(self._adapters[other].nbytes for other in unused)
+        if weights.nbytes > room:
+            return False
+        while self.used + weights.nbytes > self.num_bytes:
+            self._drop(unused.pop(0))
+        self._adapters[version] = weights
+        self.used += weights.nbytes
+        return True
+
+    def remove(self, version: str) -> bool:
+        """False if it is in use."""
+        if self._users[version]:
+            return False
+        if version in self._adapters:
+            self._drop(version)
+        return True
+
+    def acquire(self, version: str) -> None:
+        self._users[version] += 1
+
+    def release(self, version: str) -> None:
+        self._users[version] -= 1
+        if not self._users[version]:
+            del self._users[version]
+
+    def _drop(self, version: str) -> None:
+        self.used -= self._adapters.pop(version).nbytes

@@ -1,0 +1,237 @@
+"""The adapters of an engine, as its thread sees them: loaded by threads of their own, kept in host memory, found by
+version.
+
+All state belongs to the engine's thread; a loading thread only turns files into weights.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine_worker.layers.adapters import Target
+from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
+from engine_worker.lora.host import HostAdapters
+from sluice.ring.adapters import Adapter, AdapterFiles
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.settings.engine import LoraOptions
+
+MAX_LOADING = 64
+"""Adapters that load, or wait for a thread or for host memory, beside those that requests wait for."""
+
+
+class Loaded(NamedTuple):
+    version: str
+    weights: AdapterWeights
+
+
+class Loading:
+    """An adapter on its way to host memory; see `engine_worker.step.Preparation`. Requests for the same version share
+    it."""
+
+    def __init__(self, advance: Callable[[], None], future: "Future[Loaded] | None", *, patient: bool) -> None:
+        self.done = False
+        self.fault: Fault | None = None
+        self.version = ""
+        """Known once it is done without a fault; so is `rank`."""
+        self.rank = 0
+        self.future = future
+        self.patient = patient
+        """Whether it waits while host memory is full of adapters in use."""
+        self._advance = advance
+
+    def poll(self) -> bool:
+        if not self.done:
+            self._advance()
+        return self.done
+
+    def withdraw(self) -> None:
+        """It is loaded all the same, for the next request."""
+
+    def end(self, fault: Fault | None = None) -> None:
+        self.done, self.fault, self.future = True, fault, None
+
+
+class LibraryPlan(NamedTuple):
+    """What a library is for: a model, and the memory for adapters."""
+
+    targets: Sequence[Target]
+    dtype: torch.dtype
+    num_pages: int
+    """On the device."""
+    host_bytes: int
+
+
+class AdapterLibrary:
+    def __init__(self, options: LoraOptions, plan: LibraryPlan) -> None:
+        """Raises ValueError on a folder that does not exist."""
+        self.num_pages = plan.num_pages
+        self._options = options
+        self._dtype = plan.dtype
+        self._targets = {target.path: target for target in plan.targets}
+        self._folders = [_existing("lora_folders", folder) for folder in options.lora_folders]
+        self._host = HostAdapters(plan.host_bytes)
+        self._threads = ThreadPoolExecutor(options.lora_num_put_workers, "adapters")
+        self._loading: list[Loading] = []
+        self._by_version: dict[str, Loading] = {}
+        """Those of them that requests wait for."""
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def prepare(self, adapter: Adapter) -> Loading | None:
+        """None: it is in host memory. Else it is loaded from its path, and done later. ADAPTER_MISSING: it was
+        uploaded, and is not here."""
+        self.advance()
+        if self._host.touch(adapter.version):
+            return None
+        found = self._by_version.get(adapter.version)
+        if found is not None:
+            return found
+        if not adapter.path:
+            return self._ended(ErrorCode.ADAPTER_MISSING, f"this engine does not hold adapter {adapter.id!r}")
+        found = self._start(partial(self._read_path, adapter.path, adapter.version), patient=True)
+        self._by_version[adapter.version] = found
+        return found
+
+    def load(self, path: str) -> Loading:
+        """From a folder on this machine."""
+        return self._bounded(partial(self._read_path, path, None))
+
+    def offer(self, files: AdapterFiles) -> Loading:
+        """That was uploaded."""
+        return self._bounded(partial(self._read, files))
+
+    def held(self) -> list[str]:
+        """Versions in host memory."""
+        self.advance()
+        return self._host.versions
+
+    def remove(self, version: str) -> bool:
+        """From host memory; False: a live request uses it."""
+        return self._host.remove(version)
+
+    def acquire(self, version: str) -> None:
+        """A request that uses it begins: once it is here it stays."""
+        self._host.acquire(version)
+
+    def release(self, version: str) -> None:
+        """That request has ended."""
+        self._host.release(version)
+
+    def weights(self, version: str) -> AdapterWeights:
+        return self._host[version]
+
+    def pages_of(self, version: str) -> int:
+        """Pages that it takes on the device; it must be in host memory."""
+        return self._host[version].num_pages(self._options.lora_optimal_adapter_size)
+
+    def prefetch(self) -> list[tuple[str, str]]:
+        """Load what the folder `lora_prefetch_dir` has, one adapter per folder in it, as far as host memory goes.
+        Returns what was left out, with the reason. Raises ValueError."""
+        if self._options.lora_prefetch_dir is None:
+            return []
+        left_out = []
+        for folder in sorted(_existing("lora_prefetch_dir", self._options.lora_prefetch_dir).iterdir()):
+            if (folder / CONFIG).is_file():
+                try:
+                    loaded = self._read(read_files(folder, self._targets.values(), self._max_rank))
+                except AdapterError as error:
+                    left_out.append((str(folder), str(error)))
+                    continue
+                if self._host.used + loaded.weights.nbytes > self._host.num_bytes:
+                    left_out.append((str(folder), "host memory for adapters is full"))
+                else:
+                    self._host.add(loaded.version, loaded.weights)
+        return left_out
+
+    def advance(self) -> None:
+        """Take what the threads have loaded. Never waits."""
+        if not self._loading:
+            return
+        for loading in list(self._loading):
+            if loading.future is not None and loading.future.done():
+                self._take(loading, loading.future)
+        self._loading = [loading for loading in self._loading if not loading.done]
+        if self._by_version:
+            self._by_version = {version: its for version, its in self._by_version.items() if not its.done}
+
+    @property
+    def _max_rank(self) -> int:
+        return self._options.lora_max_adapter_size
+
+    def _take(self, loading: Loading, future: "Future[Loaded]") -> None:
+        try:
+            loaded = future.result()
+        except AdapterError as error:
+            loading.end(Fault(ErrorCode.INVALID_ARGUMENT.name, f"the adapter cannot be served: {error}", "spec.lora_id"))
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
+            loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
+            return
+        if self._host.add(loaded.version, loaded.weights):
+            loading.version, loading.rank = loaded.version, loaded.weights.rank
+            loading.end()
+        elif not loading.patient:
+            loading.end(_fault(ErrorCode.OVERLOADED, "host memory for adapters is full of adapters in use"))
+
+    def _bounded(self, read: Callable[[], Loaded]) -> Loading:
+        self.advance()
+        if sum(not loading.patient for loading in self._loading) >= MAX_LOADING:
+            return self._ended(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded")
+        return self._start(read, patient=False)
+
+    def _start(self, read: Callable[[], Loaded], *, patient: bool) -> Loading:
+        loading = Loading(self.advance, self._threads.submit(read), patient=patient)
+        self._loading.append(loading)
+        return loading
+
+    def _ended(self, code: ErrorCode, message: str) -> Loading:
+        loading = Loading(self.advance, None, patient=False)
+        loading.end(_fault(code, message))
+        return loading
+
+    def _read_path(self, path: str, version: str | None) -> Loaded:
+        """In a loading thread."""
+        folder = self._allowed(path)
+        files = read_files(folder, self._targets.values(), self._max_rank)
+        if version is not None and files.version != version:
+            raise AdapterError(f"{path} holds other files than when the adapter was loaded")
+        return self._read(files)
+
+    def _allowed(self, path: str) -> Path:
+        """Without symbolic links. Raises AdapterError if it lies outside of `lora_folders`."""
+        try:
+            folder = Path(path).resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise AdapterError(f"{path!r} is not a folder: {error}") from error
+        if not any(folder.is_relative_to(allowed) for allowed in self._folders):
+            raise AdapterError(f"{path!r} does not lie in one of lora_folders")
+        return folder
+
+    def _read(self, files: AdapterFiles) -> Loaded:
+        weights = read_adapter(files, self._targets, self._max_rank, self._dtype)
+        pages = weights.num_pages(self._options.lora_optimal_adapter_size)
+        if pages > self.num_pages:
+            raise AdapterError(
+                f"it takes {pages} pages of the device's memory for adapters, which has {self.num_pages}"
+            )
+        if weights.nbytes > self._host.num_bytes:
+            raise AdapterError(
+                f"it takes {weights.nbytes} bytes; lora_host_cache_size leaves {self._host.num_bytes} for all adapters"
+            )
+        return Loaded(files.version, weights)
+
+
+def _fault(code: ErrorCode, message: str) -> Fault:
+    return Fault(code.name, message, "spec.lora_id")
+
+
+def _existing(setting: str, folder: str) -> Path:
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise ValueError(f"{setting}: {folder} is not a folder")
+    return path

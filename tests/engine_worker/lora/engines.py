@@ -1,0 +1,53 @@
+"""An engine around a small real model with LoRA."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.runner import ModelRunner
+from sluice.ring.adapters import Adapter
+from tests.engine_worker.models.checkpoints import open_written
+from tests.fakes.engine import EngineBench, spec_of
+
+PAGES = 14 * 16
+"""Of device memory: for some adapters of the small model, in which a page per target are 14."""
+
+
+def lora_runner(model: Path, **options) -> ModelRunner:
+    settings = {
+        "lora": True,
+        "lora_folders": (str(model.parent),),
+        "lora_num_device_module_layer": 8 * PAGES,
+        "kv_cache_tokens": 4096,
+        "max_tokens_per_step": 64,
+        "device": "cpu",
+        "threads": 1,
+    }
+    return load_runner(open_written(model), RunnerConfig(**settings | options), lambda *_: None)
+
+
+def lora_engine(model: Path, *, batching: dict | None = None, **options) -> EngineBench:
+    runner = lora_runner(model, **options)
+    return EngineBench(
+        runner=runner, max_sequence_tokens=400, **{"max_tokens_per_step": 64, "max_batch_size": 16} | (batching or {})
+    )
+
+
+def finish(bench: EngineBench, limit: int = 100_000) -> None:
+    """Step until nothing lives; adapters load meanwhile."""
+    for _ in range(limit):
+        if not bench.step() and not bench.engine.live.requests and not bench.inbox:
+            return
+    raise AssertionError("still busy")
+
+
+def ask(
+    bench: EngineBench, prompt, adapter: Adapter | None, max_tokens: int = 8, temperature: float = 0.0, **asked
+) -> int:
+    """Greedy unless it says otherwise; the request's number."""
+    number = len(bench.specs) + 1
+    spec = spec_of(prompt, max_tokens, request=number, adapter=adapter, **asked)
+    bench.send(replace(spec, sampling=replace(spec.sampling, temperature=temperature)))
+    return number

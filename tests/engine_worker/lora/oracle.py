@@ -1,0 +1,71 @@
+"""Random adapters, saved by peft, and what peft computes with them."""
+
+import json
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from engine_worker.lora.checkpoint import CONFIG, WEIGHTS
+from sluice.ring.adapters import Adapter, AdapterFiles
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+SIZE = 0.2
+
+
+def write_adapter(folder: Path, model: Path, seed: int = 0, targets=ATTENTION + MLP, rank: int = 8, **options) -> Path:
+    """Both factors random: a fresh adapter of peft changes nothing."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=rank, target_modules=list(targets), lora_alpha=options.pop("lora_alpha", 16), task_type="CAUSAL_LM", **options
+    )
+    wrapped = get_peft_model(base, config)
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if "lora_" in name:
+                weight.copy_(torch.randn_like(weight) * SIZE)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def files_of(folder: Path) -> AdapterFiles:
+    return AdapterFiles((folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes())
+
+
+def adapter_of(folder: Path, name: str = "tuned", *, by_path: bool = True) -> Adapter:
+    return Adapter(name, files_of(folder).version, str(folder) if by_path else "")
+
+
+def changed_config(files: AdapterFiles, **options) -> AdapterFiles:
+    return AdapterFiles(json.dumps(json.loads(files.config) | options).encode(), files.weights)
+
+
+class Oracle:
+    """peft's own forward pass."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._loaded: dict[Path | None, torch.nn.Module] = {}
+
+    def model(self, folder: Path | None) -> torch.nn.Module:
+        if folder not in self._loaded:
+            base = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32).eval()
+            self._loaded[folder] = base if folder is None else PeftModel.from_pretrained(base, folder).eval()
+        return self._loaded[folder]
+
+    @torch.inference_mode()
+    def logits(self, folder: Path | None, tokens) -> torch.Tensor:
+        """[T, vocab] float32."""
+        return self.model(folder)(torch.tensor([tokens])).logits[0].float()
+
+    def greedy(self, folder: Path | None, prompt, count: int) -> tuple[list[int], list[float]]:
+        """The tokens and their log-probabilities."""
+        tokens, scores = list(prompt), []
+        for _ in range(count):
+            row = self.logits(folder, tokens)[-1].log_softmax(0)
+            tokens.append(int(row.argmax()))
+            scores.append(float(row.max()))
+        return tokens[len(prompt) :], scores

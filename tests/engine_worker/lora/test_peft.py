@@ -1,0 +1,84 @@
+"""peft is the oracle: alone and together, requests get its tokens and log-probabilities."""
+
+import pytest
+import torch
+
+from engine_worker.lora.checkpoint import read_adapter
+from tests.engine_worker.lora.engines import ask, finish, lora_engine
+from tests.engine_worker.lora.oracle import ATTENTION, MLP, Oracle, adapter_of, files_of, write_adapter
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+
+ADAPTERS = {
+    "all": {"rank": 8},
+    "attention": {"rank": 3, "targets": ATTENTION},
+    "mlp": {"rank": 16, "targets": MLP, "use_rslora": True},
+    "one": {"rank": 1, "targets": ("v_proj",), "lora_alpha": 3},
+    "large": {"rank": 64, "targets": ("q_proj", "up_proj", "down_proj")},
+    "patterns": {
+        "rank": 4,
+        "rank_pattern": {"q_proj": 9, "layers.1.mlp.down_proj": 17},
+        "alpha_pattern": {"k_proj": 32, "model.layers.0.self_attn.o_proj": 5},
+    },
+    "layers": {"rank": 5, "layers_to_transform": [1]},
+}
+CLOSE = {"rel": 1e-4, "abs": 2e-4}
+
+
+@pytest.fixture(scope="module")
+def adapters(model):
+    return {
+        name: write_adapter(model.parent / name, model, seed, **options)
+        for seed, (name, options) in enumerate(ADAPTERS.items())
+    }
+
+
+def prompt(seed: int, size: int = 11) -> list[int]:
+    return [(seed * 37 + i * i * 11 + i) % 97 for i in range(size)]
+
+
+def check(bench, oracle, asked, count: int = 8) -> None:
+    """`asked`: by request, its prompt and its adapter's folder."""
+    finish(bench)
+    for number, (tokens, folder) in asked.items():
+        expected, scores = oracle.greedy(folder, tokens, count)
+        stream = bench.stream(number)
+        assert stream.end.fault is None, stream.end.fault
+        assert stream.tokens == expected
+        assert [its.logprob for its in stream.logprobs] == pytest.approx(scores, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_alone(model, oracle, adapters, name):
+    bench = lora_engine(model)
+    tokens, folder = prompt(3), adapters[name]
+    check(bench, oracle, {ask(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
+    # It matters: the model alone goes on otherwise, or at least is less sure of it.
+    assert not torch.allclose(oracle.logits(folder, tokens), oracle.logits(None, tokens), atol=1e-3)
+
+
+def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters):
+    bench, asked = lora_engine(model), {}
+    chosen = [adapters["all"], None, adapters["large"], adapters["patterns"], adapters["mlp"]]
+    for i in range(16):
+        tokens, folder = prompt(i, 5 + 7 * (i % 4)), chosen[i % len(chosen)]
+        adapter = None if folder is None else adapter_of(folder)
+        asked[ask(bench, tokens, adapter, logprobs=0)] = tokens, folder
+    check(bench, oracle, asked)
+
+
+@pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope", "qwen2, half windowed"])
+def test_other_models(tmp_path, name):
+    model = tmp_path / "model"
+    write_checkpoint(model, CONFIGS[name])
+    folder = write_adapter(tmp_path / "tuned", model, rank=6)
+    bench, tokens = lora_engine(model), prompt(1, 40)
+    check(bench, Oracle(model), {ask(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
+
+
+def test_scaling_is_folded_into_b(model, adapters):
+    bench = lora_engine(model)
+    targets = bench.runner.adapters._targets
+    weights = read_adapter(files_of(adapters["patterns"]), targets, 64, torch.float32)
+    assert {module.target.name: module.rank for module in weights.modules if module.target.layer == 0}["q_proj"] == 9
+    assert weights.rank == 17
+    assert len(weights.modules) == 14
