@@ -18,6 +18,7 @@ from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
+from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
@@ -103,6 +104,7 @@ class EngineBench:
         schedulers: SchedulerNames | None = None,
         runner: Runner | None = None,
         tensor_buffer: int = 64,
+        adapters: ScriptedAdapters | None = None,
         **batching,
     ) -> None:
         """`batching` are further fields of Batching. A given runner has its own number and size of blocks."""
@@ -110,6 +112,7 @@ class EngineBench:
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
         scripted = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window, overlapping)
+        scripted.adapters = adapters
         self.runner = runner or scripted
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
@@ -205,7 +208,8 @@ class EngineBench:
 
     def expected(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
         spec = self.specs[request, attempt]
-        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence, spec.speculation)
+        version, seed = None if spec.adapter is None else spec.adapter.version, spec.sampling.seed
+        return continuation(spec.prompt, spec.stopping, seed, sequence, spec.speculation, version)
 
     def check(self) -> None:
         self.cache.check()

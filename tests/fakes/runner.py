@@ -22,6 +22,7 @@ from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import DraftLogits, SamplingParams, Speculation, derive_seed
 from sluice.ring.wire import Submit, TokenLogprob
+from tests.fakes.adapters import ScriptedAdapters, start_of
 
 MASK = (1 << 64) - 1
 VOCAB = 97
@@ -35,8 +36,7 @@ def mix(state: int, value: int) -> int:
     return state ^ (state >> 29)
 
 
-def digest(tokens) -> int:
-    state = 0
+def digest(tokens, state: int = 0) -> int:
     for token in tokens:
         state = mix(state, token)
     return state
@@ -61,9 +61,16 @@ def accepts(state: int, seed: int, token: int, row: int, threshold: float | None
     return token not in banned and noise % 8 < (4 if threshold is None else 8 - 6 * threshold)
 
 
-def continuation(prompt, stopping, seed: int = 0, sequence: int = 0, speculation=Speculation()) -> list[int]:  # noqa: B008
-    """What an undisturbed sequence gets."""
-    state, output, seed = digest(prompt), [], derive_seed(seed, sequence)
+def continuation(
+    prompt,
+    stopping,
+    seed: int = 0,
+    sequence: int = 0,
+    speculation=Speculation(),  # noqa: B008
+    version: str | None = None,
+) -> list[int]:
+    """What an undisturbed sequence gets; `version`: of its adapter."""
+    state, output, seed = digest(prompt, start_of(version)), [], derive_seed(seed, sequence)
     ends = stopping.eos_token_ids + stopping.stop_token_ids
     drafts = speculation.draft_token_ids if speculation.draft_logits is not None else ()
     while len(output) < stopping.max_tokens:
@@ -82,15 +89,16 @@ def continuation(prompt, stopping, seed: int = 0, sequence: int = 0, speculation
 class ScriptedProgram(tuple):
     """A prompt."""
 
-    __slots__ = ()
+    version: str | None = None
+    """Of its adapter."""
 
     def fork(self) -> "ScriptedProgram":
         return self
 
 
-def prompt_row(prompt, row: int, top: int) -> tuple[float, int, list[tuple[int, float]]]:
+def prompt_row(prompt, row: int, top: int, version: str | None = None) -> tuple[float, int, list[tuple[int, float]]]:
     """The log-probability of a prompt's token row + 1: a function of all tokens before it."""
-    noise = mix(digest(prompt[: row + 1]), prompt[row + 1])
+    noise = mix(digest(prompt[: row + 1], start_of(version)), prompt[row + 1])
     return -float(noise % 64), 1 + noise % VOCAB, [((noise + i) % VOCAB, -float(i)) for i in range(top)]
 
 
@@ -122,7 +130,7 @@ class ScriptedRunner:
         self.window = window
         self.tokens_per_block = tokens_per_block
         self.tensors = TENSORS
-        self.adapters = None
+        self.adapters: ScriptedAdapters | None = None
         self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap
@@ -160,7 +168,9 @@ class ScriptedRunner:
 
     def programs(self, spec: Submit) -> list[object]:
         """The prompt, so that draws can be checked."""
-        return [ScriptedProgram(spec.prompt)] * spec.n
+        program = ScriptedProgram(spec.prompt)
+        program.version = None if spec.adapter is None else spec.adapter.version
+        return [program] * spec.n
 
     def call(self, call: MethodCall) -> "ScriptedCall":
         return ScriptedCall(call)
@@ -176,6 +186,8 @@ class ScriptedRunner:
         used = set().union(*(earlier.slots for earlier in self._in_flight))
         if used & launched.written:
             self.violations.append(f"slots {used & launched.written} are written while a step in flight uses them")
+        if any(launched.takes_pages_of(earlier) for earlier in self._in_flight):
+            self.violations.append("adapter pages are written while a step in flight reads them")
         self._in_flight.append(launched)
         if not self.overlap:
             launched.compute()
@@ -210,7 +222,7 @@ class ScriptedRunner:
 
     def run(self, step: Step) -> list[Drawn]:
         fail, self.fail = self.fail, None
-        self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.moves))
+        self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.moves, step.loads))
         if fail == "before":
             self._raise()
         if self.fail_moving and any(move.kind is not MoveKind.OFFLOAD for move in step.moves):
@@ -218,6 +230,7 @@ class ScriptedRunner:
             self._move(step.moves[: len(step.moves) // 2])
             self._raise()
         self._move(step.moves)
+        self._load(step)
         for part in step.slices:
             self._write(part)
         drawn = [self._draw(*self._read(part, behind), draw) for part in step.slices for behind, draw in drawing(part)]
@@ -230,6 +243,17 @@ class ScriptedRunner:
     def _raise(self) -> None:
         self.failures += 1
         raise RuntimeError("out of luck")
+
+    def _load(self, step: Step) -> None:
+        if self.adapters is None:
+            return
+        self.adapters.load(step.loads)
+        if any(part.adapter and self.adapters.version(part.adapter) is None for part in step.slices):
+            self._raise()
+        self.violations += self.adapters.violations
+
+    def _start(self, part: Slice) -> int:
+        return start_of(self.adapters.version(part.adapter) if part.adapter else None)
 
     def _move(self, moves: Iterable[Move]) -> None:
         for kind, source, target in moves:
@@ -244,7 +268,7 @@ class ScriptedRunner:
     def _write(self, part: Slice) -> None:
         if not part.tokens:
             self.violations.append("a slice without tokens")
-        state = 0
+        state = self._start(part)
         if part.start:
             slots, offset = self._slots(part, part.start - 1)
             before = slots[offset]
@@ -259,7 +283,7 @@ class ScriptedRunner:
         """The tokens that the slice's context holds without its last `behind`, as far as its first token sees, and the
         digest of all."""
         first = 0 if self.window is None else max(0, part.start - self.window + 1)
-        state, tokens = 0, []
+        state, tokens = self._start(part), []
         for position in range(first, part.start + len(part.tokens) - behind):
             slots, offset = self._slots(part, position)
             found = slots[offset]
@@ -305,7 +329,7 @@ class ScriptedRunner:
         output = [*draw.output, *draw.drafted]
         expected = [*draw.program, *output]
         seen = expected[len(expected) - len(tokens) :]
-        if tokens != seen or state != digest(expected) or len(output) != draw.position:
+        if tokens != seen or state != digest(expected, start_of(draw.program.version)) or len(output) != draw.position:
             self.violations.append(f"{draw} from {tokens}")
         if self.window is None and len(tokens) != len(expected):
             self.violations.append(f"{draw} after {len(tokens)} tokens")
@@ -353,8 +377,14 @@ class ScriptedLaunch:
         self._runner = runner
         self._fail = fail
         self._before = before
-        self._step = Step(tuple(map(frozen, step.slices)), step.moves)
+        self._step = Step(tuple(map(frozen, step.slices)), step.moves, step.loads)
         self.moves = step.moves
+        adapters = runner.adapters
+        self._loaded = {} if adapters is None else adapters.launched(step.loads)
+        self._used_pages = self._loaded.copy()
+        if adapters is not None:
+            for part in step.slices:
+                self._used_pages |= adapters.pages(part.adapter)
         self._drawn: list[Drawn] = []
         self._scored: list[bytes] = []
         self._kept: list[list[KeptRows]] = []
@@ -370,9 +400,13 @@ class ScriptedLaunch:
             self.written |= runner.slots_of(part, part.start, end)
             self.slots |= runner.slots_seen(part, end)
 
+    def takes_pages_of(self, earlier: "ScriptedLaunch") -> bool:
+        """An adapter that is loaded again, after a failed step, is the same as before."""
+        return any(earlier._used_pages.get(page, number) != number for page, number in self._loaded.items())
+
     def compute(self) -> None:
         runner, before, self._before = self._runner, self._before, None
-        step = Step(tuple(self._filled(part, before) for part in self._step.slices), self._step.moves)
+        step = Step(tuple(self._filled(part, before) for part in self._step.slices), self._step.moves, self._step.loads)
         forgiven = set()
         if before is not None and before.error is not None:
             lost = self._lost_with(before)

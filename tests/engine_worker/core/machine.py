@@ -21,6 +21,7 @@ from sluice.ring.prompt_logprobs import Row
 from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
+from tests.fakes.adapters import ScriptedAdapters, adapter, start_of
 from tests.fakes.beams import search_alone
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
@@ -38,10 +39,17 @@ TENSORS = [
     TensorParams((OTHER, "context_logits"), (OTHER,)),
     TensorParams(("context_logits",)),
 ]
+ADAPTERS = [adapter(name) for name in "abc"]
+SIZES = {ADAPTERS[0].version: 1, ADAPTERS[1].version: 2, ADAPTERS[2].version: 2}
+"""In pages."""
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 EVENT_BUFFER = 1 << 16
 """More events than one rule brings."""
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
+
+
+def version_of(spec: Submit) -> str | None:
+    return None if spec.adapter is None else spec.adapter.version
 
 
 class RouterView:
@@ -113,6 +121,7 @@ class EngineMachine(RuleBasedStateMachine):
         aging=st.sampled_from([0.0, 1.0]),
         overlap=st.booleans(),
         draft_batch=st.sampled_from([8, 2, 0]),
+        pages=st.sampled_from([2, 3, 5, 2]),
     )
     def start(
         self,
@@ -129,6 +138,7 @@ class EngineMachine(RuleBasedStateMachine):
         aging,
         overlap,
         draft_batch=8,
+        pages=3,
     ):
         num_blocks = tokens // tokens_per_block
         self._begin(
@@ -149,6 +159,7 @@ class EngineMachine(RuleBasedStateMachine):
                 priority_aging_seconds=aging,
                 max_draft_batch=draft_batch,
                 kv_event_buffer=EVENT_BUFFER,
+                adapters=ScriptedAdapters(pages, SIZES),
             ),
             policy,
         )
@@ -195,6 +206,7 @@ class EngineMachine(RuleBasedStateMachine):
         beams=st.sampled_from([None, None, BeamSearchParams(3), BeamSearchParams(6, 0.5, exhaustive=True)]),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         tensors=st.sampled_from([NO_TENSORS, NO_TENSORS, NO_TENSORS, *TENSORS]),
+        adapter=st.sampled_from([None, None, *ADAPTERS]),
     )
     def submit(
         self,
@@ -212,6 +224,8 @@ class EngineMachine(RuleBasedStateMachine):
         beams=None,
         **asked,
     ):
+        if self.bench.runner.adapters is None:
+            asked.pop("adapter", None)
         if beams is not None:
             asked["n"], drafts, proposing = min(asked["n"], beams.width), 0, False
             asked["tensors"] = NO_TENSORS
@@ -342,6 +356,8 @@ class EngineMachine(RuleBasedStateMachine):
             for sequence in remaining(spec):
                 self._ended_right(number, attempt, sequence)
         assert self.bench.mailbox._submits == {}
+        if self.bench.runner.adapters is not None:
+            assert not +self.bench.runner.adapters.users
 
     def continuation(self, spec: Submit, sequence: int) -> list[int]:
         """What an undisturbed sequence gets."""
@@ -350,12 +366,13 @@ class EngineMachine(RuleBasedStateMachine):
             if key not in self.found:
                 self.found[key] = [tokens for tokens, _ in search_alone(spec)]
             return self.found[key][sequence]
-        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence, spec.speculation)
+        seed = spec.sampling.seed
+        return continuation(spec.prompt, spec.stopping, seed, sequence, spec.speculation, version_of(spec))
 
     def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
         """Those that came are those of an undisturbed request."""
         top = spec.prompt_logprobs or 0
-        assert rows == [prompt_row(spec.prompt, i, top) for i in range(len(rows))]
+        assert rows == [prompt_row(spec.prompt, i, top, version_of(spec)) for i in range(len(rows))]
 
     def _check_tensors(self, spec: Submit, sequence: int, *, complete: bool) -> None:
         """Those that came are right, and all have come of a sequence that is complete; of the prompt, if none of the
@@ -378,8 +395,8 @@ class EngineMachine(RuleBasedStateMachine):
             tokens = [*spec.prompt, *([] if part.context else self.continuation(spec, sequence))]
             before = 0 if part.context else len(spec.prompt) - 1
             source = "logits" if part.name in LOGITS else part.name
-            positions = range(before + part.start, before + part.end)
-            assert part.data == tensor_row(source, [digest(tokens[: position + 1]) for position in positions])
+            positions, start = range(before + part.start, before + part.end), start_of(version_of(spec))
+            assert part.data == tensor_row(source, [digest(tokens[: position + 1], start) for position in positions])
 
     def _all_complete(self, spec: Submit) -> bool:
         ends = [self.bench.stream(spec.request, sequence, spec.attempt).end for sequence in remaining(spec)]

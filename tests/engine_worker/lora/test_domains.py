@@ -1,0 +1,151 @@
+"""In any order of loads, requests, removals, and other weights under the same name, with both caches too small: an
+answer is that of the version that was asked for, or an error that says why there is none."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from sluice.ring.adapters import Adapter
+from sluice.ring.params import BeamSearchParams, Speculation
+from sluice.settings.engine import SchedulerNames
+from tests.engine_worker.lora.engines import finish, lora_engine
+from tests.engine_worker.lora.oracle import ATTENTION, files_of, write_adapter
+from tests.examples import examples
+from tests.fakes.engine import spec_of
+
+PROMPT = [(i * i * 7 + 3 * i) % 97 for i in range(60)]
+OPTIONS = (
+    {"rank": 8},
+    {"rank": 4, "targets": ATTENTION},
+    {"rank": 20, "targets": ("v_proj", "down_proj")},
+    {"rank": 1},
+)
+
+
+@pytest.fixture(scope="module")
+def made(model):
+    return [write_adapter(model.parent / f"made{seed}", model, seed, **options) for seed, options in enumerate(OPTIONS)]
+
+
+class Answers:
+    """What a request gets from an engine that has nothing else to do."""
+
+    def __init__(self, model: Path, made: list[Path]) -> None:
+        self._model = model
+        self._folders = {files_of(folder).version: folder for folder in made}
+        self._found: dict[object, list[list[int]]] = {}
+
+    def of(self, spec) -> list[list[int]]:
+        adapter = spec.adapter and Adapter("alone", spec.adapter.version, str(self._folders[spec.adapter.version]))
+        alone = replace(spec, request=1, adapter=adapter, speculation=Speculation())
+        key = (adapter, tuple(spec.prompt), spec.n, spec.sampling, spec.stopping)
+        if key not in self._found:
+            bench = lora_engine(self._model)
+            bench.send(alone)
+            finish(bench)
+            self._found[key] = [bench.output(1, index) for index in range(spec.n)]
+        return self._found[key]
+
+
+@pytest.fixture(scope="module")
+def answers(model, made):
+    return Answers(model, made)
+
+
+submits = st.tuples(
+    st.just("submit"),
+    st.sampled_from(["a", "b", "c", None]),
+    st.sampled_from([10, 33, 60]),
+    st.sampled_from(["plain", "plain", "two", "drafts", "beams", "salt"]),
+)
+actions = st.lists(
+    st.one_of(
+        submits,
+        submits,
+        st.tuples(st.just("reload"), st.sampled_from("abc"), st.integers(0, 3)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("remove"), st.integers(0, 3)),
+        st.tuples(st.just("cancel")),
+    ),
+    min_size=4,
+    max_size=16,
+)
+
+
+# Shortening what fails would take many minutes of real steps.
+@examples(25, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@given(
+    actions=actions,
+    overlap=st.booleans(),
+    tokens=st.sampled_from([160, 400]),
+    policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
+)
+def test_never_an_answer_of_other_weights(model, made, answers, actions, overlap, tokens, policy):
+    bench = lora_engine(
+        model,
+        overlap=overlap,
+        kv_cache_tokens=tokens,
+        # The largest takes 14 pages; two never fit together.
+        lora_num_device_module_layer=8 * 16,
+        lora_host_cache_size=120_000,
+        batching={"max_tokens_per_step": 24, "max_batch_size": 6, "schedulers": SchedulerNames(policy)},
+    )
+    names = {name: place(bench, model, made, name, i) for i, name in enumerate("abc")}
+    cancelled = set()
+    for action, *details in actions:
+        if action == "submit":
+            name, size, kind = details
+            if kind != "beams" or policy == "max_utilization":
+                submit(bench, answers, None if name is None else names[name], size, kind)
+        elif action == "reload":
+            names[details[0]] = place(bench, model, made, *details)
+        elif action == "remove":
+            bench.runner.adapters.remove(files_of(made[details[0]]).version)
+        elif action == "cancel" and bench.specs:
+            cancelled.add(len(bench.specs))
+            bench.cancel(len(bench.specs))
+        else:
+            for _ in range(details[0] if details else 1):
+                bench.step()
+    finish(bench)
+    for (number, _), spec in bench.specs.items():
+        for index, expected in enumerate(answers.of(spec)):
+            check(bench, number, index, expected, number in cancelled)
+    library = bench.runner.adapters
+    assert all(library.remove(version) for version in library.held())
+
+
+def place(bench, model, made, name: str, index: int) -> Adapter:
+    """The files of one of them under this name, as an operator replaces them."""
+    folder = model.parent / "live" / str(id(bench)) / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(made[index], folder)
+    return Adapter(name, files_of(folder).version, str(folder))
+
+
+def submit(bench, answers, adapter, size: int, kind: str) -> None:
+    asked = {"two": {"n": 2}, "beams": {"beams": BeamSearchParams(2), "n": 2}, "salt": {"salt": "x"}}.get(kind, {})
+    spec = spec_of(PROMPT[:size], 10, request=len(bench.specs) + 1, adapter=adapter, **asked)
+    spec = replace(spec, sampling=replace(spec.sampling, temperature=0.0 if kind == "drafts" else 1.0, seed=size))
+    if kind == "drafts":
+        expected = list(answers.of(spec)[0])
+        expected[5:6] = [0]
+        spec = replace(spec, speculation=Speculation(4, tuple(expected)))
+    bench.send(spec)
+
+
+def check(bench, number: int, index: int, expected: list[int], cancelled: bool) -> None:
+    stream = bench.stream(number, index)
+    if stream.end.fault is not None:
+        # It waited for its files, which were replaced meanwhile.
+        assert stream.end.fault.code == "INVALID_ARGUMENT"
+        assert "other files" in stream.end.fault.message
+        assert not stream.tokens
+    elif cancelled:
+        assert stream.tokens == expected[: len(stream.tokens)]
+    else:
+        assert stream.tokens == expected

@@ -1,0 +1,167 @@
+"""Adapters by name and version: loaded beside the steps, shared, bounded, dropped only if no request uses them."""
+
+import os
+import shutil
+import time
+from threading import Event
+
+import pytest
+
+from sluice.ring.adapters import Adapter
+from sluice.ring.errors import FinishReason
+from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner
+from tests.engine_worker.lora.oracle import adapter_of, files_of, write_adapter
+from tests.engine_worker.lora.test_checkpoint import zip_of_zeros
+
+PROMPT = list(range(3, 20))
+
+
+@pytest.fixture(scope="module")
+def tuned(model):
+    return [write_adapter(model.parent / f"tuned{i}", model, i, rank=4 + 8 * i) for i in range(3)]
+
+
+@pytest.fixture
+def library(model):
+    return lora_runner(model).adapters
+
+
+def ended(loading, seconds: float = 20.0):
+    until = time.monotonic() + seconds
+    while not loading.poll():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return loading
+
+
+def test_by_path(library, tuned):
+    loading = ended(library.load(str(tuned[1])))
+    assert (loading.fault, loading.version, loading.rank) == (None, files_of(tuned[1]).version, 12)
+    assert library.held() == [loading.version]
+    assert library.prepare(adapter_of(tuned[1])) is None
+    assert library.remove(loading.version)
+    assert library.held() == []
+
+
+def test_uploaded(library, tuned):
+    missing = library.prepare(adapter_of(tuned[0], by_path=False))
+    assert missing.done
+    assert missing.fault.code == "ADAPTER_MISSING"
+    assert ended(library.offer(files_of(tuned[0]))).fault is None
+    assert library.prepare(adapter_of(tuned[0], by_path=False)) is None
+
+
+def test_requests_for_the_same_version_share_one_load(library, tuned):
+    busy = Event()
+    library._threads.submit(busy.wait)
+    first, second = (library.prepare(adapter_of(tuned[0], name)) for name in ("a", "b"))
+    assert first is second
+    busy.set()
+    assert ended(first).fault is None
+
+
+def test_a_folder_that_has_changed_since_is_not_taken_for_the_same(library, tuned):
+    adapter = adapter_of(tuned[0])
+    changed = Adapter("tuned", "0" * 32, adapter.path)
+    fault = ended(library.prepare(changed)).fault
+    assert fault.code == "INVALID_ARGUMENT"
+    assert "other files" in fault.message
+
+
+@pytest.mark.parametrize("how", ["elsewhere", "dots", "link", "nul", "long", "absent"])
+def test_paths_outside_of_the_folders_are_refused(library, tuned, tmp_path, model, how):
+    shutil.copytree(tuned[0], tmp_path / "copy")
+    link = model.parent / f"link{os.getpid()}"
+    if not link.is_symlink():
+        link.symlink_to(tmp_path / "copy")
+    path = {
+        "elsewhere": str(tmp_path / "copy"),
+        "dots": f"{model.parent}/../{tmp_path.name}/copy",
+        "link": str(link),
+        "nul": f"{tuned[0]}\0",
+        "long": f"{model.parent}/" + "x" * 5000,
+        "absent": str(model.parent / "absent"),
+    }[how]
+    assert ended(library.load(path)).fault.code == "INVALID_ARGUMENT"
+    assert library.held() == []
+
+
+def test_hostile_uploads_are_refused_with_a_reason(library, tuned):
+    config = files_of(tuned[0]).config
+    for weights in (b"", zip_of_zeros(), bytes(30 << 20)):
+        fault = ended(library.offer(files_of(tuned[0]).__class__(config, weights))).fault
+        assert fault.code == "INVALID_ARGUMENT"
+        assert "adapter_model.safetensors" in fault.message
+
+
+def test_ten_thousand_loads_are_bounded(library, tuned):
+    loads = [library.load(str(tuned[i % 3])) for i in range(10_000)]
+    refused = [loading for loading in loads if loading.done and loading.fault is not None]
+    assert refused
+    assert {loading.fault.code for loading in refused} == {"OVERLOADED"}
+    assert all(ended(loading) for loading in loads)
+    assert len(library._loading) == 0
+    assert set(library.held()) <= {files_of(folder).version for folder in tuned}
+
+
+def test_one_in_use_is_neither_removed_nor_evicted(model, tuned):
+    weights = lora_runner(model).adapters
+    loaded = [ended(weights.load(str(folder))) for folder in tuned]
+    sizes = [weights.weights(loading.version).nbytes for loading in loaded]
+    library = lora_runner(model, lora_host_cache_size=sizes[2] + sizes[1] - 1).adapters
+    first = ended(library.load(str(tuned[1]))).version
+    library.acquire(first)
+    assert not library.remove(first)
+    assert ended(library.load(str(tuned[2]))).fault.code == "OVERLOADED"
+    waits = library.prepare(adapter_of(tuned[2]))
+    time.sleep(0.2)
+    assert not waits.poll()
+    assert library.held() == [first]
+    library.release(first)
+    assert ended(waits).fault is None
+    assert library.held() == [files_of(tuned[2]).version]
+
+
+def test_one_that_never_fits_is_refused(model, tuned):
+    for options in ({"lora_host_cache_size": 1000}, {"lora_num_device_module_layer": 16}):
+        library = lora_runner(model, **options).adapters
+        assert ended(library.load(str(tuned[0]))).fault.code == "INVALID_ARGUMENT"
+
+
+def test_prefetched(model, tuned, tmp_path):
+    shutil.copytree(tuned[0], tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "adapter_config.json").write_text("{}")
+    library = lora_runner(model, lora_prefetch_dir=str(tmp_path)).adapters
+    assert library.held() == [files_of(tuned[0]).version]
+
+
+def test_without_lora_adapters_are_refused(model, tuned):
+    bench = lora_engine(model, lora=False)
+    number = ask(bench, PROMPT, adapter_of(tuned[0]))
+    finish(bench)
+    assert bench.fault(number) == "INVALID_ARGUMENT"
+
+
+def test_a_request_whose_adapter_cannot_be_loaded_ends_with_the_reason(model, tuned):
+    bench = lora_engine(model)
+    bad = ask(bench, PROMPT, Adapter("x", "0" * 32, str(tuned[0])))
+    good = ask(bench, PROMPT, adapter_of(tuned[0]))
+    plain = ask(bench, PROMPT, None)
+    finish(bench)
+    assert bench.fault(bad) == "INVALID_ARGUMENT"
+    assert bench.ended(good) == bench.ended(plain) == FinishReason.LENGTH
+
+
+def test_a_cancelled_request_does_not_keep_its_adapter(model, tuned):
+    bench = lora_engine(model)
+    number = ask(bench, PROMPT, adapter_of(tuned[0]), max_tokens=300)
+    for _ in range(200):
+        bench.step()
+        if bench.engine.cache.holders:
+            break
+    version = files_of(tuned[0]).version
+    assert not bench.runner.adapters.remove(version)
+    bench.cancel(number)
+    finish(bench)
+    assert bench.runner.adapters.remove(version)

@@ -1,0 +1,76 @@
+"""LoRA adapters without weights, for the scripted runner: who lies where, and whether that is sound."""
+
+from collections import Counter
+
+from engine_worker.step import AdapterLoad
+from sluice.ring.adapters import Adapter
+
+
+def adapter(name: str) -> Adapter:
+    """Whose version depends on its name."""
+    return Adapter(name, name.encode().hex().ljust(32, "0"))
+
+
+def start_of(version: str | None) -> int:
+    """What the digest of a sequence with this adapter starts from."""
+    return 0 if version is None else int(version[:15], 16)
+
+
+class ScriptedAdapters:
+    """See `engine_worker.step.Adapters`; and what a device would hold."""
+
+    def __init__(self, num_pages: int, sizes: dict[str, int]) -> None:
+        """`sizes`: pages of each adapter, by version."""
+        self.num_pages = num_pages
+        self.sizes = sizes
+        self.users: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.loads = 0
+        self._versions: dict[int, str] = {}
+        self._owners: dict[int, int] = {}
+        self._pages: dict[int, tuple[int, ...]] = {}
+
+    def pages_of(self, version: str) -> int:
+        return self.sizes[version]
+
+    def acquire(self, version: str) -> None:
+        self.users[version] += 1
+
+    def release(self, version: str) -> None:
+        self.users[version] -= 1
+        if self.users[version] < 0:
+            self.violations.append(f"{version} is released too often")
+
+    def launched(self, loads: tuple[AdapterLoad, ...]) -> dict[int, int]:
+        """A step with these is on its way: the pages that they write, with their numbers."""
+        for load in loads:
+            if not self.users[load.version]:
+                self.violations.append(f"{load} without a user")
+            self._pages[load.number] = load.pages
+        return {page: load.number for load in loads for page in load.pages}
+
+    def pages(self, number: int) -> dict[int, int]:
+        """Those of an adapter, with its number."""
+        return dict.fromkeys(self._pages.get(number, ()), number)
+
+    def load(self, loads: tuple[AdapterLoad, ...]) -> None:
+        for load in loads:
+            for number in load.dropped:
+                self._versions.pop(number, None)
+        for load in loads:
+            self.loads += 1
+            if len(load.pages) != self.sizes[load.version]:
+                self.violations.append(f"{load} has too few pages")
+            for page in load.pages:
+                owner = self._owners.get(page)
+                if owner != load.number and owner in self._versions:
+                    self.violations.append(f"{load} takes page {page} of {owner}")
+                self._owners[page] = load.number
+            self._versions[load.number] = load.version
+
+    def version(self, number: int) -> str | None:
+        """None: it is not here."""
+        version = self._versions.get(number)
+        if version is not None and any(self._owners[page] != number for page in self._pages[number]):
+            self.violations.append(f"a page of {number} was overwritten")
+        return version
