@@ -7,6 +7,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
+from sluice.ring.adapters import Adapter
 from sluice.ring.params import RetentionParams
 from sluice.ring.wire import TokenRow
 
@@ -34,6 +35,8 @@ class Ask(msgspec.Struct, frozen=True):
     beams: bool = False
     """Search with `n` beams, instead of sampling as many sequences."""
     prompt_logprobs: int | None = None
+    adapter: Adapter | None = None
+    """Loaded by path."""
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -129,7 +129,12 @@ def _submit(number: int, seed: int, ask: Ask, salt: str) -> Submit:
     search = BeamSearchParams(ask.n) if ask.beams else None
     sampling = SamplingParams(temperature=ask.temperature, seed=seed, beam_search=search)
     speculation = Speculation(draft_token_ids=tuple(ask.expected))
-    others = {"retention": ask.retention, "speculation": speculation, "prompt_logprobs": ask.prompt_logprobs}
+    others = {
+        "retention": ask.retention,
+        "speculation": speculation,
+        "prompt_logprobs": ask.prompt_logprobs,
+        "adapter": ask.adapter,
+    }
     return submit(number, ask.prompt, ask.max_tokens, sampling, n=ask.n, salt=salt, **others)
 
 
@@ -153,7 +158,10 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
 def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess:
     """A child process with these engine settings, in the environment of a ring's engine."""
     settings = {"model": model, **engine}
-    flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        flags += [flag] if value is True else [flag, str(value)]
     log = logs / "engine-alone.log"
     return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, child_environment())
 

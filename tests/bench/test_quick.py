@@ -19,7 +19,7 @@ LIKE_PEERS = ("peers_large",)
 CROWDED = ("overload", "slow_reader", "slow_tensors")
 DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
-SCHEDULED = ("policies", "scheduler", "programs", "speculation", "beams", "prompt_logprobs")
+SCHEDULED = ("policies", "scheduler", "programs", "speculation", "beams", "prompt_logprobs", "lora")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -84,6 +84,7 @@ def test_quick_of_the_scheduler(tmp_path):
     assert all(point.plain > 0 for point in found["speculation"].points)
     assert found["speculation"].of(EDIT)[0].steps_saved > 0
     assert all(point.sampled > 0 and point.speed > 0 for point in found["beams"].points)
+    assert all(point.unused > 0 and min(point.speeds) > 0 for point in found["lora"].points)
     assert all(cost > 0 for point in found["prompt_logprobs"].points for cost in point.cost)
 
 

@@ -1,0 +1,143 @@
+"""What LoRA adapters cost: several in one batch beside none, and an engine that could serve some beside one that could
+not."""
+
+import statistics
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from matplotlib.figure import Figure
+from msgspec.structs import asdict
+
+from bench.harness.adapters import write_adapter
+from bench.harness.load import Ask, Load
+from bench.harness.models import TINY, python_prompts
+from bench.harness.stats import rate, ratio
+from bench.harness.style import BLUE, GREY, ORANGE, Series, canvas, frame, lines
+from bench.harness.tables import Section, number, table
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
+from bench.peers.checkpoints import checkpoint
+from bench.systems.engine_alone import engine_alone
+from sluice.ring.adapters import Adapter
+
+COLOURS = (BLUE, ORANGE)
+GOAL = 0.85
+GOAL_COUNT = 4
+"""Adapters at once for which the goal holds."""
+
+
+class LoraPlan(Plan, frozen=True):
+    models: tuple[str, ...] = ("tiny", "25M")
+    counts: tuple[int, ...] = (1, 4, 16)
+    """Adapters at once."""
+    rank: int = 8
+    at_once: int = 16
+    """Requests."""
+    requests: int = 32
+    prompt: int = 64
+    tokens: int = 96
+    repeats: int = 3
+
+
+class LoraPoint(msgspec.Struct, frozen=True):
+    model: str
+    off: float
+    """Tokens/s of an engine without LoRA, by torch: the median of the rounds."""
+    unused: float
+    """Speed with LoRA but without adapters, by that: the median of the rounds' ratios."""
+    speeds: tuple[float, ...]
+    """Speed with so many adapters as `counts` says, by that of no adapters on the same engine."""
+    openvino: float
+    """Speed of an engine without LoRA as the settings leave it, which is what LoRA gives up on a CPU."""
+
+
+class LoraResult(LoraPlan, frozen=True, kw_only=True):
+    points: list[LoraPoint]
+
+
+def measure(plan: LoraPlan, logs: Path, step: Step) -> LoraResult:
+    points = []
+    for name in plan.models:
+        model, settings = checkpoint(name), engine_settings(plan.threads)
+        adapters = [write_adapter(logs / f"{name}-{i}", model, plan.rank, i) for i in range(max(plan.counts))]
+        torch = settings | {"backend": "torch"}
+        lora = torch | {"lora": True, "lora_folders": logs, "lora_device_cache_percent": 0.2}
+        with ExitStack() as stack:
+            default, off, on = (
+                stack.enter_context(engine_alone(model, each, logs)) for each in (settings, torch, lora)
+            )
+            plain = _load(plan, [])
+            sides = {
+                f"{name}, default": (default, plain),
+                f"{name}, off": (off, plain),
+                f"{name}, unused": (on, plain),
+                **{f"{name}, {count} adapters": (on, _load(plan, adapters[:count])) for count in plan.counts},
+            }
+            by_default, without, unused, *others = interleave(sides, plan.repeats, step)
+        points.append(
+            LoraPoint(
+                name,
+                statistics.median(map(rate, without)),
+                ratio(unused, without),
+                tuple(ratio(runs, unused) for runs in others),
+                ratio(by_default, without),
+            )
+        )
+    return LoraResult(**asdict(plan), points=points)
+
+
+def _load(plan: LoraPlan, adapters: list[Adapter]) -> Load:
+    prompts = python_prompts(TINY, plan.requests, plan.prompt)
+    asks = [
+        Ask(prompt, plan.tokens, adapter=adapters[i % len(adapters)] if adapters else None)
+        for i, prompt in enumerate(prompts)
+    ]
+    return Load(asks, plan.at_once, salt=f"{len(adapters)}")
+
+
+def section(result: LoraResult) -> Section:
+    index = result.counts.index(GOAL_COUNT) if GOAL_COUNT in result.counts else 0
+    worst = min(result.points, key=lambda point: point.speeds[index])
+    unused = min(result.points, key=lambda point: point.unused)
+    counts = " | ".join(f"{count} adapters" for count in result.counts)
+    return Section(
+        "LoRA adapters",
+        f"The engine driven in process, by torch: {result.at_once} requests at a time, {result.tokens} tokens after "
+        f"{result.prompt}; adapters of rank {result.rank} on all seven linear maps, in turns. Each request has one of "
+        "the adapters.",
+        [
+            f"{result.counts[index]} adapters in one batch have at least **{worst.speeds[index]:.2f}×** the speed of "
+            f"none ({worst.model}; goal: {GOAL}×).",
+            f"An engine with LoRA that no request uses has at least **{unused.unused:.2f}×** the speed of one without "
+            f"({unused.model}).",
+        ],
+        [
+            table(
+                f"speed by that of no adapter | unused, by LoRA off | {counts}",
+                [
+                    f"{point.model} | {point.unused:.2f}× | " + " | ".join(f"{speed:.2f}×" for speed in point.speeds)
+                    for point in result.points
+                ],
+            ),
+            table(
+                "LoRA off | tokens/s by torch | the default backend, by torch",
+                [f"{point.model} | {number(point.off)} | {point.openvino:.2f}×" for point in result.points],
+            ),
+        ],
+    )
+
+
+def draw(result: LoraResult) -> Figure:
+    about = f"Speed with adapters by that without, {result.at_once} requests at a time."
+    figure, ((axes,),) = canvas((1, 1), (7, 4.6), "LoRA adapters", about)
+    shown = [
+        Series(point.model, colour, list(point.speeds)) for point, colour in zip(result.points, COLOURS, strict=False)
+    ]
+    lines(axes, result.counts, shown)
+    frame(axes, f"Adapters of rank {result.rank} in one batch", "times as fast", x="adapters", grid="y")
+    axes.axhline(GOAL, color=GREY, linestyle=":", linewidth=1)
+    return figure
+
+
+QUICK = LoraPlan(("tiny",), (2,), at_once=2, requests=2, prompt=16, tokens=6, repeats=1)
+TOPIC = Topic(LoraPlan(), QUICK, measure, LoraResult, section, draw)
