@@ -110,6 +110,7 @@ class EngineAlone:
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
             max_draft_tokens=settings.max_draft_tokens,
+            has_adapters=runner.adapters is not None,
         )
         hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731

@@ -78,7 +78,6 @@ class ScriptedRunner:
     called = returned = 0.0
     slices = 0
     tensors: Mapping[str, int] = {}
-    adapters = None
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -69,9 +69,7 @@ class InFlightStep:
             launched: Launched | Exception = runner.launch(Step(tuple(slices), moves, loads))
         except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
             launched = error
-        return cls(
-            schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept)
-        )
+        return cls(schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept))
 
     @property
     def decides_next(self) -> bool:

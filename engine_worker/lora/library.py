@@ -167,7 +167,9 @@ class AdapterLibrary:
         try:
             loaded = future.result()
         except AdapterError as error:
-            loading.end(Fault(ErrorCode.INVALID_ARGUMENT.name, f"the adapter cannot be served: {error}", "spec.lora_id"))
+            loading.end(
+                Fault(ErrorCode.INVALID_ARGUMENT.name, f"the adapter cannot be served: {error}", "spec.lora_id")
+            )
             return
         except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
             loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
