@@ -129,8 +129,8 @@ class CpuAdapters:
         rows = np.concatenate([_padded(group.tokens, size) for group in its])
         used = np.concatenate([i * size + np.arange(len(group.tokens)) for i, group in enumerate(its)])
         tokens = np.concatenate([group.tokens for group in its])
-        parts = (torch.from_numpy(each) for each in (tokens, rows, used))
-        return _Several(self._stacks[_numbers(its)], *parts, size)
+        parts = [torch.from_numpy(each) for each in (tokens, rows, used)]
+        return _Several(self._stacks[_numbers(its)], parts[0], parts[1], parts[2], size)
 
 
 def _numbers(its: Sequence[Group]) -> tuple[int, ...]:
