@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine_worker.lora.checkpoint import read_adapter
+from sluice.ring.params import Speculation
 from tests.engine_worker.lora.engines import ask, finish, lora_engine
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, Oracle, adapter_of, files_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
@@ -64,6 +65,19 @@ def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters
         adapter = None if folder is None else adapter_of(folder)
         asked[ask(bench, tokens, adapter, logprobs=0)] = tokens, folder
     check(bench, oracle, asked)
+
+
+def test_drafts(model, oracle, adapters):
+    """Right ones and a wrong one: the tokens are those without drafts, in fewer steps."""
+    bench, folder, tokens = lora_engine(model), adapters["all"], prompt(5)
+    drafted, _ = oracle.greedy(folder, tokens, 8)
+    drafted[5] = (drafted[5] + 1) % 97
+    number = ask(bench, tokens, adapter_of(folder), logprobs=0, speculation=Speculation(3, tuple(drafted)))
+    launched, launch = [], bench.runner.launch
+    bench.runner.launch = lambda step: launched.append(step) or launch(step)
+    check(bench, oracle, {number: (tokens, folder)})
+    assert any(part.drafts and part.adapter for step in launched for part in step.slices)
+    assert len(launched) < 8
 
 
 @pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope", "qwen2, half windowed"])
