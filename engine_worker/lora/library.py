@@ -77,7 +77,9 @@ class AdapterLibrary:
         self._threads = ThreadPoolExecutor(options.lora_num_put_workers, "adapters")
         self._loading: list[Loading] = []
         self._by_version: dict[str, Loading] = {}
-        """Those of them that requests wait for."""
+        """Those that requests wait for."""
+        self._missing: dict[str, Fault] = {}
+        """Uploaded ones that requests wait for, by version: uploads that are being read may be these."""
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -92,7 +94,11 @@ class AdapterLibrary:
         if found is not None:
             return found
         if not adapter.path:
-            return self._ended(ErrorCode.ADAPTER_MISSING, f"this engine does not hold adapter {adapter.id!r}")
+            missing = _fault(ErrorCode.ADAPTER_MISSING, f"this engine does not hold adapter {adapter.id!r}")
+            found = self._by_version[adapter.version] = Loading(self.advance, None, patient=True)
+            self._missing[adapter.version] = missing
+            self._end_missing()
+            return found
         found = self._start(partial(self._read_path, adapter.path, adapter.version), patient=True)
         self._by_version[adapter.version] = found
         return found
@@ -156,8 +162,17 @@ class AdapterLibrary:
             if loading.future is not None and loading.future.done():
                 self._take(loading, loading.future)
         self._loading = [loading for loading in self._loading if not loading.done]
+        self._end_missing()
         if self._by_version:
             self._by_version = {version: its for version, its in self._by_version.items() if not its.done}
+
+    def _end_missing(self) -> None:
+        reading = any(not loading.patient for loading in self._loading)
+        for version, fault in list(self._missing.items()):
+            here = version in self._host
+            if here or not reading:
+                self._by_version.pop(version).end(None if here else fault)
+                del self._missing[version]
 
     @property
     def _max_rank(self) -> int:

@@ -51,6 +51,21 @@ def test_uploaded(library, tuned):
     assert library.prepare(adapter_of(tuned[0], by_path=False)) is None
 
 
+def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
+    busy = Event()
+    library._threads.submit(busy.wait)
+    offered = library.offer(files_of(tuned[0]))
+    found, other = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
+    assert not found.poll()
+    busy.set()
+    assert ended(found).fault is None
+    assert offered.done
+    assert ended(other).fault.code == "ADAPTER_MISSING"
+    assert not library._missing
+    library.advance()
+    assert library.prepare(adapter_of(tuned[1], by_path=False)).fault.code == "ADAPTER_MISSING"
+
+
 def test_requests_for_the_same_version_share_one_load(library, tuned):
     busy = Event()
     library._threads.submit(busy.wait)
