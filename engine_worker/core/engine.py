@@ -14,7 +14,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
-from engine_worker.core.planning import InFlightStep, StepEntry, StepResults
+from engine_worker.core.planning import InFlightStep, StepEntry, StepResults, draw_after
 from engine_worker.core.stats import Stats
 from engine_worker.core.tensors import TensorGate, responses
 from engine_worker.hooks import Hooks, Report
@@ -23,7 +23,9 @@ from engine_worker.request import Sequence, State
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
+from engine_worker.speculative.draft_model import DraftModel
 from engine_worker.speculative.drafting import Drafting
+from engine_worker.speculative.model_drafting import ModelDrafting
 from engine_worker.step import Drawn, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Submit
@@ -61,7 +63,10 @@ class Engine:
             batching.context_chunking_policy,
         )
         self._scheduler = build_scheduler(batching, context, log)
-        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
+        model = None
+        if runner.draft_context is not None:
+            model = ModelDrafting(DraftModel(runner, self.cache, batching.max_tokens_per_step, draw_after, log))
+        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch, model)
         self.live = LiveRequests(self.cache)
         self._beams = BeamRounds(self.live, self.cache, batching.max_batch_size)
         self._tensors = TensorGate(self.live.with_tensors, runner.tensors, hooks.tensor_room)
@@ -139,7 +144,8 @@ class Engine:
         if not (schedule.context or schedule.generation):
             return False
         # Moves are taken after scheduling, which decides them.
-        step = InFlightStep.launch(self._runner, schedule, self.drafting, self.cache.tiers.take_moves(), now)
+        moves, idle = self.cache.tiers.take_moves(), not self._in_flight
+        step = InFlightStep.launch(self._runner, schedule, self.drafting, moves, now, idle=idle)
         self._in_flight.append(step)
         self._tensors.launched(step.kept)
         for entry in step.entries:
@@ -258,9 +264,9 @@ class Engine:
             if reason is not FinishReason.RUNNING:
                 del drawn[count:]
         accepted = min(accepted, len(drawn))
-        self.drafting.record(sequence, len(drafts), accepted)
         # The newest token and the accepted guesses; of the last draw nothing is computed yet.
         self.cache.commit(sequence, len(drawn))
+        self.drafting.record(sequence, len(drafts), accepted)
         if drawn:
             self.live.extend(sequence, drawn, accepted, reason, now)
         if not last.drew:

@@ -54,14 +54,23 @@ class InFlightStep:
 
     @classmethod
     def launch(
-        cls, runner: Runner, schedule: Schedule, drafting: Drafting, moves: tuple[Move, ...], start: float
+        cls,
+        runner: Runner,
+        schedule: Schedule,
+        drafting: Drafting,
+        moves: tuple[Move, ...],
+        start: float,
+        *,
+        idle: bool = True,
     ) -> "InFlightStep":
-        """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
-        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(schedule, drafting)
-        try:
-            launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
-        except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
-            launched = error
+        """`idle`: no step is in flight. A step that cannot be launched raises in `collect`, as one that fails later
+        does. Raises DeviceLostError if the draft model has failed, and with it the device."""
+        left, failed = moves, None
+        if moves and idle and drafting.asks_model(schedule):
+            # The draft model computes in these blocks before the step does.
+            left, failed = (), _move(runner, moves)
+        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(schedule, drafting, idle=idle and failed is None)
+        launched = failed or _launch(runner, Step(tuple(slices), left))
         return cls(schedule, entries, num_draws, moves, launched, num_drafted, has_proposals, start, tuple(kept))
 
     @property
@@ -94,6 +103,22 @@ class InFlightStep:
         return [(entry, [next(found) for _ in entry.kept]) for entry in self.entries if entry.kept]
 
 
+def _move(runner: Runner, moves: tuple[Move, ...]) -> Exception | None:
+    """Why that failed."""
+    try:
+        runner.launch(Step((), moves)).collect()
+    except Exception as error:  # noqa: BLE001 - as in `_launch`
+        return error
+    return None
+
+
+def _launch(runner: Runner, step: Step) -> Launched | Exception:
+    try:
+        return runner.launch(step)
+    except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
+        return error
+
+
 class StepResults(NamedTuple):
     drawn: list[Drawn]
     """One per draw."""
@@ -116,15 +141,15 @@ class StepPlan(NamedTuple):
     """Of all entries."""
 
 
-def plan(schedule: Schedule, drafting: Drafting) -> StepPlan:
-    """Marks what will be computed as in flight and what will be drawn as promised."""
+def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPlan:
+    """`idle`: see `Drafting.propose`. Marks what will be computed as in flight and what will be drawn as promised."""
     # For every sequence in every step: one pass, few calls and few objects.
     entries: list[StepEntry] = []
     slices: list[Slice] = []
     wanted: list[Kept] = []
     draw = num_drafted = 0
     proposing = False
-    proposed = drafting.propose(schedule)
+    proposed = drafting.propose(schedule, idle=idle)
     for sequence in schedule.generation:
         request = sequence.request
         drawers: tuple[Sequence, ...] = (sequence,)
@@ -204,7 +229,7 @@ def _slice(
     kept: tuple[Kept, ...] = (),
 ) -> Slice:
     start = sequence.num_computed + sequence.num_inflight
-    draws = (_draw(sequence),) if drawers == (sequence,) else tuple(map(_draw, drawers))
+    draws = (draw_after(sequence),) if drawers == (sequence,) else tuple(map(draw_after, drawers))
     if sequence.num_promised:
         # The promised token is drawn from the logits of the token before it, so everything before it is computed or
         # in flight: the slice has exactly this one token.
@@ -216,11 +241,12 @@ def _slice(
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     """The newest token, which is known, and the guesses behind it."""
     start = sequence.num_computed
-    draws = tuple(_draw(sequence, drafts[:count]) for count in range(len(drafts) + 1))
+    draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
     return Slice((sequence.output[-1], *drafts), start, sequence.blocks, draws, drafts=len(drafts))
 
 
-def _draw(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
+def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
+    """The draw of its next token, if these guesses come before."""
     request = sequence.request
     spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()

@@ -157,6 +157,9 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     """How long prompts share the tokens of a step: one after the other, or evenly."""
     max_draft_tokens: Annotated[int, Range(ge=0, le=64)] = 0
     """Tokens that are drafted per sequence and step for requests that do not say; 0: none. See docs/speculation.md."""
+    draft_model: str | None = None
+    """Folder or hub id of a smaller model with the same tokenizer, whose guesses are the drafts; default: drafts are
+    looked up. Takes memory beside the model, and a part of each KV cache block. See docs/speculation.md."""
     max_draft_batch: Annotated[int, Range(ge=0, le=4096)] = 8
     """Steps of more sequences have no drafts, which would slow down all of them; 0: no drafts at all."""
     block_reuse: bool = True

@@ -113,6 +113,7 @@ class EngineMachine(RuleBasedStateMachine):
         aging=st.sampled_from([0.0, 1.0]),
         overlap=st.booleans(),
         draft_batch=st.sampled_from([8, 2, 0]),
+        draft_context=st.sampled_from([None, 1000, 30]),
     )
     def start(
         self,
@@ -129,6 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
         aging,
         overlap,
         draft_batch=8,
+        draft_context=None,
     ):
         num_blocks = tokens // tokens_per_block
         self._begin(
@@ -149,6 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
                 priority_aging_seconds=aging,
                 max_draft_batch=draft_batch,
                 kv_event_buffer=EVENT_BUFFER,
+                draft_context=draft_context,
             ),
             policy,
         )
@@ -275,6 +278,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.runner.fail = when
         self._steps(1)
         self.bench.runner.fail = None
+
+    @rule()
+    def drafting_will_fail(self):
+        self.bench.runner.fail_drafting = True
 
     @rule()
     def moving_will_fail(self):
