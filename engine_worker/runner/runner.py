@@ -84,7 +84,8 @@ class ModelRunner:
             "overlap": str(overlap),
         }
         self.overlap = overlap
-        self._drafter, self.draft_context = (None, None) if drafter is None else drafter
+        self._drafter = None if drafter is None else drafter[0]
+        self.draft_context = None if drafter is None else drafter[1]
         self.processors = Processors()
         """Those that requests may name; set before the first step."""
         self.replicated: ReplicatedSequences | None = None
