@@ -109,7 +109,7 @@ class EngineAlone:
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
-            max_draft_tokens=settings.max_draft_tokens,
+            max_draft_tokens=settings.draft_tokens,
         )
         hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731

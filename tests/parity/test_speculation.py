@@ -115,7 +115,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(model_folder, prompts, 
         {},
         {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512},
         {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8},
-        {"backend": "openvino", "max_attention_window": (24,)},
+        {"backend": "openvino", "max_attention_window": (64,)},
     ],
     ids=["roomy", "overlap, host memory", "pauses, small chunks", "openvino, window"],
 )
@@ -123,7 +123,7 @@ def test_a_draft_model_changes_no_token(model_folder, prompts, tmp_path, options
     asked = requests(prompts)
     kept = {name: value for name, value in options.items() if name in ("backend", "max_attention_window")}
     plain = run(EngineHarness(model_folder, **kept), asked, [Speculation()] * len(asked))
-    drafter = draft_model(model_folder, tmp_path, noise=0.2)
+    drafter = draft_model(model_folder, tmp_path, noise=0.03)
     harness = EngineHarness(model_folder, max_draft_batch=64, draft_model=drafter, **options)
     for _ in range(2):
         check(run(harness, asked, [Speculation(4)] * len(asked)), plain)

@@ -43,28 +43,28 @@ def test_it_computes_each_token_once_unless_a_guess_was_wrong():
 
 def test_what_it_has_computed_of_a_prefix_is_found_with_it():
     bench = bench_of()
-    generate(bench, PROMPT + [1])
+    generate(bench, [*PROMPT, 1])
     before = bench.runner.drafter.computed
-    generate(bench, PROMPT + [2], max_tokens=5)
+    generate(bench, [*PROMPT, 2], max_tokens=5)
     assert bench.runner.drafter.computed - before < len(PROMPT)
 
 
 def test_it_computes_a_prefix_that_was_computed_without_it():
     bench = bench_of()
-    bench.send(spec_of(PROMPT + [1], 5, request=1, speculation=Speculation(max_draft_tokens=0)))
+    bench.send(spec_of([*PROMPT, 1], 5, request=1, speculation=Speculation(max_draft_tokens=0)))
     bench.run()
     assert bench.runner.drafter.computed == 0
-    generate(bench, PROMPT + [2])
+    generate(bench, [*PROMPT, 2])
     assert bench.runner.drafter.computed > len(PROMPT)
 
 
 def test_host_memory_keeps_what_it_has_computed():
     bench = bench_of(num_blocks=8, num_host_blocks=16, block_reuse=True)
-    generate(bench, PROMPT + [1])
+    generate(bench, [*PROMPT, 1])
     for other in range(40, 43):
         generate(bench, [other] * 40, max_tokens=8)
     before = bench.runner.drafter.computed
-    generate(bench, PROMPT + [2], max_tokens=5)
+    generate(bench, [*PROMPT, 2], max_tokens=5)
     moves = [move.kind for step in bench.runner.steps for move in step.moves]
     assert MoveKind.ONLOAD in moves
     assert bench.runner.drafter.computed - before < len(PROMPT)
