@@ -69,8 +69,9 @@ class GenerationExecutor:
 
         `model` is a checkpoint folder or a hub id (None: the bundled tiny model), `revision` a branch, tag or commit.
         `num_postprocess_workers` is the number of detokenizers, `draft_model` a folder or hub id, see
-        docs/speculation.md. `engine_args` are further settings of `engine_worker`, `ring_options` those of `sluice.launch.Ring`. The newest `iter_stats_max_iterations` steps are kept for
-        `get_latest_iteration_stats`. Raises CheckpointError, ValueError, TypeError, RingError.
+        docs/speculation.md. `engine_args` are further settings of `engine_worker`, `ring_options` those of
+        `sluice.launch.Ring`. The newest `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`.
+        Raises CheckpointError, ValueError, TypeError, RingError.
         """
         settings = {
             "max_batch_size": max_batch_size,
