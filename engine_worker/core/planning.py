@@ -69,7 +69,9 @@ class InFlightStep:
         if moves and idle and drafting.asks_model(schedule):
             # The draft model computes in these blocks before the step does.
             left, failed = (), _move(runner, moves)
-        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(schedule, drafting, idle=idle and failed is None)
+        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(
+            schedule, drafting, idle=idle and failed is None
+        )
         launched = failed or _launch(runner, Step(tuple(slices), left))
         return cls(schedule, entries, num_draws, moves, launched, num_drafted, has_proposals, start, tuple(kept))
 
