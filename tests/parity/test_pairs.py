@@ -63,7 +63,9 @@ def engine(request, guides, tmp_path_factory) -> Iterator[tuple[str, EngineHarne
     yield request.param, harness
     # Otherwise nothing was disturbed.
     assert harness.engine.stats.accepted_draft_tokens > 50
-    assert (harness.pauses > 0) == ("kv_cache_tokens" in ENGINES[request.param])
+    if "draft_model" not in options:
+        # With one these requests end before they meet often enough; see `test_speculation`.
+        assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,7 @@ def test_a_draft_model_changes_no_token(model_folder, prompts, tmp_path, options
         check(run(harness, asked, [Speculation(4)] * len(asked)), plain)
     stats = harness.engine.stats
     assert stats.draft_tokens > stats.accepted_draft_tokens > 100
+    assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
 def test_what_the_caller_expects_is_accepted_in_few_steps(model_folder, plain):
