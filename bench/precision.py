@@ -74,7 +74,8 @@ def loaded(model: Path, precision: Precision, threads: int) -> ModelRunner:
         threads=threads,
         kv_cache_tokens=tokens,
     )
-    return load_runner(open_checkpoint(str(model), None), config, *[lambda *_: None] * 3)
+    ignore = lambda *_: None  # noqa: E731
+    return load_runner(open_checkpoint(str(model), None), config, ignore, ignore, ignore)
 
 
 def quality(threads: int) -> None:

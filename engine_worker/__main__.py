@@ -102,7 +102,7 @@ def load(
     from engine_worker.backend import check_openvino, load_runner, wants_openvino
     from engine_worker.guided.guides import Guides, why_unavailable
     from engine_worker.guided.processes import Model
-    from engine_worker.runner.config import RunnerConfig
+    from engine_worker.runner.config import DraftConfig, RunnerConfig
     from engine_worker.sampling.processors import find_processors
 
     gc.freeze()
@@ -118,7 +118,10 @@ def load(
     if (wish := wants_openvino(config)) is not None:
         check_openvino(config, wish, settings.tensor_parallel)
     if settings.tensor_parallel == 1:
-        runner = load_runner(checkpoint, config, progress, capturing, warn)
+        draft = None
+        if settings.draft_model is not None:
+            draft = DraftConfig(open_checkpoint(settings.draft_model), settings.max_draft_batch)
+        runner = load_runner(checkpoint, config, progress, capturing, warn, draft)
     else:
         from engine_worker.parallel.leader import Leader
 

@@ -1,34 +1,57 @@
 """Chooses what computes a model, and says why."""
 
-from engine_worker.runner.config import RunnerConfig, find_device
+from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device
 from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.draft_model import check_draft_model
 
 TOKENS_PER_BLOCK = 32
 """Of OpenVINO's attention."""
 
 
 def load_runner(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, capturing: Progress, warn: Warn
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    capturing: Progress,
+    warn: Warn,
+    draft: DraftConfig | None = None,
 ) -> ModelRunner:
     """A runner on the backend of the settings; see `engine_worker.runner.load.load_runner`.
 
-    Raises ValueError, with the reason, if OpenVINO cannot run, and is wanted by name or for what only it can.
+    Raises CheckpointError if the draft model does not fit the model, and ValueError, with the reason, if OpenVINO
+    cannot run, and is wanted by name or for what only it can.
     """
+    if draft is not None:
+        check_draft_model(checkpoint, draft.checkpoint)
+    runner = _load(checkpoint, config, progress, capturing, warn, draft)
+    if draft is not None:
+        runner.choices["draft_model"] = draft.checkpoint.name
+    return runner
+
+
+def _load(
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    capturing: Progress,
+    warn: Warn,
+    draft: DraftConfig | None,
+) -> ModelRunner:
     wish = wants_openvino(config)
     if wish is not None:
         check_openvino(config, wish)
-        return _selected(checkpoint, config, progress, wish)
+        return _selected(checkpoint, config, progress, draft, wish)
     reason = "selected by the setting"
     if config.backend == "auto":
         try:
-            return _by_openvino(checkpoint, config, progress, "the default on a CPU")
+            return _by_openvino(checkpoint, config, progress, draft, "the default on a CPU")
         except _NoOpenVinoError as error:
             reason = str(error)
-    runner = load_torch(checkpoint, config, progress, capturing=capturing, warn=warn)
+    runner = load_torch(checkpoint, config, progress, capturing=capturing, warn=warn, draft=draft)
     runner.choices |= {"backend": "torch", "backend_reason": reason}
     return runner
 
@@ -85,7 +108,9 @@ class _NoOpenVinoError(Exception):
     """OpenVINO cannot serve this model with these settings; the message says why."""
 
 
-def _by_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, reason: str) -> ModelRunner:
+def _by_openvino(
+    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None, reason: str
+) -> ModelRunner:
     """Raises _NoOpenVinoError before the weights are read."""
     for setting, limit in _contradictions(config):
         raise _NoOpenVinoError(f"{setting}; OpenVINO {limit}")
@@ -94,15 +119,17 @@ def _by_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progres
     except ImportError as error:
         raise _NoOpenVinoError(f"the package openvino is not installed ({error})") from error
     try:
-        runner = load_openvino(checkpoint, config, progress)
+        runner = load_openvino(checkpoint, config, progress, draft)
     except RefusedError as error:
         raise _NoOpenVinoError(f"OpenVINO cannot serve this model here: {error}") from error
     runner.choices["backend_reason"] = f"{reason}; {runner.choices['backend_reason']}"
     return runner
 
 
-def _selected(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, wish: str) -> ModelRunner:
+def _selected(
+    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None, wish: str
+) -> ModelRunner:
     try:
-        return _by_openvino(checkpoint, config, progress, f"selected by the setting {wish}")
+        return _by_openvino(checkpoint, config, progress, draft, f"selected by the setting {wish}")
     except _NoOpenVinoError as error:
         raise ValueError(f"{wish} cannot be followed: {error}") from error

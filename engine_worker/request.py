@@ -88,6 +88,8 @@ class Sequence:
     """Block table: block i holds positions from i * tokens_per_block on. Empty: holds no memory."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in `blocks`."""
+    num_draft_computed: int = 0
+    """The same of the draft model, which may be behind."""
     first_block: int = 0
     """Index of the first block it holds; earlier entries lie behind the attention window and are never read."""
     num_found: int = 0

@@ -294,6 +294,8 @@ class Runner(Protocol):
     """For the log: device, dtype, attention."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
+    draft_context: int | None
+    """Tokens of the longest sequence that the draft model can compute; None: there is no draft model."""
 
     @property
     def adapters(self) -> AdapterLibrary | None:
@@ -312,6 +314,11 @@ class Runner(Protocol):
 
     def launch(self, step: Step) -> Launched:
         """Start computing a step after those launched before it. What it refers to may change once it is collected."""
+
+    def draft(self, slices: Sequence[Slice]) -> list[Drawn]:
+        """Compute slices by the draft model, after the steps launched so far, and wait for its draws. It has keys and
+        values of its own in the same blocks, which the moves of steps move along. Raises if that failed; steps can be
+        computed all the same."""
 
     def call(self, call: MethodCall) -> PendingCall:
         """Run a method on the ranks, after the steps launched so far. Its failure is an answer, never an exception."""

@@ -82,7 +82,10 @@ class Run(msgspec.Struct, frozen=True):
     cpu: dict[str, float]
     traces: list[Trace]
     steps: int = 0
-    """Of the engine alone."""
+    """Of the engine alone, as what follows."""
+    drafted: int = 0
+    accepted: int = 0
+    """Draft tokens."""
 
 
 class System(Protocol):

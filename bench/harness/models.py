@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import typing
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import sluice
@@ -55,6 +57,31 @@ QWEN3_5M: dict[str, Any] = {
     "vocab_size": 4096,
 }
 """The tiny model's shape, with room for long prompts."""
+
+
+WEAKENED = ("o_proj.weight", "down_proj.weight")
+"""What a layer adds to the hidden states is a product with one of these."""
+
+
+def write_deepened_tiny(folder: Path, copies: int, strength: float) -> Path:
+    """The tiny model with so many copies of its layers behind them, whose effect is weaker by a factor: a model that
+    costs more, and mostly agrees with the tiny one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((TINY / "config.json").read_text(encoding="utf-8"))
+    layers, tensors = config["num_hidden_layers"], load_file(TINY / "model.safetensors")
+    for name, tensor in list(tensors.items()):
+        found = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+        if found is None:
+            continue
+        for copy in range(1, copies + 1):
+            weight = tensor * strength if found[2].endswith(WEAKENED) else tensor.clone()
+            tensors[f"model.layers.{int(found[1]) + layers * copy}.{found[2]}"] = weight
+    config |= {"num_hidden_layers": layers * (copies + 1), "layer_types": config["layer_types"] * (copies + 1)}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, folder)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 def write_qwen3_06b(folder: Path) -> Path:

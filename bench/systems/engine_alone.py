@@ -36,7 +36,7 @@ IndexedRows = tuple[float, list[tuple[int, TokenRow]]]  # When they came out, an
 
 
 class RunnerShare:
-    """A runner with smaller memories: those that the settings ask for."""
+    """A runner with smaller memories, and with its draft model or without: as the settings ask for."""
 
     def __init__(self, runner: Runner, settings: EngineSettings) -> None:
         self._runner = runner
@@ -44,6 +44,7 @@ class RunnerShare:
         wanted = runner.num_blocks if tokens is None else tokens // runner.tokens_per_block
         self.num_blocks = min(runner.num_blocks, wanted)
         self.num_host_blocks = runner.num_host_blocks if settings.kv_host_memory else 0
+        self.draft_context = None if settings.draft_model is None else runner.draft_context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -61,7 +62,7 @@ class EngineAlone:
         self._inbox = Inbox()
         self._opened: list[Open] = []
         self._sent: list[tuple[float, list[TokenRow]]] = []
-        self._steps = 0
+        self._steps = self._drafted = self._accepted = 0
         self._next_number = 0
         self._engine = self._assemble(settings, self._runner)
         freeze_heap()
@@ -74,7 +75,7 @@ class EngineAlone:
         submitted: dict[int, float] = {}
         received: list[IndexedRows] = []
         self._opened.clear()
-        self._steps = 0
+        self._steps = self._drafted = self._accepted = 0
         cpu, began = time.process_time(), time.perf_counter()
         while True:
             for i, at in arrivals.due(time.perf_counter() - began):
@@ -96,7 +97,8 @@ class EngineAlone:
         while engine.step():
             pass  # Steps launched ahead must end now: the next load may get a new engine.
         cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
-        return Run(received[-1][0], used, _traces(submitted, cached, received), self._steps)
+        traces = _traces(submitted, cached, received)
+        return Run(received[-1][0], used, traces, self._steps, self._drafted, self._accepted)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
         changed = replace(self._settings, **settings)
@@ -109,7 +111,7 @@ class EngineAlone:
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
-            max_draft_tokens=settings.max_draft_tokens,
+            max_draft_tokens=settings.draft_tokens,
             has_adapters=runner.adapters is not None,
         )
         hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
@@ -123,7 +125,10 @@ class EngineAlone:
         self._sent.append((time.perf_counter(), responses.rows))
 
     def _count(self, report: Report) -> None:
-        self._steps += report.step is not None
+        if report.step is not None:
+            self._steps += 1
+            self._drafted += report.step.draft_tokens
+            self._accepted += report.step.accepted_draft_tokens
 
 
 def _submit(number: int, seed: int, ask: Ask, salt: str) -> Submit:

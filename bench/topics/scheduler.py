@@ -1,7 +1,7 @@
 """What a step costs the engine besides the model: scheduling, and the whole loop, by the number of sequences."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -20,7 +20,7 @@ from bench.topics.policies import COLOURS, POLICIES
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
-from engine_worker.step import Drawn, KeptRows
+from engine_worker.step import Drawn, KeptRows, Slice
 from engine_worker.step import Step as EngineStep
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
@@ -75,6 +75,7 @@ class ScriptedRunner:
     window: int | None = None
     dtype = "none"
     overlap = False
+    draft_context: int | None = None
     called = returned = 0.0
     slices = 0
     tensors: Mapping[str, int] = {}
@@ -96,6 +97,9 @@ class ScriptedRunner:
         drawn = [self._drawn] * sum(len(part.draws) for part in step.slices)
         self.returned = time.thread_time()
         return Done(drawn)
+
+    def draft(self, slices: Sequence[Slice]) -> NoReturn:
+        raise NotImplementedError(f"the benchmark has no draft model for {len(slices)} slices")
 
     def call(self, call: MethodCall) -> NoReturn:
         raise NotImplementedError(f"the benchmark calls no methods, but {call.method}")

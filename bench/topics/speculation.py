@@ -14,8 +14,10 @@ from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import rate, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
 from bench.harness.tables import Section, Table, number, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
+from bench.harness.topic import Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
+from bench.topics import drafters
+from bench.topics.drafters import DrafterPlan, DrafterPoint
 
 REPEATED = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n" * 4
 WRONG_EVERY = 25
@@ -28,12 +30,13 @@ KINDS: Mapping[str, str] = {
     SAMPLED: "the same, sampled",
     NOISE: "the same at temperature 1.5: nothing that comes has come before",
 }
+DRAFTED = (REPETITIVE, CODE, SAMPLED, NOISE)
+"""Without what callers expect, which is the same with a draft model."""
 COLOURS = dict(zip(KINDS, (TEAL, BLUE, ORANGE, SOFT, GREY), strict=True))
 
 
-class SpeculationPlan(Plan, frozen=True):
+class SpeculationPlan(DrafterPlan, frozen=True):
     batches: tuple[int, ...] = (1, 2, 4, 8)
-    drafts: int = 8
     prompt: int = 200
     tokens: int = 160
     spread: int = 40
@@ -41,7 +44,6 @@ class SpeculationPlan(Plan, frozen=True):
     only without drafts."""
     requests: int = 3
     """For each place in the batch, one after the other."""
-    repeats: int = 3
 
 
 class SpeculationPoint(msgspec.Struct, frozen=True):
@@ -57,6 +59,8 @@ class SpeculationPoint(msgspec.Struct, frozen=True):
 
 class SpeculationResult(SpeculationPlan, frozen=True, kw_only=True):
     points: list[SpeculationPoint]
+    drafters: list[DrafterPoint] = msgspec.field(default_factory=list)
+    """Of a larger model, without and with a draft model."""
 
     def of(self, kind: str) -> list[SpeculationPoint]:
         """By batch size."""
@@ -74,7 +78,13 @@ def measure(plan: SpeculationPlan, logs: Path, step: Step) -> SpeculationResult:
             for kind in KINDS:
                 asks = _asks(kind, batch * plan.requests, plan, engine)
                 points.append(_point(engine, plan, kind, Load(asks, batch), step))
-    return SpeculationResult(**asdict(plan), points=points)
+    found = []
+    with drafters.engine(plan, logs) as engine:
+        for batch in plan.drafter_batches:
+            for kind in DRAFTED:
+                asks = _asks(kind, batch * plan.requests, plan, engine)
+                found += drafters.points(engine, plan, kind, Load(asks, batch), step)
+    return SpeculationResult(**asdict(plan), points=points, drafters=found)
 
 
 def _asks(kind: str, count: int, plan: SpeculationPlan, engine: System) -> list[Ask]:
@@ -141,6 +151,7 @@ def section(result: SpeculationResult) -> Section:
             _table(result, "speed by that without drafts", lambda point: f"{point.speed_up:.2f}×"),
             _table(result, "steps saved, %", lambda point: number(100 * point.steps_saved)),
             _table(result, "tokens/s without drafts", lambda point: number(point.plain)),
+            *drafters.tables(result.drafters, result.copies),
         ],
     )
 
@@ -168,5 +179,5 @@ def draw(result: SpeculationResult) -> Figure:
     return figure
 
 
-QUICK = SpeculationPlan((1, 2), prompt=32, tokens=8, spread=2, requests=1, repeats=1)
+QUICK = SpeculationPlan((1, 2), prompt=32, tokens=8, spread=2, requests=1, repeats=1, drafter_batches=(1,), copies=1)
 TOPIC = Topic(SpeculationPlan(), QUICK, measure, SpeculationResult, section, draw)

@@ -14,7 +14,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
-from engine_worker.core.planning import InFlightStep, StepEntry, StepResults
+from engine_worker.core.planning import InFlightStep, StepEntry, StepResults, draw_after
 from engine_worker.core.stats import Stats
 from engine_worker.core.tensors import TensorGate, responses
 from engine_worker.hooks import Hooks, Report
@@ -24,8 +24,10 @@ from engine_worker.request import Sequence, State
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
+from engine_worker.speculative.draft_model import DraftModel
 from engine_worker.speculative.drafting import Drafting
-from engine_worker.step import Drawn, Runner
+from engine_worker.speculative.model_drafting import ModelDrafting
+from engine_worker.step import Drawn, Runner, Step
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
@@ -63,7 +65,10 @@ class Engine:
             batching.context_chunking_policy,
         )
         self._scheduler = build_scheduler(batching, context, log)
-        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch)
+        model = None
+        if runner.draft_context is not None:
+            model = ModelDrafting(DraftModel(runner, self.cache, batching.max_tokens_per_step, draw_after, log))
+        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch, model)
         self.live = LiveRequests(self.cache, runner.adapters)
         self._beams = BeamRounds(self.live, self.cache, batching.max_batch_size)
         self._tensors = TensorGate(self.live.with_tensors, runner.tensors, hooks.tensor_room)
@@ -142,8 +147,8 @@ class Engine:
             return False
         # Moves are taken after scheduling, which decides them.
         moves, adapters = self.cache.tiers.take_moves(), self.cache.adapters
-        loads = () if adapters is None else adapters.take_loads()
-        step = InFlightStep.launch(self._runner, schedule, self.drafting, moves, loads, now)
+        before = Step((), moves, () if adapters is None else adapters.take_loads())
+        step = InFlightStep.launch(self._runner, schedule, self.drafting, before, now, idle=not self._in_flight)
         self._in_flight.append(step)
         self._tensors.launched(step.kept)
         for entry in step.entries:
@@ -262,9 +267,9 @@ class Engine:
             if reason is not FinishReason.RUNNING:
                 del drawn[count:]
         accepted = min(accepted, len(drawn))
-        self.drafting.record(sequence, len(drafts), accepted)
         # The newest token and the accepted guesses; of the last draw nothing is computed yet.
         self.cache.commit(sequence, len(drawn))
+        self.drafting.record(sequence, len(drafts), accepted)
         if drawn:
             self.live.extend(sequence, drawn, accepted, reason, now)
         if not last.drew:

@@ -59,16 +59,22 @@ class InFlightStep:
         runner: Runner,
         schedule: Schedule,
         drafting: Drafting,
-        moves: tuple[Move, ...],
-        loads: tuple[AdapterLoad, ...],
+        before: Step,
         start: float,
+        *,
+        idle: bool = True,
     ) -> "InFlightStep":
-        """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
-        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(schedule, drafting)
-        try:
-            launched: Launched | Exception = runner.launch(Step(tuple(slices), moves, loads))
-        except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
-            launched = error
+        """`before`: what precedes the slices. `idle`: no step is in flight. A step that cannot be launched raises in
+        `collect`, as one that fails later does. Raises DeviceLostError if the draft model has failed, and with it the
+        device."""
+        moves, loads, failed = before.moves, before.loads, None
+        if moves and idle and drafting.asks_model(schedule):
+            # The draft model computes in these blocks before the step does.
+            before, failed = replace(before, moves=()), _move(runner, moves)
+        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(
+            schedule, drafting, idle=idle and failed is None
+        )
+        launched = failed or _launch(runner, replace(before, slices=tuple(slices)))
         return cls(schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept))
 
     @property
@@ -101,6 +107,22 @@ class InFlightStep:
         return [(entry, [next(found) for _ in entry.kept]) for entry in self.entries if entry.kept]
 
 
+def _move(runner: Runner, moves: tuple[Move, ...]) -> Exception | None:
+    """Why that failed."""
+    try:
+        runner.launch(Step((), moves)).collect()
+    except Exception as error:  # noqa: BLE001 - as in `_launch`
+        return error
+    return None
+
+
+def _launch(runner: Runner, step: Step) -> Launched | Exception:
+    try:
+        return runner.launch(step)
+    except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
+        return error
+
+
 class StepResults(NamedTuple):
     drawn: list[Drawn]
     """One per draw."""
@@ -123,15 +145,15 @@ class StepPlan(NamedTuple):
     """Of all entries."""
 
 
-def plan(schedule: Schedule, drafting: Drafting) -> StepPlan:
-    """Marks what will be computed as in flight and what will be drawn as promised."""
+def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPlan:
+    """`idle`: see `Drafting.propose`. Marks what will be computed as in flight and what will be drawn as promised."""
     # For every sequence in every step: one pass, few calls and few objects.
     entries: list[StepEntry] = []
     slices: list[Slice] = []
     wanted: list[Kept] = []
     draw = num_drafted = 0
     proposing = False
-    proposed = drafting.propose(schedule)
+    proposed = drafting.propose(schedule, idle=idle)
     for sequence in schedule.generation:
         request = sequence.request
         drawers: tuple[Sequence, ...] = (sequence,)
@@ -211,7 +233,7 @@ def _slice(
     kept: tuple[Kept, ...] = (),
 ) -> Slice:
     start = sequence.num_computed + sequence.num_inflight
-    draws = (_draw(sequence),) if drawers == (sequence,) else tuple(map(_draw, drawers))
+    draws = (draw_after(sequence),) if drawers == (sequence,) else tuple(map(draw_after, drawers))
     if sequence.num_promised:
         # The promised token is drawn from the logits of the token before it, so everything before it is computed or
         # in flight: the slice has exactly this one token.
@@ -224,12 +246,13 @@ def _slice(
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     """The newest token, which is known, and the guesses behind it."""
     start = sequence.num_computed
-    draws = tuple(_draw(sequence, drafts[:count]) for count in range(len(drafts) + 1))
+    draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
     tokens, adapter = (sequence.output[-1], *drafts), sequence.adapter
     return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), adapter=adapter)
 
 
-def _draw(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
+def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
+    """The draw of its next token, if these guesses come before."""
     request = sequence.request
     spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()

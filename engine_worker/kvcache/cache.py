@@ -100,6 +100,19 @@ class KvCacheManager:
             sequence.blocks[behind.start : first] = [UNUSED] * len(behind)
             sequence.first_block = first
 
+    def keeps_drafted(self, sequence: Sequence) -> bool:
+        """Whether a holder still has the blocks that its next token attends to in the draft model, which may be so far
+        behind that they lie behind the window."""
+        return sequence.first_block <= self.geometry.first_needed(sequence.num_draft_computed)
+
+    def commit_drafted(self, sequence: Sequence, end: int) -> None:
+        """The draft model has computed the first `end` tokens of a holder, too; those that are not committed do not
+        count."""
+        start, size = sequence.num_draft_computed, self.tokens_per_block
+        end = sequence.num_draft_computed = min(end, sequence.num_computed)
+        for index in range(max(start // size, sequence.first_block), end // size):
+            self.pool.set_drafted(sequence.blocks[index])
+
     def retire(self, sequence: Sequence) -> None:
         """Keep the blocks of a holder that has ended until `release`: an in-flight step uses them."""
         del self.holders[sequence]
@@ -121,6 +134,7 @@ class KvCacheManager:
         self.preempted.pop(sequence, None)
         sequence.blocks = []
         sequence.first_block = sequence.num_found = sequence.num_placed = sequence.num_computed = 0
+        sequence.num_draft_computed = 0
 
     def undo(self, moves: abc.Iterable[Move]) -> list[Sequence]:
         """Forget the content that these moves, of a failed step and all later ones, should have copied.
@@ -184,6 +198,7 @@ class KvCacheManager:
         self._load(sequence, prefix)
         sequence.blocks, sequence.first_block = prefix.blocks, prefix.first_block
         sequence.num_computed, sequence.num_found = prefix.num_computed, len(prefix.blocks)
+        sequence.num_draft_computed = prefix.num_drafted
         sequence.request.begun = True
         self._extend(sequence, length)
         if prefix.copy_from is not None:

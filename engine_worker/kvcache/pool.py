@@ -68,6 +68,8 @@ class CacheCorruptError(RuntimeError):
 class Stored(NamedTuple):
     content: Content
     retention: Retention
+    drafted: bool = False
+    """Whether the draft model has computed it, too."""
 
     @property
     def priority(self) -> int:
@@ -148,12 +150,12 @@ class BlockPool:
         else:
             self._cached.add(block, stored.retention)
 
-    def publish(self, block: int, content: Content, retention: Retention = DEFAULT) -> bool:
+    def publish(self, block: int, content: Content, retention: Retention = DEFAULT, drafted: bool = False) -> bool:
         """Make a held, full and computed block findable; False, with no effect, if another one has this hash."""
         if content.hash in self._index or self._stored[block] is not None:
             return False
         self._index[content.hash] = block
-        self._stored[block] = Stored(content, retention)
+        self._stored[block] = Stored(content, retention, drafted)
         return True
 
     def find(self, content: Content) -> int | None:
@@ -172,6 +174,17 @@ class BlockPool:
     def set_retention(self, block: int, retention: Retention) -> None:
         """For a held block, once it is cached. No effect on a block that is not findable."""
         self._retain(block, retention)
+
+    def is_drafted(self, block: int) -> bool:
+        """Whether the draft model has computed what it holds, too. False if the block is not findable."""
+        stored = self._stored[block]
+        return stored is not None and stored.drafted
+
+    def set_drafted(self, block: int) -> None:
+        """No effect on a block that is not findable."""
+        stored = self._stored[block]
+        if stored is not None:
+            self._stored[block] = stored._replace(drafted=True)
 
     def forget(self, block: int) -> Stored | None:
         """Make a block unfindable; returns what it held."""

@@ -21,6 +21,8 @@ class Prefix(NamedTuple):
     num_computed: int
     on_host: list[tuple[int, int]]
     """(index in the table, host block) of blocks to be loaded; their entries in `blocks` are placeholders."""
+    num_drafted: int = 0
+    """Of the computed tokens, how many leading ones the draft model has computed, too."""
     copy_from: int | None = None
     """Partly filled block with the last of the computed tokens. It is copied, because the sequence writes the rest."""
 
@@ -100,6 +102,8 @@ class PrefixFinder:
         """These blocks, up to the first one that is not cached."""
         device, host = self._tiers.device, self._tiers.host
         blocks, on_host = [UNUSED] * indexes.start, []
+        # What lies behind the window is not read by the draft model either.
+        drafted = indexes.start
         for index in indexes:
             content = self._content(sequence, index)
             block = device.find(content)
@@ -108,16 +112,21 @@ class PrefixFinder:
                 if source is None:
                     break
                 on_host.append((index, source))
+                drafted += drafted == index and host.is_drafted(source)
                 block = UNUSED
+            else:
+                drafted += drafted == index and device.is_drafted(block)
             blocks.append(block)
-        return Prefix(blocks, indexes.start, len(blocks) * self._geometry.tokens_per_block, on_host)
+        size = self._geometry.tokens_per_block
+        return Prefix(blocks, indexes.start, len(blocks) * size, on_host, drafted * size)
 
     def fork(self, source: Sequence, num_tokens: int) -> Prefix:
         """The first tokens of a holder that has computed them."""
         whole, rest = divmod(num_tokens, self._geometry.tokens_per_block)
         first = self._geometry.first_needed(num_tokens)
         blocks = [UNUSED] * first + source.blocks[first:whole]
-        return Prefix(blocks, first, num_tokens, [], source.blocks[whole] if rest else None)
+        drafted = min(source.num_draft_computed, num_tokens)
+        return Prefix(blocks, first, num_tokens, [], drafted, source.blocks[whole] if rest else None)
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
         """A sequence of the same request that holds the needed part of the prompt; None if this one has no output."""

@@ -3,13 +3,14 @@
 import ctypes
 import sys
 from dataclasses import replace
+from typing import NamedTuple
 
 import openvino as ov
 import torch
 
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import UNSHARDED, Place
-from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows
+from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class
 from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
@@ -18,7 +19,7 @@ from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
-from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.config import DraftConfig, RunnerConfig
 from engine_worker.runner.load import fill_weights, share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner
@@ -35,39 +36,73 @@ class RefusedError(Exception):
     """OpenVINO cannot serve this checkpoint here; the message says why."""
 
 
-def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> ModelRunner:
+class Tested(NamedTuple):
+    """What OpenVINO can serve here."""
+
+    checkpoint: Checkpoint
+    config: RunnerConfig
+    shape: DecoderConfig
+    precision: Precision
+    reason: str
+    """For the log."""
+
+
+class Compiled(NamedTuple):
+    decoder: ov.CompiledModel
+    shape: DecoderConfig
+    precision: Precision
+    weights: str
+    """Where they are, for the log."""
+
+    @property
+    def block(self) -> BlockShape:
+        return BlockShape(cache_shapes(self.decoder, self.shape))
+
+    def forward(self, cache: BlockCache, threads: int) -> OpenVinoForward:
+        return OpenVinoForward(self.decoder, self.shape, cache, str(self.precision), threads)
+
+
+def load_openvino(
+    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None = None
+) -> ModelRunner:
     """See `engine_worker.backend.load_runner`. Raises RefusedError before the weights are read."""
     if not ov.__version__.startswith(VERSION):
         raise RefusedError(f"openvino {ov.__version__} is installed, the graph is for {VERSION}x")
     config = replace(share_of_rank(config, CPU), tokens_per_block=TOKENS_PER_BLOCK)
     torch.set_num_threads(config.threads)
-    shape = _shape(checkpoint, config)
-    precision = Precision.of(config)
-    if precision.dtype == "bfloat16" and not has_bfloat16():
-        raise RefusedError("this CPU has no units for bfloat16, with which it would be slower than with float32")
-    with torch.inference_mode():
-        reason = _tested(shape, precision, config.threads)
-        model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
-        fill_weights(model, checkpoint, config, progress)
-        store = open_store(config.weights_folder)
-        compiled = compile_decoder(model, precision, config.threads, store)
-        # The store holds what is needed of it.
-        del model
-        _pack(compiled, shape, config.threads)
-        store.release()
-        _return_freed_memory()
-    cache = _cache(compiled, shape, config, checkpoint.max_context_tokens)
-    forward = OpenVinoForward(compiled, shape, cache, str(precision), config.threads)
-    runner = ModelRunner(forward, overlap=bool(config.overlap))
+    tested = [_tested(checkpoint, config)]
+    if draft is not None:
+        own = draft.runner_config(config, widest_window(tested[0].shape.windows))
+        tested.append(_tested(draft.checkpoint, own))
+    compiled = [_compile(each, progress) for each in tested]
+    _return_freed_memory()
+    caches = _caches([each.block for each in compiled], compiled[0].shape, config, checkpoint.max_context_tokens)
+    forwards = [each.forward(cache, config.threads) for each, cache in zip(compiled, caches, strict=True)]
+    drafter = None if draft is None else (ModelRunner(forwards[1]), draft.checkpoint.max_context_tokens)
+    runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter)
     runner.choices |= {
         "implementation": "sluice",
         "backend": "openvino",
-        "backend_reason": reason,
-        "quantize": precision.quantize,
-        "kv_precision": precision.kv,
-        "weights": store.summary,
+        "backend_reason": tested[0].reason,
+        "quantize": tested[0].precision.quantize,
+        "kv_precision": tested[0].precision.kv,
+        "weights": compiled[0].weights,
     }
     return runner
+
+
+def _compile(tested: Tested, progress: Progress) -> Compiled:
+    checkpoint, config, shape, precision, _ = tested
+    with torch.inference_mode():
+        model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
+        fill_weights(model, checkpoint, config, progress)
+        store = open_store(config.weights_folder)
+        decoder = compile_decoder(model, precision, config.threads, store)
+        # The store holds what is needed of it.
+        del model
+        _pack(decoder, shape, config.threads)
+        store.release()
+    return Compiled(decoder, shape, precision, store.summary)
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
@@ -83,14 +118,20 @@ def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
     return replace(found, windows=narrow_windows(found.windows, limits, context))
 
 
-def _tested(shape: DecoderConfig, precision: Precision, threads: int) -> str:
+def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
+    """Raises RefusedError."""
+    shape, precision = _shape(checkpoint, config), Precision.of(config)
+    if precision.dtype == "bfloat16" and not has_bfloat16():
+        raise RefusedError("this CPU has no units for bfloat16, with which it would be slower than with float32")
     try:
-        return verify(shape, precision, threads)
+        with torch.inference_mode():
+            reason = verify(shape, precision, config.threads)
     except TrialError as error:
         raise RefusedError(str(error)) from error
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what was wrong, those before where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
+    return Tested(checkpoint, config, shape, precision, reason)
 
 
 def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:
@@ -110,7 +151,9 @@ def _return_freed_memory() -> None:
             trim(0)
 
 
-def _cache(compiled: ov.CompiledModel, shape: DecoderConfig, config: RunnerConfig, context: int) -> BlockCache:
-    block = BlockShape(cache_shapes(compiled, shape))
-    num_blocks = count_blocks(config, block.nbytes, shape.heads.num_kv_heads, context, CPU)
-    return BlockCache(block, num_blocks, count_host_blocks(config, block.nbytes, num_blocks, CPU))
+def _caches(blocks: list[BlockShape], shape: DecoderConfig, config: RunnerConfig, context: int) -> list[BlockCache]:
+    """As many blocks of each."""
+    nbytes = sum(block.nbytes for block in blocks)
+    num_blocks = count_blocks(config, nbytes, shape.heads.num_kv_heads, context, CPU)
+    num_host_blocks = count_host_blocks(config, nbytes, num_blocks, CPU)
+    return [BlockCache(block, num_blocks, num_host_blocks) for block in blocks]

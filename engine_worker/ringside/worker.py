@@ -82,7 +82,7 @@ class Worker:
             max_requests=settings.max_requests,
             processors=frozenset(settings.processor_names),
             tensors=frozenset(runner.tensors) - {LOGITS},
-            max_draft_tokens=settings.max_draft_tokens,
+            max_draft_tokens=settings.draft_tokens,
             has_adapters=runner.adapters is not None,
         )
         self._host_names = HostNames()

@@ -1,6 +1,6 @@
 """How one rank runs the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,23 @@ class RunnerConfig(LoraOptions, BatchSize, KvCacheSize, Compute):
     ranks_here: int = 1
     """Processes on this machine that compute this model together, and share its cores and its memory."""
     weights_seed: int = 0
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """A second model that drafts for the first one."""
+
+    checkpoint: Checkpoint
+    max_batch_size: int
+    """Sequences for which it guesses at once."""
+
+    def runner_config(self, config: RunnerConfig, window: int | None) -> RunnerConfig:
+        """Of the draft model. `config`: of the model, with `tokens_per_block` set; `window`: its widest one, which
+        decides how long blocks are held."""
+        batch = min(config.max_batch_size, max(1, self.max_batch_size))
+        windows = () if window is None else (window,)
+        # Adapters are of the model alone: without them guesses are worse, and the tokens the same.
+        return replace(config, max_batch_size=batch, max_attention_window=windows, lora=False)
 
 
 def find_device(config: RunnerConfig) -> torch.device:

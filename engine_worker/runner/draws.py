@@ -31,7 +31,8 @@ class StepDraws(NamedTuple):
                 if part.follows is not None:
                     follows[len(draws)] = part.follows
                 draws.append(draw)
-                rows.append(num_rows + len(draw.drafted))
+                # Of the draft model, all guesses before a draw but the last are in its cache.
+                rows.append(num_rows + (len(draw.drafted) if part.drafts else 0))
             num_rows += 1 + part.drafts
         return cls(draws, rows, num_rows, follows)
 

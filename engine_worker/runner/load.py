@@ -1,6 +1,6 @@
 """Builds a runner from a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ from engine_worker.layers.shard import UNSHARDED, Place, Shard
 from engine_worker.lora.device import DeviceAdapters
 from engine_worker.lora.library import AdapterLibrary
 from engine_worker.lora.load import library_plan, make_adapters
-from engine_worker.models.config import NotNativeError, narrow_windows
+from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model, model_class
-from engine_worker.runner.config import RunnerConfig, find_device, find_dtype
+from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device, find_dtype
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
@@ -49,6 +49,47 @@ class RankSetup(NamedTuple):
     shard: Shard
 
 
+class LoadedModel(NamedTuple):
+    """A model, or a rank's shard of it, without its KV cache."""
+
+    model: Model
+    backend: AttentionBackend
+    setup: RankSetup
+    gumbel_max: GumbelMax
+    choices: Mapping[str, str]
+    """How it runs, for the log."""
+    adapters: DeviceAdapters | None
+    """None: it serves no LoRA adapters."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.setup.shard.heads(self.model.config.heads).num_kv_heads
+
+    @property
+    def block_bytes(self) -> int:
+        return KVCache.block_bytes(self.model.config.num_layers, *self._block_sizes, self.setup.dtype)
+
+    def new_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
+        num_layers, (dtype, device) = self.model.config.num_layers, self.setup[2:4]
+        return KVCache(num_layers, num_blocks, *self._block_sizes, dtype, device, num_host_blocks)
+
+    def warm_up(self, cache: KVCache, where: str = "after loading") -> None:
+        config, context, _, _, shard = self.setup
+        gumbel_max = self.gumbel_max if shard.rank == 0 else None
+        warm_up(self.model, cache, self.backend, config, context, gumbel_max=gumbel_max, where=where)
+
+    @property
+    def _block_sizes(self) -> tuple[int, int, int]:
+        return self.setup.config.tokens_per_block, self.num_kv_heads, self.model.config.heads.head_dim
+
+
+class Loaded(NamedTuple):
+    forward: TorchForward
+    choices: Mapping[str, str]
+    gumbel_max: GumbelMax
+    """Its sampling kernel."""
+
+
 def load_runner(
     checkpoint: Checkpoint,
     config: RunnerConfig,
@@ -57,8 +98,9 @@ def load_runner(
     followers: Followers | None = None,
     capturing: Progress = _ignore,
     warn: Warn = _ignore,
+    draft: DraftConfig | None = None,
 ) -> ModelRunner:
-    """Load the weights, allocate the KV cache, capture CUDA graphs.
+    """Load the weights, allocate the KV cache, capture CUDA graphs; of the draft model, too.
 
     `progress` gets bytes done and bytes in total, `capturing` graphs. `followers`: the other ranks, if any, which load
     at the same time. `warn` reports what makes serving slower than it could be.
@@ -68,9 +110,12 @@ def load_runner(
     """
     if config.lora and not adaptable(checkpoint):
         raise ValueError("lora = true, but this model runs through transformers, whose layers have no adapters")
-    forward, choices, gumbel_max = load(checkpoint, config, progress, shard, capturing, warn)
+    forward, choices, gumbel_max = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
+    drafter = None
+    if draft is not None:
+        drafter = ModelRunner(loaded[1].forward, gumbel_max=loaded[1].gumbel_max), draft.checkpoint.max_context_tokens
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(forward, overlap, followers, gumbel_max=gumbel_max)
+    runner = ModelRunner(forward, overlap, followers, gumbel_max=gumbel_max, drafter=drafter)
     runner.choices |= choices
     if forward.adapters is not None:
         runner.adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
@@ -90,49 +135,62 @@ def adaptable(checkpoint: Checkpoint) -> bool:
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
     """As `load_runner`, for ranks other than 0: the same model, without a runner."""
-    return load(checkpoint, config, progress, shard, _ignore, _ignore)[0]
+    return load(checkpoint, config, progress, shard, _ignore, _ignore)[0].forward
 
 
 def load(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress, warn: Warn
-) -> tuple[TorchForward, Mapping[str, str], GumbelMax]:
-    """A model, or a rank's shard of it, in memory; how it runs, for the log; its sampling kernel. See `load_runner`."""
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    shard: Shard,
+    capturing: Progress,
+    warn: Warn,
+    draft: DraftConfig | None = None,
+) -> list[Loaded]:
+    """A model, or a rank's shard of it, in memory, then the draft model; see `load_runner`."""
     device = find_device(config)
     config = share_of_rank(config, device)
     _use_device(device, config, warn)
+    with torch.inference_mode():
+        models = [_load_model(checkpoint, config, device, progress, shard, warn)]
+        if draft is not None:
+            own = draft.runner_config(models[0].setup.config, widest_window(models[0].model.config.windows))
+            models.append(_load_model(draft.checkpoint, own, device, progress, shard, warn))
+        caches = _make_caches(models)
+        return [_complete(each, cache, capturing, warn) for each, cache in zip(models, caches, strict=True)]
+
+
+def _load_model(
+    checkpoint: Checkpoint, config: RunnerConfig, device: torch.device, progress: Progress, shard: Shard, warn: Warn
+) -> LoadedModel:
     dtype, context = find_dtype(config, checkpoint, device), checkpoint.max_context_tokens
     found = find_model(checkpoint.config)
     shape = replace(found.config, windows=narrow_windows(found.config.windows, config.max_attention_window, context))
     heads = shard.heads(shape.heads)
-    with torch.inference_mode():
-        site = Site(
-            device, capability_of(device), dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels
-        )
-        chosen = choose(config.attention, site)
-        # One scheduler allocates the blocks of all ranks.
-        if chosen.tokens_per_block != shard.all_min(chosen.tokens_per_block):
-            raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
-        _warn_if_slow(chosen, device, warn)
-        config = replace(config, tokens_per_block=chosen.tokens_per_block)
-        setup = RankSetup(config, context, dtype, device, shard)
-        model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
-        fill_weights(model, checkpoint, config, progress)
-        packer = _pack(model)
-        fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
-        gumbel_max = fused.gumbel_max if shard.rank == 0 else None
-        adapters = _make_adapters(model, config, dtype, device, shard)
-        cache = _make_cache(model, chosen.backend, setup, gumbel_max)
-        graphs, summary = _make_graphs(model, cache, chosen.backend, setup, gumbel_max, capturing, warn)
+    site = Site(
+        device, capability_of(device), dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels
+    )
+    chosen = choose(config.attention, site)
+    # One scheduler allocates the blocks of all ranks.
+    if chosen.tokens_per_block != shard.all_min(chosen.tokens_per_block):
+        raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
+    _warn_if_slow(chosen, device, warn)
+    config = replace(config, tokens_per_block=chosen.tokens_per_block)
+    model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
+    fill_weights(model, checkpoint, config, progress)
+    packer = _pack(model)
+    fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
     choices = {
         **found.choices,
         "attention_reason": chosen.reason,
         "linear": packer.summary,
         "fused": fused.summary,
-        "cuda_graphs": summary,
     }
+    adapters = _make_adapters(model, config, dtype, device, shard)
     if adapters is not None:
         choices["lora_pages"] = str(adapters.num_pages)
-    return TorchForward(model, cache, chosen.backend, device, graphs, shard, adapters), choices, fused.gumbel_max
+    setup = RankSetup(config, context, dtype, device, shard)
+    return LoadedModel(model, chosen.backend, setup, fused.gumbel_max, choices, adapters)
 
 
 def _make_adapters(
@@ -179,31 +237,31 @@ def _pack(model: Model) -> Packer:
     return packer
 
 
-def _make_cache(model: Model, backend: AttentionBackend, setup: RankSetup, gumbel_max: GumbelMax | None) -> KVCache:
-    config, context, dtype, device, shard = setup
-    heads, num_layers = shard.heads(model.config.heads), model.config.num_layers
-    sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
+def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
+    """As many blocks for each."""
+    config, context, _, device, shard = models[0].setup
     if device.type == "cuda":
         # What the largest step allocates must be gone from the free memory before the cache is sized by it.
-        tiny = KVCache(num_layers, 1, *sizes, dtype, device)
-        warm_up(model, tiny, backend, config, context, gumbel_max=gumbel_max)
-    block_bytes = KVCache.block_bytes(num_layers, *sizes, dtype)
-    num_blocks = shard.all_min(count_blocks(config, block_bytes, heads.num_kv_heads, context, device))
+        for each in models:
+            each.warm_up(each.new_cache(1))
+    block_bytes = sum(each.block_bytes for each in models)
+    num_kv_heads = max(each.num_kv_heads for each in models)
+    num_blocks = shard.all_min(count_blocks(config, block_bytes, num_kv_heads, context, device))
     num_host_blocks = shard.all_min(count_host_blocks(config, block_bytes, num_blocks, device))
-    return KVCache(num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
+    return [each.new_cache(num_blocks, num_host_blocks) for each in models]
 
 
-def _make_graphs(
-    model: Model,
-    cache: KVCache,
-    backend: AttentionBackend,
-    setup: RankSetup,
-    gumbel_max: GumbelMax | None,
-    capturing: Progress,
-    warn: Warn,
-) -> tuple[Graphs | None, str]:
+def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> Loaded:
+    graphs, summary = _make_graphs(loaded, cache, capturing, warn)
+    device, shard = loaded.setup.device, loaded.setup.shard
+    forward = TorchForward(loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters)
+    return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.gumbel_max)
+
+
+def _make_graphs(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> tuple[Graphs | None, str]:
     """The graphs, if any, and a summary for the log."""
-    config, context, _, device, shard = setup
+    model, backend = loaded.model, loaded.backend
+    config, context, _, device, shard = loaded.setup
     refused = graphs_refused(config, model, backend, device)
     # All ranks or none: padding changes the shapes of a step, on which collectives must agree.
     if not shard.all_min(int(refused is None)):
@@ -215,8 +273,7 @@ def _make_graphs(
     except CaptureError as error:
         summary = f"none: the capture failed: {error}"
         warn("cuda_graphs_failed", summary)
-    where = "beside the KV cache (see kv_memory_fraction) and CUDA graphs"
-    warm_up(model, cache, backend, config, context, gumbel_max=gumbel_max, where=where)
+    loaded.warm_up(cache, "beside the KV cache (see kv_memory_fraction) and CUDA graphs")
     return graphs, summary
 
 

@@ -28,7 +28,7 @@ from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, Move, Preparation, Step
+from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, Move, Preparation, Slice, Step
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 
@@ -77,7 +77,10 @@ class ModelRunner:
         overlap: bool = False,
         followers: Followers | None = None,
         gumbel_max: GumbelMax = torch_gumbel_max,
+        drafter: "tuple[ModelRunner, int] | None" = None,
     ) -> None:
+        """`drafter`: the draft model, without a thread of its own, with as many blocks, and the tokens of the longest
+        sequence that it can compute."""
         cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
@@ -91,6 +94,8 @@ class ModelRunner:
             "overlap": str(overlap),
         }
         self.overlap = overlap
+        self._drafter = None if drafter is None else drafter[0]
+        self.draft_context = None if drafter is None else drafter[1]
         self.processors = Processors()
         """Those that requests may name; set before the first step."""
         self.replicated: ReplicatedSequences | None = None
@@ -135,6 +140,8 @@ class ModelRunner:
         if self.adapters is not None:
             self.adapters.close()
         self._forward.close()
+        if self._drafter is not None:
+            self._drafter.close()
 
     def run(self, step: Step) -> list[Drawn]:
         return self.launch(step).collect()
@@ -143,6 +150,8 @@ class ModelRunner:
         try:
             with self._waiting:
                 self._forward.check()
+                if self._drafter is not None:
+                    self._drafter.check()
         except Exception as error:
             lost = DeviceLostError(f"{self._forward.device} has failed: {first_line(error)}")
             if self._followers is not None:
@@ -181,6 +190,15 @@ class ModelRunner:
     def launch(self, step: Step) -> LaunchedStep:
         with self._waiting:
             return self._launch(step)
+
+    def draft(self, slices: Sequence[Slice]) -> list[Drawn]:
+        drafter = self._drafter
+        if drafter is None:
+            raise RuntimeError("there is no draft model")
+        # Guides are set after loading.
+        drafter.guides = self.guides
+        with self._waiting:
+            return self._start(lambda: drafter.run(Step(tuple(slices)))).result()
 
     def call(self, call: MethodCall) -> PendingCall:
         # The others get it after the same steps as rank 0, so a method may even use the group's collectives.
@@ -230,6 +248,11 @@ class ModelRunner:
         return done
 
     @torch.inference_mode()
+    def move(self, moves: tuple[Move, ...]) -> None:
+        """At once, in the caller's thread."""
+        self._forward.logits(moves, None)
+
+    @torch.inference_mode()
     def _compute(
         self,
         moves: tuple[Move, ...],
@@ -241,6 +264,8 @@ class ModelRunner:
         before: LaunchedStep | None,
     ) -> StepResults | None:
         try:
+            if self._drafter is not None and moves:
+                self._drafter.move(moves)
             followed = before.results() if before is not None else None
             if followed is not None and prepared is not None:
                 prepared.follow(followed.tokens)

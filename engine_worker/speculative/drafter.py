@@ -12,11 +12,18 @@ REST = 4
 
 
 class Drafter:
-    """By what the caller expects, while the output follows it; else by lookup in that, the prompt and the output."""
+    """By what the caller expects, while the output follows it; else by lookup in that, the prompt and the output.
 
-    def __init__(self, prompt: Sequence[int], most: int, expected: Sequence[int] = ()) -> None:
+    Where there is a draft model, its guesses replace lookups; `Drafting` asks for them.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], most: int, expected: Sequence[int] = (), *, has_model: bool = False
+    ) -> None:
         """`most`: tokens per step. `expected`: tokens that the caller expects as the output, from its start."""
         self._pace = Pace(most, EXPECTED_OF_CALLER if expected else EXPECTED)
+        self.model_pace = Pace(most) if has_model else None
+        """None: there is no draft model."""
         self._lookup = Lookup()
         # What the prompt ends with is followed by the output, not by what is expected.
         self._lookup.extend([*expected, *prompt] if expected else prompt)
@@ -28,9 +35,16 @@ class Drafter:
         """Of the token after those fed."""
         self._misses = 0
         """Looks in a row that found nothing, or no right token."""
+        self.by_model = False
+        """Whether the draft model has made the latest proposal."""
         self.drafted = 0
         self.accepted = 0
         """Tokens since the start."""
+
+    def follows(self, output: Sequence[int]) -> bool:
+        """Whether the output, which only grows, is what the caller expects, and more of that is left."""
+        self._feed(output)
+        return self._follows and self._fed < len(self._expected)
 
     def pays(self, cost: float) -> bool:
         """Whether it would draft, if it finds what to draft. `cost`: of a drafted token, in tokens."""
@@ -42,8 +56,8 @@ class Drafter:
 
     def propose(self, output: Sequence[int], room: int, cost: float) -> Sequence[int]:
         """At most `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
-        if len(output) > self._fed:
-            self._feed(output[self._fed :])
+        self._feed(output)
+        self.by_model = False
         length = self._pace.length(cost)
         found = self._find(max(1, length))
         # Learned from even if it is not drafted, which costs nothing.
@@ -61,17 +75,22 @@ class Drafter:
         self._guess = None
         self.drafted += drafted
         self.accepted += accepted
-        self._learn(drafted, accepted)
+        if self.by_model and self.model_pace is not None:
+            self.model_pace.record(drafted, accepted)
+        else:
+            self._learn(drafted, accepted)
 
-    def _feed(self, new: Sequence[int]) -> None:
+    def _feed(self, output: Sequence[int]) -> None:
+        if len(output) == self._fed:
+            return
+        new = output[self._fed :]
         if self._guess is not None:
             self._learn(1, int(self._guess == new[0]))
             self._guess = None
-        end = self._fed + len(new)
-        if self._follows and self._expected[self._fed : end] != tuple(new):
+        if self._follows and self._expected[self._fed : self._fed + len(new)] != tuple(new):
             self._follows = False
         self._lookup.extend(new)
-        self._fed = end
+        self._fed += len(new)
 
     def _learn(self, guessed: int, right: int) -> None:
         self._pace.record(guessed, right)

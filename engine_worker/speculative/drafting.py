@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.speculative.cost import FORGETTING, DraftCost
+from engine_worker.speculative.cost import Cost
 from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.gain import Gain
+from engine_worker.speculative.model_drafting import ModelDrafting, room_of
 
-TRUST_RATE = 0.05
-GAIN = 1.3
-"""What drafts must bring by what they cost. More than 1: both are estimates, and a loss is noticed only after it."""
+Drafts = dict[Sequence, abc.Sequence[int]]
 
 
 class DraftCounts(NamedTuple):
@@ -23,26 +23,33 @@ class Drafting:
     """Drafts take what the context leaves of a step's tokens, and the room that sequences have in their blocks: nothing
     is allocated for guesses."""
 
-    def __init__(self, max_tokens_per_step: int, max_batch_size: int) -> None:
-        """`max_batch_size`: steps of more sequences have no drafts, which would slow down all of them."""
+    def __init__(self, max_tokens_per_step: int, max_batch_size: int, model: ModelDrafting | None = None) -> None:
+        """`max_batch_size`: steps of more sequences have no drafts, which would slow down all of them. `model`: guesses
+        before lookups do."""
         self._max_tokens_per_step = max_tokens_per_step
         self._max_batch_size = max_batch_size
-        self.cost = DraftCost()
+        self.model = model
+        self.gain = Gain()
+        """Of drafts that take no time to find."""
         self._counts = DraftCounts()
-        self._expected = 0.0
-        """Tokens of the latest drafts that should be accepted."""
-        self._trust = 1.0
-        """Tokens that were accepted by those that should have been, on average."""
 
     def wants(self, in_flight: Schedule) -> bool:
         """Whether one of these sequences may get drafts once its newest token is known."""
         sequences = [*in_flight.generation, *(sequence for sequence, _ in in_flight.context)]
         if len(sequences) > self._max_batch_size:
             return False
-        cost = self.cost.of(len(sequences))
-        return cost is not None and any(_may_draft(sequence, cost.token) for sequence in sequences)
+        cost, model = self.gain.cost.of(len(sequences)), self.model
+        if any(_may_draft(sequence, cost) for sequence in sequences):
+            return True
+        return model is not None and any(_asks(each) and model.wants(each, len(sequences)) for each in sequences)
 
-    def propose(self, schedule: Schedule) -> dict[Sequence, abc.Sequence[int]]:
+    def asks_model(self, schedule: Schedule) -> bool:
+        """Whether the draft model may compute before this step does."""
+        small = len(schedule.generation) + len(schedule.context) <= self._max_batch_size
+        return self.model is not None and small and any(map(_asks, schedule.generation))
+
+    def propose(self, schedule: Schedule, *, idle: bool = True) -> Drafts:
+        """`idle`: no step is in flight. The draft model would wait for one that is, so it is not asked."""
         batch_size = len(schedule.generation) + len(schedule.context)
         if batch_size > self._max_batch_size:
             return {}
@@ -50,62 +57,70 @@ class Drafting:
         if not asking:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
-        cost = self.cost.of(batch_size)
-        found, expected, token_cost = {}, 0.0, 1.0 if cost is None else cost.token
-        for sequence in asking:
-            drafter = _drafter(sequence)
-            if drafter.rests(len(sequence.output)):
-                continue
-            drafts = drafter.propose(sequence.output, min(budget, _room(sequence)), token_cost)
-            if drafts:
-                found[sequence] = drafts
-                budget -= len(drafts)
-                expected += drafter.expects(len(drafts))
-        drafted = sum(map(len, found.values()))
-        if cost is None or self._trust * expected < GAIN * (cost.step + token_cost * drafted):
-            return {}
-        self._expected = expected
-        return found
+        if self.model is None:
+            return self._propose(asking, batch_size, budget)
+        guessed = self.model.propose({each: self._drafter(each) for each in asking}, batch_size, budget, idle=idle)
+        others = [sequence for sequence in asking if sequence not in guessed]
+        return guessed | self._propose(others, batch_size, budget - sum(map(len, guessed.values())))
 
     def record(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        counts = self._counts
+        """The draws behind its drafts were committed."""
+        counts, drafter = self._counts, self._drafter(sequence)
         self._counts = DraftCounts(counts.sequences + 1, counts.drafted + drafted, counts.accepted + accepted)
-        _drafter(sequence).record(drafted, accepted)
+        drafter.record(drafted, accepted)
+        if self.model is not None and drafter.by_model:
+            self.model.record(sequence, accepted)
+        else:
+            self.gain.record(accepted)
 
     def end_step(self, schedule: Schedule, drafted: int, seconds: float) -> DraftCounts:
         """What was recorded since the step before. `drafted`: tokens of this one, which took so long."""
         batch_size = len(schedule.generation)
         # What drafts cost is learned where some may come, so that other steps do not pay for it.
         if batch_size <= self._max_batch_size and not schedule.context and any(map(_asks, schedule.generation)):
-            self.cost.record(batch_size, drafted, seconds)
+            if self.model is None or not self.model.asked:
+                self.gain.cost.record(batch_size, drafted, seconds)
+            if self.model is not None:
+                self.model.record_time(batch_size, drafted, seconds)
         counts, self._counts = self._counts, DraftCounts()
-        if drafted:
-            self._trust += TRUST_RATE * (counts.accepted / self._expected - self._trust)
-        elif self._trust != 1.0:
-            # What did not pay is tried again.
-            self._trust += FORGETTING * (1 - self._trust)
+        self.gain.end_step(drafted)
+        if self.model is not None:
+            self.model.gain.end_step(drafted)
         return counts
+
+    def _propose(self, asking: list[Sequence], batch_size: int, budget: int) -> Drafts:
+        """What callers expect, and what is looked up."""
+        cost = self.gain.cost.of(batch_size)
+        found: Drafts = {}
+        expected, token_cost = 0.0, 1.0 if cost is None else cost.token
+        for sequence in asking:
+            drafter = self._drafter(sequence)
+            if drafter.rests(len(sequence.output)):
+                continue
+            drafts = drafter.propose(sequence.output, min(budget, room_of(sequence)), token_cost)
+            if drafts:
+                found[sequence] = drafts
+                budget -= len(drafts)
+                expected += drafter.expects(len(drafts))
+        if cost is None or not self.gain.pays(cost, expected, sum(map(len, found.values()))):
+            return {}
+        self.gain.expect(expected)
+        return found
+
+    def _drafter(self, sequence: Sequence) -> Drafter:
+        """Made for the first step that generates: many requests end before."""
+        if sequence.drafter is None:
+            request, has_model = sequence.request, self.model is not None
+            expected = request.spec.speculation.draft_token_ids
+            sequence.drafter = Drafter(request.spec.prompt, request.max_drafts, expected, has_model=has_model)
+        return sequence.drafter
 
 
 def _asks(sequence: Sequence) -> bool:
     return sequence.request.max_drafts > 0
 
 
-def _may_draft(sequence: Sequence, cost: float) -> bool:
-    return _asks(sequence) and (sequence.drafter is None or sequence.drafter.pays(cost))
-
-
-def _room(sequence: Sequence) -> int:
-    """Tokens that fit its blocks and its length, if its newest token is known; else 0."""
-    if sequence.num_promised or sequence.num_inflight:
-        return 0
-    # The draw after the last guess is a token, too.
-    return min(sequence.num_placed - sequence.num_tokens, sequence.request.max_tokens - sequence.num_tokens - 1)
-
-
-def _drafter(sequence: Sequence) -> Drafter:
-    """Made for the first step that generates: many requests end before."""
-    if sequence.drafter is None:
-        request = sequence.request
-        sequence.drafter = Drafter(request.spec.prompt, request.max_drafts, request.spec.speculation.draft_token_ids)
-    return sequence.drafter
+def _may_draft(sequence: Sequence, cost: Cost | None) -> bool:
+    if cost is None or not _asks(sequence):
+        return False
+    return sequence.drafter is None or sequence.drafter.pays(cost.token)

@@ -2,6 +2,8 @@
 
 from math import log
 
+from engine_worker.speculative.cost import FORGETTING
+
 RATE = 0.125
 """Weight of the latest guess in the average."""
 EXPECTED, EXPECTED_OF_CALLER = 0.5, 0.8
@@ -29,6 +31,10 @@ class Pace:
         """How many tokens of such a draft are accepted."""
         single = self.accuracy
         return single * (1 - single**drafted) / (1 - single)
+
+    def forget(self) -> None:
+        """A step without a guess: what was found too bad is tried again."""
+        self.accuracy += FORGETTING * (EXPECTED - self.accuracy)
 
     def record(self, guessed: int, right: int) -> None:
         """Of `guessed` tokens the first `right` came."""

@@ -61,20 +61,23 @@ class GenerationExecutor:
         scheduler_config: SchedulerConfig | None = None,
         iter_stats_max_iterations: int = MAX_ITERATIONS,
         max_in_flight: int = MAX_IN_FLIGHT,
+        draft_model: str | None = None,
         engine_args: dict[str, Any] | None = None,
         **ring_options: Any,
     ) -> Self:
         """Start a ring on this machine and wait until it is ready.
 
         `model` is a checkpoint folder or a hub id (None: the bundled tiny model), `revision` a branch, tag or commit.
-        `num_postprocess_workers` is the number of detokenizers. `engine_args` are further settings of `engine_worker`,
-        `ring_options` those of `sluice.launch.Ring`. The newest `iter_stats_max_iterations` steps are kept for
-        `get_latest_iteration_stats`. Raises CheckpointError, ValueError, TypeError, RingError.
+        `num_postprocess_workers` is the number of detokenizers, `draft_model` a folder or hub id, see
+        docs/speculation.md. `engine_args` are further settings of `engine_worker`, `ring_options` those of
+        `sluice.launch.Ring`. The newest `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`.
+        Raises CheckpointError, ValueError, TypeError, RingError.
         """
         settings = {
             "max_batch_size": max_batch_size,
             "max_tokens_per_step": max_num_tokens,
             "chunked_context": enable_chunked_context,
+            "draft_model": draft_model,
             **(kv_cache_config or KvCacheConfig()).engine_args(),
             **(scheduler_config or SchedulerConfig()).engine_args(),
             **(engine_args or {}),

@@ -17,6 +17,7 @@ from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.draft_model import check_draft_model
 from sluice.ring.keys import ROLES, Role
 from sluice.ring.ports import Port, PortError, check_ports
 from sluice.settings.services import EngineSettings
@@ -63,6 +64,10 @@ class Ring:
         settings = [each.settings(os.environ) for each in planned]
         engine = next(each for each in settings if isinstance(each, EngineSettings))
         check_servable(checkpoint, weights=engine.weights == "checkpoint")
+        if engine.draft_model is not None:
+            draft = open_checkpoint(engine.draft_model)
+            check_servable(draft, weights=engine.weights == "checkpoint")
+            check_draft_model(checkpoint, draft)
         if on == LOCAL:
             _check_ports(
                 replace(port, owner=service.name)

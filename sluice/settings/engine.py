@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
 
+from pydantic import Field
+
 from sluice.settings.fields import LAUNCHER, ByteCount, PositiveInt, PositiveSeconds, PriorityAging, Range
 
 ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
@@ -147,6 +149,10 @@ class GuideLimits:
     """Memory of the process that follows guides, beyond its tokenizer."""
 
 
+DRAFT_TOKENS = 4
+"""Of a draft model, unless the setting says otherwise."""
+
+
 @dataclass(frozen=True)
 class LoraOptions:
     """LoRA adapters"""
@@ -181,8 +187,12 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Compute a long prompt in several steps, beside other sequences, instead of in one step of its own."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
     """How long prompts share the tokens of a step: one after the other, or evenly."""
-    max_draft_tokens: Annotated[int, Range(ge=0, le=64)] = 0
-    """Tokens that are drafted per sequence and step for requests that do not say; 0: none. See docs/speculation.md."""
+    max_draft_tokens: Annotated[int | None, Range(ge=0, le=64)] = None
+    """Tokens that are drafted per sequence and step for requests that do not say; 0: none; default: 4 with
+    `draft_model`, else 0. See docs/speculation.md."""
+    draft_model: Annotated[str | None, Field(min_length=1)] = None
+    """Folder or hub id of a smaller model with the same tokenizer, whose guesses are the drafts; default: drafts are
+    looked up. It has weights and KV cache of its own on the same device. See docs/speculation.md."""
     max_draft_batch: Annotated[int, Range(ge=0, le=4096)] = 8
     """Steps of more sequences have no drafts, which would slow down all of them; 0: no drafts at all."""
     block_reuse: bool = True
@@ -190,6 +200,13 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     kv_event_buffer: Annotated[int, Range(ge=0, le=1 << 20)] = 0
     """KV cache events kept for those who follow the prefix cache, each up to about a kilobyte; 0: none. See
     docs/kv_cache.md."""
+
+    @property
+    def draft_tokens(self) -> int:
+        """Per sequence and step, of requests that do not say."""
+        if self.max_draft_tokens is not None:
+            return self.max_draft_tokens
+        return 0 if self.draft_model is None else DRAFT_TOKENS
 
     @property
     def chunk(self) -> int | None:

@@ -217,6 +217,12 @@ class EngineSettings(
         return self
 
     @model_validator(mode="after")
+    def _check_draft_model(self) -> Self:
+        if self.draft_model is not None and self.tensor_parallel > 1:
+            raise ValueError(f"draft_model: is not built yet with tensor_parallel (got {self.tensor_parallel})")
+        return self
+
+    @model_validator(mode="after")
     def _check_processors(self) -> Self:
         for name, value in self.logits_processors.items():
             if not name or name == BATCHED:

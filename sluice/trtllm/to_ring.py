@@ -127,7 +127,8 @@ def _check_decoding(config: DecodingConfig | None) -> None:
     mode = config.decoding_mode
     if mode.isMedusa() or mode.isLookahead() or mode.isExplicitDraftTokens() or mode.isEagle():
         raise UnsupportedOptionError(
-            f"DecodingConfig.decoding_mode = {mode!r}", "engines draft by n-grams, or with the drafts of a request"
+            f"DecodingConfig.decoding_mode = {mode!r}",
+            "engines draft by n-grams, by the setting draft_model, or with the drafts of a request",
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bench.catalog import TOPICS
 from bench.page import load
+from bench.topics.drafters import LOOKUP, MODEL
 from bench.topics.guided import GUIDES, PLAIN
 from bench.topics.programs import ALL, KINDS
 from bench.topics.speculation import EDIT
@@ -83,6 +84,7 @@ def test_quick_of_the_scheduler(tmp_path):
     assert {point.kind for point in found["programs"].points} == {*KINDS, ALL}
     assert all(point.plain > 0 for point in found["speculation"].points)
     assert found["speculation"].of(EDIT)[0].steps_saved > 0
+    assert {point.drafter for point in found["speculation"].drafters} == {LOOKUP, MODEL}
     assert all(point.sampled > 0 and point.speed > 0 for point in found["beams"].points)
     assert all(point.unused > 0 and min(point.speeds) > 0 for point in found["lora"].points)
     assert all(cost > 0 for point in found["prompt_logprobs"].points for cost in point.cost)

@@ -1,13 +1,14 @@
 """Which backend the settings select, and which settings contradict each other. No OpenVINO is needed."""
 
+import shutil
 import sys
 
 import pytest
 
 from engine_worker.backend import check_openvino, load_runner, wants_openvino
-from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.config import DraftConfig, RunnerConfig
 from sluice import tiny_model
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 
 
 def config(**options: object) -> RunnerConfig:
@@ -75,3 +76,26 @@ def test_torch_says_why():
         "tokens_per_block = 16; OpenVINO has blocks of 32 tokens"
     )
     assert load(backend="torch").choices["backend_reason"] == "selected by the setting"
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_blocks_hold_the_keys_and_values_of_both_models(backend):
+    """The draft model is the model itself, so each takes half of the memory."""
+    checkpoint = open_checkpoint(str(tiny_model.path()))
+    fraction = {"kv_cache_tokens": None, "kv_memory_fraction": 1e-4, "backend": backend}
+    ignore = [lambda *_: None] * 3
+    alone = load_runner(checkpoint, config(**fraction), *ignore)
+    both = load_runner(checkpoint, config(**fraction), *ignore, DraftConfig(checkpoint, 8))
+    assert (alone.draft_context, both.draft_context) == (None, checkpoint.max_context_tokens)
+    assert both.choices["draft_model"] == checkpoint.name
+    # Other processes use some of the free memory meanwhile.
+    assert both.num_blocks == pytest.approx(alone.num_blocks / 2, rel=0.2)
+
+
+def test_a_draft_model_must_fit(tmp_path):
+    folder = shutil.copytree(tiny_model.path(), tmp_path / "other")
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"vocab_size": 4096', '"vocab_size": 4095'))
+    draft = DraftConfig(open_checkpoint(str(folder)), 8)
+    with pytest.raises(CheckpointError, match="vocab_size must be 4096"):
+        load_runner(open_checkpoint(str(tiny_model.path())), config(), *[lambda *_: None] * 3, draft)

@@ -129,6 +129,11 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
         (["--model", str(MODEL), "--device", "cpu", "--dtype", "float16"], "dtype = float16 is slower than float32"),
         (["--model", str(MODEL), "--no-such-flag", "1"], "no-such-flag"),
+        (["--model", str(MODEL), "--draft-model", "/nowhere"], "neither a folder here nor a hub id"),
+        (
+            ["--model", str(MODEL), "--draft-model", str(MODEL), "--tensor-parallel", "2"],
+            "draft_model: is not built yet with tensor_parallel",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(flags, message):

@@ -14,7 +14,9 @@ MAX_BATCH_SIZE = 64
 def draft_from_the_first_step(engine: Engine) -> None:
     for batch_size in range(1, MAX_BATCH_SIZE + 1):
         for _ in range(FIRST):
-            engine.drafting.cost.record(batch_size, 0, 0.0)
+            engine.drafting.gain.cost.record(batch_size, 0, 0.0)
+            if engine.drafting.model is not None:
+                engine.drafting.model.gain.cost.record(batch_size, 0, 0.0)
 
 
 def proposing(

@@ -105,13 +105,14 @@ class EngineBench:
         runner: Runner | None = None,
         tensor_buffer: int = 64,
         adapters: ScriptedAdapters | None = None,
+        draft_context: int | None = None,
         **batching,
     ) -> None:
         """`batching` are further fields of Batching. A given runner has its own number and size of blocks."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
-        scripted = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window, overlapping)
+        scripted = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window, overlapping, draft_context)
         scripted.adapters = adapters
         self.runner = runner or scripted
         self.inbox: list[Submit | Cancel] = []
@@ -215,7 +216,7 @@ class EngineBench:
         self.cache.check()
         if self._memory is not None:
             self._memory.check()
-            assert self.runner.violations == []
+            assert self.runner.violations == [], self.runner.violations[:2]
         live = self.engine.live
         assert [s.order for s in live.active] == sorted(s.order for s in live.active)
         assert set(self.cache.holders) == {s for s in live.active if s.state is State.RUNNING}

@@ -124,7 +124,15 @@ class ScriptedRunner:
         num_host_blocks: int = 0,
         window: int | None = None,
         overlap: bool = False,
+        draft_context: int | None = None,
     ) -> None:
+        """`draft_context`: see `Runner`; the draft model then guesses right but now and then."""
+        self.draft_context = draft_context
+        self.drafter: ScriptedRunner | None = None
+        if draft_context is not None:
+            self.drafter = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window)
+        self.fail_drafting = False
+        """The draft model raises in the midst of its next slices."""
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.window = window
@@ -171,6 +179,20 @@ class ScriptedRunner:
         program = ScriptedProgram(spec.prompt)
         program.version = None if spec.adapter is None else spec.adapter.version
         return [program] * spec.n
+
+    def draft(self, slices: Iterable[Slice]) -> list[Drawn]:
+        fail, self.fail_drafting = self.fail_drafting, False
+        slices = list(slices)
+        if self._in_flight:
+            self.violations.append("the draft model computes beside a step")
+        for part in slices:
+            if part.start + len(part.tokens) > self.draft_context:
+                self.violations.append(f"the draft model cannot compute {part}")
+        drawn = self.drafter.run(Step(tuple(slices[: len(slices) // 2] if fail else slices)))
+        self.violations += self.drafter.violations
+        if fail:
+            self._raise()
+        return [replace(each, token=each.token if each.token % 5 else 1) for each in drawn]
 
     def call(self, call: MethodCall) -> "ScriptedCall":
         return ScriptedCall(call)
@@ -256,6 +278,8 @@ class ScriptedRunner:
         return start_of(self.adapters.version(part.adapter) if part.adapter else None)
 
     def _move(self, moves: Iterable[Move]) -> None:
+        if self.drafter is not None:
+            self.drafter._move(moves)
         for kind, source, target in moves:
             read = self.host_blocks if kind is MoveKind.ONLOAD else self.blocks
             written = self.host_blocks if kind is MoveKind.OFFLOAD else self.blocks

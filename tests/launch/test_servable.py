@@ -36,6 +36,13 @@ def test_the_model_in_the_box_is_servable(folder) -> None:
     Ring(folder)
 
 
+def test_the_draft_model_is_checked_before_anything_starts(folder) -> None:
+    Ring(folder, engine_args={"draft_model": str(folder)})
+    change_config(folder, vocab_size=5000)
+    with pytest.raises(CheckpointError, match="draft_model model: vocab_size must be 4096"):
+        Ring(path(), engine_args={"draft_model": str(folder)})
+
+
 def test_architectures_are_those_of_transformers() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 

@@ -17,7 +17,7 @@ from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
-from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.config import DraftConfig, RunnerConfig
 from engine_worker.sampling.processors import find_processors
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
@@ -67,6 +67,7 @@ class EngineHarness:
         tensor_buffer: int = 1 << 20,
         output_tensors: dict[str, str] | None = None,
         processors: ProcessorNames = ProcessorNames(),  # noqa: B008 - frozen
+        draft_model: Path | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -87,7 +88,8 @@ class EngineHarness:
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.leader: Leader | None = None
         if tensor_parallel == 1:
-            runner = load_runner(checkpoint, config, ignore, ignore, ignore)
+            draft = None if draft_model is None else DraftConfig(open_checkpoint(str(draft_model)), max_draft_batch)
+            runner = load_runner(checkpoint, config, ignore, ignore, ignore, draft)
         else:
             self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
             replicated = processors if processors.logits_processor_replicate else None

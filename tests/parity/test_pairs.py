@@ -19,6 +19,7 @@ from sluice.settings.engine import GuideLimits
 from tests.engine_worker.guided.tools import prepared
 from tests.examples import examples
 from tests.fakes.drafting import proposing
+from tests.parity.draft_models import draft_model
 from tests.parity.harness import EngineHarness
 from tests.parity.test_guided import GUIDES
 
@@ -33,7 +34,14 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "few at a time, uncached": {"max_batch_size": 3, "block_reuse": False},
     "openvino": {"backend": "openvino"},
+    "draft model": {"draft_model": {"noise": 0.3}, "kv_host_memory": 1 << 20, "overlap": True},
+    "draft model, pauses, chunks": {
+        "draft_model": {"noise": 0.1}, "kv_cache_tokens": 128, "max_batch_size": 16, "max_tokens_per_step": 48,
+        "tokens_per_block": 8,
+    },
+    "draft model, openvino": {"backend": "openvino", "draft_model": {"num_layers": 3}},
 }  # fmt: skip
+"""`draft_model`: see `tests.parity.draft_models`. Half of the requests then have no drafts of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +55,17 @@ def guides():
 
 
 @pytest.fixture(scope="module", params=list(ENGINES))
-def engine(request, guides) -> Iterator[tuple[str, EngineHarness]]:
-    harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, **ENGINES[request.param])
+def engine(request, guides, tmp_path_factory) -> Iterator[tuple[str, EngineHarness]]:
+    options = dict(ENGINES[request.param])
+    if changes := options.get("draft_model"):
+        options["draft_model"] = draft_model(tiny_model.path(), tmp_path_factory.mktemp("draft"), **changes)
+    harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, **options)
     yield request.param, harness
     # Otherwise nothing was disturbed.
     assert harness.engine.stats.accepted_draft_tokens > 50
-    assert (harness.pauses > 0) == ("kv_cache_tokens" in ENGINES[request.param])
+    if "draft_model" not in options:
+        # With one these requests end before they meet often enough; see `test_speculation`.
+        assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +145,13 @@ def undisturbed(harness: EngineHarness, asked: dict[str, Any]) -> tuple[list[tup
     return outcome(harness, number, asked["n"]), harness.prompt_logprobs(number)
 
 
-def disturbed(drawn: dict[str, Any], asked: dict[str, Any], expected: list[tuple[Any, ...]]) -> dict[str, Any]:
+def disturbed(
+    drawn: dict[str, Any], asked: dict[str, Any], expected: list[tuple[Any, ...]], *, has_model: bool
+) -> dict[str, Any]:
     """Drafts, and a part of the output that the caller has."""
     # Without logits, drafts may be changed like how many of them are computed at once.
-    speculation = asked.get("speculation") or Speculation(0, tuple(drafted(drawn, expected)))
+    own = drafted(drawn, expected) if not has_model or drawn["wrong"] % 2 else []
+    speculation = asked.get("speculation") or Speculation(0, tuple(own))
     more: dict[str, Any] = {"speculation": replace(speculation, max_draft_tokens=drawn["drafts"])}
     if drawn["resume"] is not None:
         parts = {i: tokens[: (drawn["resume"] + 3 * i) % (len(tokens) + 1)] for i, (tokens, *_) in enumerate(expected)}
@@ -185,7 +201,11 @@ def test_what_a_request_gets_alone(engine, alone, prompts, drawn):
             # Logits are a part of the question: they change the output.
             asked[-1]["speculation"] = proposing(tokens, VOCABULARY, length, 0, **each["proposing"])
             expected[-1] = undisturbed(plain, asked[-1])
-    more = [disturbed(each, *its) for each, *its in zip(drawn, asked, (right for right, _ in expected), strict=True)]
+    has_model = "draft_model" in ENGINES[name]
+    more = [
+        disturbed(each, *its, has_model=has_model)
+        for each, *its in zip(drawn, asked, (right for right, _ in expected), strict=True)
+    ]
     numbers = [harness.send(**(each | extra)) for each, extra in zip(asked, more, strict=True)]
     harness.run()
     for number, each, extra, (right, prompt) in zip(numbers, asked, more, expected, strict=True):

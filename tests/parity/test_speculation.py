@@ -3,6 +3,7 @@
 import pytest
 
 from sluice.ring.params import SamplingParams, Speculation, StopParams
+from tests.parity.draft_models import draft_model
 from tests.parity.harness import EngineHarness
 
 MAX_TOKENS = 48
@@ -92,6 +93,42 @@ def test_the_same_tokens_and_logprobs(model_folder, plain, options, most):
     stats = harness.engine.stats
     assert stats.draft_tokens > stats.accepted_draft_tokens > 100
     assert stats.accepted_draft_tokens == sum(stream.accepted for stream in harness.receiver.streams.values())
+    assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_a_draft_model_that_is_the_model_is_always_right(model_folder, prompts, backend):
+    """It draws with the same noise, under the same filters, penalties and bans, from what it has computed itself."""
+    asked = requests(prompts)
+    harness = EngineHarness(model_folder, max_draft_batch=64, backend=backend, draft_model=model_folder)
+    plain = run(EngineHarness(model_folder, backend=backend), asked, [Speculation()] * len(asked))
+    # The second time all prompts are found in the cache.
+    for _ in range(2):
+        check(run(harness, asked, [Speculation(5)] * len(asked)), plain)
+    stats = harness.engine.stats
+    assert stats.accepted_draft_tokens > 0.98 * stats.draft_tokens > 1000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512},
+        {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8},
+        {"backend": "openvino", "max_attention_window": (64,)},
+    ],
+    ids=["roomy", "overlap, host memory", "pauses, small chunks", "openvino, window"],
+)
+def test_a_draft_model_changes_no_token(model_folder, prompts, tmp_path, options):
+    asked = requests(prompts)
+    kept = {name: value for name, value in options.items() if name in ("backend", "max_attention_window")}
+    plain = run(EngineHarness(model_folder, **kept), asked, [Speculation()] * len(asked))
+    drafter = draft_model(model_folder, tmp_path, noise=0.03)
+    harness = EngineHarness(model_folder, max_draft_batch=64, draft_model=drafter, **options)
+    for _ in range(2):
+        check(run(harness, asked, [Speculation(4)] * len(asked)), plain)
+    stats = harness.engine.stats
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 100
     assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice import Client
+from sluice import Client, tiny_model
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
 from tests.fakes.processes import wait_until
@@ -164,3 +164,18 @@ def test_an_engine_dies_in_the_midst_of_a_draft_with_logits(ring, client):
     assert found == expected != plain
     # The stream waited for the engine's successor.
     assert max(b - a for a, b in pairwise(times)) > 0.5
+
+
+def test_a_draft_model(client):
+    engine_args = {"draft_model": str(tiny_model.path()), "kv_cache_tokens": 4096}
+    with Ring(engines=1, detokenizers=1, engine_args=engine_args) as ring, Client(ring.address) as drafting:
+
+        def accepted() -> int:
+            """Of a request that says nothing about drafts."""
+            options = {"max_tokens": 48, "temperature": 0.7, "seed": len(found)}
+            found.append(drafting.generate("import os\n", **options))
+            assert found[-1].text == client.generate("import os\n", **options).text
+            return found[-1].usage.accepted_draft_tokens
+
+        found: list = []
+        assert wait_until(lambda: accepted() > 0)

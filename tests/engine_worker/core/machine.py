@@ -122,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         draft_batch=st.sampled_from([8, 2, 0]),
         pages=st.sampled_from([2, 3, 5, 2]),
+        draft_context=st.sampled_from([None, 1000, 30]),
     )
     def start(
         self,
@@ -139,6 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
         overlap,
         draft_batch=8,
         pages=3,
+        draft_context=None,
     ):
         num_blocks = tokens // tokens_per_block
         self._begin(
@@ -160,6 +162,7 @@ class EngineMachine(RuleBasedStateMachine):
                 max_draft_batch=draft_batch,
                 kv_event_buffer=EVENT_BUFFER,
                 adapters=ScriptedAdapters(pages, SIZES),
+                draft_context=draft_context,
             ),
             policy,
         )
@@ -289,6 +292,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.runner.fail = when
         self._steps(1)
         self.bench.runner.fail = None
+
+    @rule()
+    def drafting_will_fail(self):
+        self.bench.runner.fail_drafting = True
 
     @rule()
     def moving_will_fail(self):

@@ -35,7 +35,7 @@ def test_the_least_recently_used_is_evicted_first_and_only_when_none_is_free():
     first, second = pool.allocate(), pool.allocate()
     assert first[0] not in (a, b)
     assert first[1] is None
-    assert second == (b, (content("b"), DEFAULT))
+    assert second == (b, (content("b"), DEFAULT, False))
     assert pool.find(content("b")) is None
     assert pool.find(content("a")) == a
 

@@ -1,0 +1,135 @@
+"""The engine over a scripted draft model, which checks that it has computed whatever it reads."""
+
+import pytest
+
+from engine_worker.speculative.draft_model import MAX_FAILURES
+from engine_worker.step import DeviceLostError, MoveKind
+from sluice.ring.params import Speculation
+from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.runner import continuation
+
+PROMPT = [3 * i % 97 for i in range(22)]
+DRAFTS = Speculation(max_draft_tokens=3)
+
+
+def bench_of(**options) -> EngineBench:
+    return EngineBench(**{"draft_context": 1000, "tokens_per_block": 8, "num_blocks": 32, **options})
+
+
+def generate(bench: EngineBench, prompt=PROMPT, max_tokens: int = 30, **asked) -> int:
+    """Its number, once it has ended right."""
+    number = len(bench.specs) + 1
+    spec = spec_of(prompt, max_tokens, request=number, seed=number, speculation=DRAFTS, **asked)
+    bench.send(spec)
+    bench.run()
+    assert bench.output(number) == continuation(prompt, spec.stopping, number)
+    return number
+
+
+def test_most_of_its_guesses_are_accepted():
+    bench = bench_of()
+    generate(bench)
+    stats = bench.engine.stats
+    assert stats.accepted_draft_tokens > 0.6 * stats.draft_tokens > 10
+
+
+def test_it_computes_each_token_once_unless_a_guess_was_wrong():
+    bench = bench_of()
+    generate(bench)
+    stats, drafter = bench.engine.stats, bench.runner.drafter
+    wrong = stats.draft_tokens - stats.accepted_draft_tokens
+    assert drafter.computed <= len(PROMPT) + 30 + wrong
+
+
+def test_what_it_has_computed_of_a_prefix_is_found_with_it():
+    bench = bench_of()
+    generate(bench, [*PROMPT, 1])
+    before = bench.runner.drafter.computed
+    generate(bench, [*PROMPT, 2], max_tokens=5)
+    assert bench.runner.drafter.computed - before < len(PROMPT)
+
+
+def test_it_computes_a_prefix_that_was_computed_without_it():
+    bench = bench_of()
+    bench.send(spec_of([*PROMPT, 1], 5, request=1, speculation=Speculation(max_draft_tokens=0)))
+    bench.run()
+    assert bench.runner.drafter.computed == 0
+    generate(bench, [*PROMPT, 2])
+    assert bench.runner.drafter.computed > len(PROMPT)
+
+
+def test_host_memory_keeps_what_it_has_computed():
+    bench = bench_of(num_blocks=8, num_host_blocks=16, block_reuse=True)
+    generate(bench, [*PROMPT, 1])
+    for other in range(40, 43):
+        generate(bench, [other] * 40, max_tokens=8)
+    before = bench.runner.drafter.computed
+    generate(bench, [*PROMPT, 2], max_tokens=5)
+    moves = [move.kind for step in bench.runner.steps for move in step.moves]
+    assert MoveKind.ONLOAD in moves
+    assert bench.runner.drafter.computed - before < len(PROMPT)
+
+
+def test_a_long_prompt_is_computed_in_several_steps():
+    bench = bench_of(max_tokens_per_step=16, max_batch_size=4, num_blocks=40)
+    generate(bench, list(range(90)))
+    sizes = [sum(len(part.tokens) for part in step.slices) for step in bench.runner.drafter.steps]
+    assert max(sizes) == 16
+    assert bench.engine.stats.accepted_draft_tokens > 0
+
+
+def test_sequences_beyond_its_context_are_not_its():
+    bench = bench_of(draft_context=40)
+    generate(bench, max_tokens=40)
+    ends = [part.start + len(part.tokens) for step in bench.runner.drafter.steps for part in step.slices]
+    assert 30 < max(ends) <= 40
+
+
+def test_none_without_drafts_and_in_large_batches():
+    bench = bench_of(max_draft_batch=1)
+    for number in (1, 2):
+        bench.send(spec_of(PROMPT, 9, request=number, speculation=DRAFTS))
+    bench.run()
+    assert bench.runner.drafter.steps == []
+
+
+def test_what_the_caller_expects_is_drafted_first():
+    bench = bench_of()
+    stopping = spec_of(PROMPT, 20).stopping
+    expected = tuple(continuation(PROMPT, stopping, 1))
+    bench.send(spec_of(PROMPT, 20, request=1, seed=1, speculation=Speculation(3, expected)))
+    bench.run()
+    assert bench.runner.drafter.steps == []
+    assert bench.engine.stats.accepted_draft_tokens > 10
+
+
+def test_nothing_ends_where_it_fails():
+    bench = bench_of()
+    for _ in range(MAX_FAILURES + 2):
+        bench.runner.fail_drafting = True
+        generate(bench)
+    assert bench.runner.failures == MAX_FAILURES + 2
+    assert bench.engine.stats.accepted_draft_tokens > 10
+
+
+def test_it_is_given_up_after_failures_in_a_row():
+    bench = bench_of()
+    bench.runner.draft = _fail(bench.runner)
+    generate(bench)
+    assert bench.runner.failures == MAX_FAILURES
+
+
+def _fail(runner):
+    def draft(_):
+        runner.failures += 1
+        raise RuntimeError("out of luck")
+
+    return draft
+
+
+def test_a_lost_device_ends_the_engine():
+    bench = bench_of()
+    bench.runner.fail_drafting = bench.runner.lost = True
+    bench.send(spec_of(PROMPT, 9, request=1, speculation=DRAFTS))
+    with pytest.raises(DeviceLostError):
+        bench.run()
