@@ -153,9 +153,8 @@ class AsyncClient:
         else:
             files = await asyncio.to_thread(AdapterFolder, folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
-            answers = await self._all(
-                lambda router: router.models.UploadLora, zip(self._routers.all, uploads, strict=True), timeout
-            )
+            calls = zip(self._routers.all, uploads, strict=True)
+            answers = await self._all(lambda router: router.models.UploadLora, calls, timeout)
             raise_read_error(uploads)
         return read_loaded(self.addresses, answers)
 

@@ -149,9 +149,8 @@ class Client:
         else:
             files = AdapterFolder(folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
-            answers = self._all(
-                lambda router: router.models.UploadLora, zip(self._routers.all, map(iter, uploads), strict=True), timeout
-            )
+            calls = zip(self._routers.all, map(iter, uploads), strict=True)
+            answers = self._all(lambda router: router.models.UploadLora, calls, timeout)
             raise_read_error(uploads)
         return read_loaded(self.addresses, answers)
 

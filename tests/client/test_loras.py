@@ -118,10 +118,10 @@ def test_a_configuration_that_is_too_large(address, folder) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"path": "/a", "folder": "b"}])
 async def test_one_source_is_needed(address, script, given) -> None:
-    with Client(address) as client, pytest.raises(TypeError, match="path.*folder"):
+    with Client(address) as client, pytest.raises(TypeError, match="give either path"):
         client.load_lora("sql", **given)
     async with AsyncClient(address) as client:
-        with pytest.raises(TypeError, match="path.*folder"):
+        with pytest.raises(TypeError, match="give either path"):
             await client.load_lora("sql", **given)
     assert not script.seen
 
