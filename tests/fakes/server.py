@@ -92,6 +92,8 @@ class Script:
     loras: dict[str, admin_pb2.Lora] = field(default_factory=dict)
     """By id; LoadLora, UploadLora and UnloadLora change them."""
     max_loras: int = 1024
+    checks_loras: bool = False
+    """A request with another lora_id is refused."""
     uploads: dict[str, list[bytes]] = field(default_factory=dict)
     """By id: adapter_config.json, then the parts of the weights, of the latest upload."""
     keeps_uploads: bool = True
@@ -114,6 +116,7 @@ class FakeServer(
 
     def Generate(self, request: Any, context: Any) -> Any:
         self._note(request, context)
+        self._check_lora(request.spec.lora_id, context)
         text = "".join(self.script.texts)
         output = generation_pb2.Output(
             text=text, finish_reason=generation_pb2.FINISH_REASON_STOP_STRING, stop_string="!", seed=7
@@ -128,6 +131,7 @@ class FakeServer(
 
     def GenerateStream(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context, fail=self.script.fail_after is None)
+        self._check_lora(request.spec.lora_id, context)
         context.add_callback(self.script.gone.set)
         number = 0
         for event in self._events():
@@ -207,6 +211,10 @@ class FakeServer(
             Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many adapters").abort(context)
         loras[lora.lora_id] = lora
         return lora
+
+    def _check_lora(self, lora_id: str, context: Any) -> None:
+        if lora_id and self.script.checks_loras and lora_id not in self.script.loras:
+            adapter_not_found(lora_id).abort(context)
 
     def UnloadLora(self, request: Any, context: Any) -> Any:
         self._note(request, context)
