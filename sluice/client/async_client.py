@@ -9,24 +9,12 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from sluice.client import requests
+from sluice.client import loras, requests
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
-from sluice.client.loras import (
-    AdapterFolder,
-    Folder,
-    LoraList,
-    RouterLoras,
-    Upload,
-    check_source,
-    load_request,
-    raise_read_error,
-    read_lists,
-    read_loaded,
-    read_unloaded,
-)
+from sluice.client.loras import AdapterFolder, Folder, LoraList, RouterLoras, Upload
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
@@ -146,17 +134,17 @@ class AsyncClient:
         `addresses`; a router that failed has an `error`, which is raised if all failed. Not repeated after a failure.
         Raises SluiceError, OSError for files that cannot be read, TypeError unless one of the two is given.
         """
-        check_source(path, folder)
+        loras.check_source(path, folder)
         if folder is None:
-            request = load_request(lora_id, path or "", model)
+            request = loras.load_request(lora_id, path or "", model)
             answers = await self._each(lambda router: router.models.LoadLora, request, timeout)
         else:
             files = await asyncio.to_thread(AdapterFolder, folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, uploads, strict=True)
             answers = await self._all(lambda router: router.models.UploadLora, calls, timeout)
-            raise_read_error(uploads)
-        return read_loaded(self.addresses, answers)
+            loras.raise_read_error(uploads)
+        return loras.read_loaded(self.addresses, answers)
 
     async def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
         """Forget an adapter, at every router; requests that have begun keep it.
@@ -164,7 +152,7 @@ class AsyncClient:
         Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        return read_unloaded(
+        return loras.read_unloaded(
             self.addresses, await self._each(lambda router: router.models.UnloadLora, request, timeout)
         )
 
@@ -179,7 +167,7 @@ class AsyncClient:
             answers = await self._all(lambda router: router.models.ListLoras, calls, timeout)
             for each, answer in zip(unread, answers, strict=True):
                 each.add(answer)
-        return read_lists(self.addresses, lists)
+        return loras.read_lists(self.addresses, lists)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""

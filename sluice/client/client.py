@@ -7,24 +7,12 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc_health.v1 import health_pb2
 
-from sluice.client import requests
+from sluice.client import loras, requests
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, from_rpc_error
 from sluice.client.feeds import CacheEvents, Steps
-from sluice.client.loras import (
-    AdapterFolder,
-    Folder,
-    LoraList,
-    RouterLoras,
-    Upload,
-    check_source,
-    load_request,
-    raise_read_error,
-    read_lists,
-    read_loaded,
-    read_unloaded,
-)
+from sluice.client.loras import AdapterFolder, Folder, LoraList, RouterLoras, Upload
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
@@ -142,17 +130,17 @@ class Client:
         `addresses`; a router that failed has an `error`, which is raised if all failed. Not repeated after a failure.
         Raises SluiceError, OSError for files that cannot be read, TypeError unless one of the two is given.
         """
-        check_source(path, folder)
+        loras.check_source(path, folder)
         if folder is None:
-            request = load_request(lora_id, path or "", model)
+            request = loras.load_request(lora_id, path or "", model)
             answers = self._each(lambda router: router.models.LoadLora, request, timeout)
         else:
             files = AdapterFolder(folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, map(iter, uploads), strict=True)
             answers = self._all(lambda router: router.models.UploadLora, calls, timeout)
-            raise_read_error(uploads)
-        return read_loaded(self.addresses, answers)
+            loras.raise_read_error(uploads)
+        return loras.read_loaded(self.addresses, answers)
 
     def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
         """Forget an adapter, at every router; requests that have begun keep it.
@@ -160,7 +148,9 @@ class Client:
         Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        return read_unloaded(self.addresses, self._each(lambda router: router.models.UnloadLora, request, timeout))
+        return loras.read_unloaded(
+            self.addresses, self._each(lambda router: router.models.UnloadLora, request, timeout)
+        )
 
     def list_loras(self, *, timeout: float | None = None) -> list[RouterLoras]:
         """The loaded adapters by id, as each router knows them: all know the same within seconds.
@@ -173,7 +163,7 @@ class Client:
             answers = self._all(lambda router: router.models.ListLoras, calls, timeout)
             for each, answer in zip(unread, answers, strict=True):
                 each.add(answer)
-        return read_lists(self.addresses, lists)
+        return loras.read_lists(self.addresses, lists)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
