@@ -152,9 +152,8 @@ class AsyncClient:
         Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        return loras.read_unloaded(
-            self.addresses, await self._each(lambda router: router.models.UnloadLora, request, timeout)
-        )
+        answers = await self._each(lambda router: router.models.UnloadLora, request, timeout)
+        return loras.read_unloaded(self.addresses, answers)
 
     async def list_loras(self, *, timeout: float | None = None) -> list[RouterLoras]:
         """The loaded adapters by id, as each router knows them: all know the same within seconds.
