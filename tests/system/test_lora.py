@@ -3,6 +3,7 @@ with, whatever is loaded, unloaded or killed meanwhile."""
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, read_lo
 from sluice.executor import LoRARequest
 from sluice.launch import Ring
 from tests.fakes.processes import LIMIT, wait_until
+from tests.system.test_examples import run
 from tests.trtllm.lora_tensors import lora_config
 
 # The engine's part, with peft.
@@ -24,6 +26,7 @@ oracle = pytest.importorskip("tests.engine_worker.lora.oracle")
 
 pytestmark = pytest.mark.timeout(300)
 
+ROOT = Path(__file__).parents[2]
 PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
 SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
 LONG = {**SHORT, "max_tokens": 200}
@@ -218,6 +221,24 @@ async def test_streams_with_adapters_survive_a_death(ring, client, folders, serv
             assert wait_until(lambda each=each: len(each.list_loras()[0].loras) == 2)
             assert tokens(each, lora_id="by-path") == wanted[0][: SHORT["max_tokens"]]
             assert tokens(each, lora_id="uploaded") == wanted[1][: SHORT["max_tokens"]]
+
+
+@pytest.mark.parametrize("page", ["lora.md", "executor.md"])
+def test_the_code_of_a_page(ring, client, folders, capsys, page) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "folder" in each)
+    # No other text is on the page: it is ours.
+    exec(code, {"address": ring.addresses, "folder": str(folders["all"])})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2
+    if page == "lora.md":
+        assert [line for line in lines if line.startswith("sql 8 ")]
+        assert [line for line in lines if "no adapter is loaded under this id" in line]
+
+
+def test_the_example(ring, folders) -> None:
+    found = run("lora.py", ring.addresses[0], str(folders["all"])).stdout
+    assert re.fullmatch(r"127\.0\.0\.1:\d+: Lora\(lora_id='mine'.*\)\nmine: '.*'\nmodel: '.*'\n", found)
 
 
 def test_as_a_library(folders, expected) -> None:
