@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ oracle = pytest.importorskip("tests.engine_worker.lora.oracle")
 
 pytestmark = pytest.mark.timeout(300)
 
+long = partial(pytest.param, marks=pytest.mark.long)
 ROOT = Path(__file__).parents[2]
 PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
 SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
@@ -206,7 +208,7 @@ async def test_streams_keep_the_weights_with_which_they_began(ring, client, fold
     assert tokens(client, lora_id="a") == expected["other"]
 
 
-@pytest.mark.parametrize("service", ["engine-0", "engine-1", "router-0", "router-1"])
+@pytest.mark.parametrize("service", [*("engine-0", "router-0"), *map(long, ("engine-1", "router-1"))])
 async def test_streams_with_adapters_survive_a_death(ring, client, folders, service) -> None:
     load(client, "by-path", folders["all"], "path")
     load(client, "uploaded", folders["attention"], "upload")
