@@ -23,6 +23,10 @@ MAX_LOADING = 64
 """Adapters that load, or wait for a thread or for host memory, beside those that requests wait for."""
 
 
+class AdapterChangedError(AdapterError):
+    """The folder has other files than those that were asked for."""
+
+
 class Loaded(NamedTuple):
     version: str
     weights: AdapterWeights
@@ -181,6 +185,10 @@ class AdapterLibrary:
     def _take(self, loading: Loading, future: "Future[Loaded]") -> None:
         try:
             loaded = future.result()
+        except AdapterChangedError as error:
+            # Another engine may still hold it.
+            loading.end(_fault(ErrorCode.ADAPTER_MISSING, str(error)))
+            return
         except AdapterError as error:
             loading.end(
                 Fault(ErrorCode.INVALID_ARGUMENT.name, f"the adapter cannot be served: {error}", "spec.lora_id")
@@ -216,7 +224,7 @@ class AdapterLibrary:
         folder = self._allowed(path)
         files = read_files(folder, self._targets.values(), self._max_rank)
         if version is not None and files.version != version:
-            raise AdapterError(f"{path} holds other files than when the adapter was loaded")
+            raise AdapterChangedError(f"{path} holds other files than when the adapter was loaded")
         return self._read(files)
 
     def _allowed(self, path: str) -> Path:

@@ -135,9 +135,12 @@ class Adapters:
         version = message.version
         if self._library is None or version in self._offered:
             return
-        if message.index == 0:
-            self._uploads[version] = _Upload(message.count)
         upload = self._uploads.get(version)
+        if upload is None and message.index == 0:
+            upload = self._uploads[version] = _Upload(message.count)
+        if upload is not None and message.index < len(upload.parts):
+            # Two routers send the same files at once, or one of them does so again.
+            return
         if upload is None or message.index != len(upload.parts) or message.count != upload.count:
             # A part before this one was lost, with a connection: the router sends all of them again.
             self._drop_upload(version, "part_out_of_order")

@@ -1,7 +1,8 @@
 """sluice.v1.ModelService: the served model and its LoRA adapters."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.api.rpc import Context
@@ -18,6 +19,8 @@ from sluice.v1 import admin_pb2 as pb
 LOAD_SECONDS = 300.0
 """For each engine to load an adapter."""
 DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
+MAX_UPLOADS = 4
+"""At a time: each may take twice its size in memory."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class ModelService:
     _model: Model
     _dispatcher: Dispatcher
     _adapters: Adapters
+    _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
     async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[self._describe()])
@@ -52,6 +56,14 @@ class ModelService:
     async def upload_lora(self, messages: AsyncIterator[Any], context: Context) -> pb.UploadLoraResponse:
         """Raises RequestError."""
         _check_admin(context)
+        if self._uploads.locked():
+            raise RequestError(ErrorCode.OVERLOADED, f"{MAX_UPLOADS} uploads are under way: try again later")
+        async with self._uploads:
+            adapter_id, files = await self._receive(messages)
+            entry = await self._adapters.load_files(adapter_id, files, LOAD_SECONDS)
+        return pb.UploadLoraResponse(lora=_message(entry))
+
+    async def _receive(self, messages: AsyncIterator[Any]) -> tuple[str, AdapterFiles]:
         header: pb.UploadLoraHeader | None = None
         weights = bytearray()
         async for message in messages:
@@ -70,9 +82,7 @@ class ModelService:
                 raise RequestError.invalid([Violation("data", most)])
         if header is None or not weights or not header.config_json:
             raise RequestError.invalid([Violation("part", "must have a header with config_json, then data")])
-        files = AdapterFiles(header.config_json, bytes(weights))
-        entry = await self._adapters.load_files(header.lora_id, files, LOAD_SECONDS)
-        return pb.UploadLoraResponse(lora=_message(entry))
+        return header.lora_id, AdapterFiles(header.config_json, bytes(weights))
 
     async def unload_lora(self, message: pb.UnloadLoraRequest, context: Context) -> pb.UnloadLoraResponse:
         """Raises RequestError."""

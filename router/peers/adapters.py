@@ -94,6 +94,8 @@ class Adapters:
     async def load_files(self, adapter_id: str, files: AdapterFiles, seconds: float) -> AdapterEntry:
         """The same with uploaded files."""
         self._check_room(adapter_id)
+        # Its hash takes a second per GiB.
+        await asyncio.to_thread(lambda: files.version)
         with self.files.using(files):
             version = files.version
             answers = await self._on_all_engines(lambda engine: self._load(engine, "", version, seconds))
@@ -269,5 +271,5 @@ class Adapters:
 
 
 def _load_error(engine: str, code: ErrorCode, message: str, path: str) -> RequestError:
-    field = "path" if path else "weights"
+    field = "path" if path else "the files"
     return RequestError.invalid([Violation(field, f"cannot be loaded by {engine}: {message}", private=True)], code)

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.common import MaxTokens, Seed, Server, Temperature, asks_server, describe, fail, notes, print_error
+from sluice.cli.common import (
+    Adapter,
+    MaxTokens,
+    Seed,
+    Server,
+    Temperature,
+    asks_server,
+    describe,
+    fail,
+    notes,
+    print_error,
+)
 from sluice.cli.generate import print_stream
 from sluice.client import Client, Options, SluiceError, Unavailable
 
@@ -23,9 +34,10 @@ def chat(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
+    lora: Adapter = None,
 ) -> None:
     """Chat with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D quits."""
-    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed, lora_id=lora)
     with server.client() as client:
         check_chat(client)
         Conversation(client, system, options).run()

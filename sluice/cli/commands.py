@@ -11,6 +11,7 @@ from sluice.cli.chat import chat
 from sluice.cli.generate import generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
+from sluice.cli.lora import lora
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
@@ -33,6 +34,7 @@ app.command()(call)
 app.command()(cache_events)
 app.command()(serving_version)
 app.command()(keygen)
+app.add_typer(lora, name="lora")
 app.add_typer(protos, name="protos")
 
 

@@ -18,6 +18,7 @@ Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: t
 TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: from all")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this probability mass")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text")]
+Adapter = Annotated[str | None, typer.Option(help="LoRA adapter to use, by its id")]
 PEM = {"exists": True, "dir_okay": False}
 
 

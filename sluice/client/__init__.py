@@ -5,6 +5,8 @@ from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
 from sluice.client.engine_calls import RankAnswer
 from sluice.client.errors import (
+    AdapterMissing,
+    AdapterNotFound,
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
@@ -23,6 +25,7 @@ from sluice.client.errors import (
     Violation,
 )
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
+from sluice.client.loras import Lora, LoraWeights, RouterLoras, read_lora
 from sluice.client.options import KvCache, Message, Options, Prompt, TokenRangeRetention
 from sluice.client.results import (
     Chunk,
@@ -39,11 +42,11 @@ from sluice.client.serving_version import ServingVersion
 from sluice.client.streams import AsyncStream, Stream
 
 __all__ = [
-    "DEFAULT_ADDRESS", "AlreadyExists", "AsyncCacheEvents", "AsyncClient", "AsyncSteps", "AsyncStream", "CacheEvents",
-    "Cancelled", "Chunk", "Client",
-    "ClientOptions", "DeadlineExceeded", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache",
-    "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
-    "Overloaded", "Poison", "Prompt", "RankAnswer", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream",
-    "Tensor", "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated",
-    "Unavailable", "Usage", "Violation",
+    "DEFAULT_ADDRESS", "AdapterMissing", "AdapterNotFound", "AlreadyExists", "AsyncCacheEvents", "AsyncClient",
+    "AsyncSteps", "AsyncStream", "CacheEvents", "Cancelled", "Chunk", "Client", "ClientOptions", "DeadlineExceeded",
+    "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora", "LoraWeights", "LostEvents",
+    "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output", "Overloaded", "Poison",
+    "Prompt", "RankAnswer", "RouterLoras", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor",
+    "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable",
+    "Usage", "Violation", "read_lora",
 ]  # fmt: skip

@@ -1,17 +1,18 @@
 """The blocking client."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from sluice.client import requests
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Routers, any_yes
+from sluice.client import loras, requests
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, from_rpc_error
 from sluice.client.feeds import CacheEvents, Steps
+from sluice.client.loras import AdapterFolder, Folder, LoraList, RouterLoras, Upload
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
@@ -113,6 +114,57 @@ class Client:
         request = admin_pb2.SetServingVersionRequest(version=version)
         return read_set(self.addresses, self._each(lambda router: router.admin.SetServingVersion, request, timeout))
 
+    def load_lora(
+        self,
+        lora_id: str,
+        *,
+        path: str | None = None,
+        folder: Folder | None = None,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> list[RouterLoras]:
+        """Load a LoRA adapter on all engines, under an id that requests name as `lora_id`: at every router.
+
+        `path` is a folder on the engines' machines, `folder` one on this machine, as peft saves it, whose files are
+        uploaded. An id that is loaded again stands for the new weights from then on. The answers are in the order of
+        `addresses`; a router that failed has an `error`, which is raised if all failed. Not repeated after a failure.
+        Raises SluiceError, OSError for files that cannot be read, TypeError unless one of the two is given.
+        """
+        loras.check_source(path, folder)
+        if folder is None:
+            request = loras.load_request(lora_id, path or "", model)
+            answers = self._each(lambda router: router.models.LoadLora, request, timeout)
+        else:
+            files = AdapterFolder(folder)
+            uploads = [Upload(lora_id, files, model) for _ in self.addresses]
+            calls = zip(self._routers.all, map(iter, uploads), strict=True)
+            answers = self._all(lambda router: router.models.UploadLora, calls, timeout)
+            loras.raise_read_error(uploads)
+        return loras.read_loaded(self.addresses, answers)
+
+    def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
+        """Forget an adapter, at every router; requests that have begun keep it.
+
+        Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
+        """
+        request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
+        return loras.read_unloaded(
+            self.addresses, self._each(lambda router: router.models.UnloadLora, request, timeout)
+        )
+
+    def list_loras(self, *, timeout: float | None = None) -> list[RouterLoras]:
+        """The loaded adapters by id, as each router knows them: all know the same within seconds.
+
+        Answers and errors are as those of `load_lora`.
+        """
+        lists = [LoraList(router) for router in self._routers.all]
+        while unread := [each for each in lists if not each.is_complete]:
+            calls = [(each.router, each.next_request()) for each in unread]
+            answers = self._all(lambda router: router.models.ListLoras, calls, timeout)
+            for each, answer in zip(unread, answers, strict=True):
+                each.add(answer)
+        return loras.read_lists(self.addresses, lists)
+
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
@@ -163,10 +215,14 @@ class Client:
 
     def _each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
         """The answer or the error of each router."""
+        return self._all(method, [(router, request) for router in self._routers.all], timeout)
+
+    def _all(self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None) -> list[Any]:
+        """The answer or the error of each call; all run at once."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
         metadata = self._routers.metadata
-        calls = [method(each).future(request, timeout=left, metadata=metadata) for each in self._routers.all]
-        return [_answer(call) for call in calls]
+        running = [method(router).future(request, timeout=left, metadata=metadata) for router, request in calls]
+        return [_answer(call) for call in running]
 
 
 def _answer(call: Any) -> Any:

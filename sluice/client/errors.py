@@ -62,6 +62,14 @@ class ModelChanged(SluiceError):
     """A stream broke, and no engine serves the model it began with any more: send the request again from the start."""
 
 
+class AdapterNotFound(SluiceError):
+    """No LoRA adapter is loaded under this id."""
+
+
+class AdapterMissing(SluiceError):
+    """The uploaded files of a LoRA adapter are on no router and no engine any more: upload them again."""
+
+
 class AlreadyExists(SluiceError):
     """A running request has this request_id."""
 
@@ -124,7 +132,13 @@ _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
 
-_BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged, "POISON": Poison}
+_BY_REASON: dict[str, type[SluiceError]] = {
+    "ADAPTER_MISSING": AdapterMissing,
+    "ADAPTER_NOT_FOUND": AdapterNotFound,
+    "DRAINING": Unavailable,
+    "MODEL_CHANGED": ModelChanged,
+    "POISON": Poison,
+}
 
 # gRPC reports some broken connections by other statuses than UNAVAILABLE: known by lower-case parts of their messages.
 CONNECTION_LOST = {

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
+from sluice.client.loras import LoraWeights
+
 Message = Mapping[str, str]
 """A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool"."""
 
@@ -48,6 +50,8 @@ class Options(TypedDict, total=False):
     n: int | None
     best_of: int | None
     lora_id: str | None
+    lora_weights: LoraWeights | None
+    """See `read_lora`."""
     prompt_adapter_id: str | None
     priority: Literal["low", "normal", "high"] | None
     time_limit: Seconds | None

@@ -1,6 +1,12 @@
 """Generation as a library, with TensorRT-LLM's names: `with GenerationExecutor.create() as executor: …`."""
 
-from sluice.executor.config import CapacitySchedulerPolicy, ContextChunkingPolicy, KvCacheConfig, SchedulerConfig
+from sluice.executor.config import (
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    KvCacheConfig,
+    PeftCacheConfig,
+    SchedulerConfig,
+)
 from sluice.executor.errors import CollectiveRpcError, RequestError
 from sluice.executor.executor import GenerationExecutor
 from sluice.executor.kv_cache_events import (
@@ -38,7 +44,7 @@ __all__ = [
     "ContextChunkingPolicy", "Deadline", "GenerationExecutor", "GenerationRequest", "GenerationResult",
     "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KVCacheCreatedData", "KVCacheEvent",
     "KVCacheEventDiff", "KVCacheRemovedData", "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUpdatedData",
-    "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob", "Priority", "RequestError",
-    "RequestStage", "RequestStats", "Response", "Result", "SamplingParams", "SchedulerConfig", "StaticBatchingStats",
-    "TokenRangeRetentionConfig", "UniqueToken",
+    "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob", "PeftCacheConfig", "Priority",
+    "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams", "SchedulerConfig",
+    "StaticBatchingStats", "TokenRangeRetentionConfig", "UniqueToken",
 ]  # fmt: skip

@@ -5,13 +5,19 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from sluice.client import AsyncClient, Chunk, Generation, Overloaded
+from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, Generation, Overloaded
+from sluice.executor.adapters import Adapters
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
 
+T = TypeVar("T")
+
 # If an overloaded server suggests no time.
 RETRY_SECONDS = 1.0
+# Of an adapter: a second time if the server has lost it, as after a restart of all its services.
+LOADS = 2
 
 
 class _OutOfTimeError(Exception):
@@ -37,6 +43,8 @@ class PendingCall:
         """The server may know the request."""
         self.dropped = False
         """Aborted or cancelled by this side."""
+        self.begun = False
+        """A part of the answer has come."""
         self.task: asyncio.Task[None]
         self._request = request
         self._submitted_at = time.monotonic()
@@ -44,12 +52,12 @@ class PendingCall:
         self._patient = patient
         self._on_end = on_end
 
-    async def run(self, client: AsyncClient, room: asyncio.Semaphore) -> None:
-        """Wait for room, send, and queue the response. Raises SluiceError, TypeError."""
+    async def run(self, client: AsyncClient, adapters: Adapters, room: asyncio.Semaphore) -> None:
+        """Wait for room, send, and queue the response. Raises SluiceError, TypeError, ValueError, OSError."""
         try:
             await self._in_time(room.acquire)
             try:
-                await self._send(client)
+                await self._send(client, adapters)
             finally:
                 room.release()
         except _OutOfTimeError:
@@ -61,20 +69,31 @@ class PendingCall:
         if self._on_end is not None:
             self._on_end()
 
-    async def _send(self, client: AsyncClient) -> None:
+    async def _send(self, client: AsyncClient, adapters: Adapters) -> None:
         clamped = await self._clamp_retention(client)
-        while True:
-            request = self._with_time_left(clamped)
-            self.sent = True
-            try:
-                await (self._stream(client, request) if request.streaming else self._whole(client, request))
-                return
-            except Overloaded as error:
-                if not self._patient:
-                    raise
-                delay = error.retry_after or RETRY_SECONDS
-            self.sent = False
-            await self._in_time(partial(asyncio.sleep, delay))
+        with adapters.use(clamped.lora_request) as adapter:
+            loads = LOADS
+            while True:
+                try:
+                    loading = None if adapter is None else await self._in_time(partial(adapters.load, adapter))
+                    await self._ask(client, self._with_time_left(clamped))
+                    return
+                except Overloaded as error:
+                    if not self._patient:
+                        raise
+                    delay = error.retry_after or RETRY_SECONDS
+                except (AdapterNotFound, AdapterMissing):
+                    loads -= 1
+                    if adapter is None or loading is None or self.begun or not loads:
+                        raise
+                    adapters.lose(adapter, loading)
+                    delay = 0.0
+                self.sent = False
+                await self._in_time(partial(asyncio.sleep, delay))
+
+    async def _ask(self, client: AsyncClient, request: GenerationRequest) -> None:
+        self.sent = True
+        await (self._stream(client, request) if request.streaming else self._whole(client, request))
 
     async def _clamp_retention(self, client: AsyncClient) -> GenerationRequest:
         """Cut the retention ranges to the prompt, so that one configuration fits prompts of any length."""
@@ -95,10 +114,10 @@ class PendingCall:
         left = self._seconds_left()
         return request if left is None else replace(request, allotted_time_ms=1000 * left)
 
-    async def _in_time(self, wait: Callable[[], Awaitable[object]]) -> None:
+    async def _in_time(self, wait: Callable[[], Awaitable[T]]) -> T:
         try:
             async with asyncio.timeout(self._seconds_left()):
-                await wait()
+                return await wait()
         except TimeoutError:
             raise _OutOfTimeError from None
 
@@ -121,6 +140,7 @@ class PendingCall:
         last: Chunk | None = None
         stream = client.stream(request.inputs, **request.client_options(self.wire_id))
         async for chunk in stream:
+            self.begun = True
             # Hold back the end of an output: if it is the last one, it must be read together with the request's end.
             if last is not None:
                 self._queue.put(last)

@@ -1,7 +1,7 @@
 """TensorRT-LLM's configuration classes, and the engine settings that they translate to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -51,6 +51,37 @@ class KvCacheConfig:
             "kv_event_buffer": self.event_buffer_max_size or None,
         }
         return _given(settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftCacheConfig:
+    """The memory of each engine for LoRA adapters. None: the engine's default."""
+
+    max_adapter_size: int | None = None
+    """Largest rank of an adapter."""
+    optimal_adapter_size: int | None = None
+    """Ranks in a page of memory."""
+    device_cache_percent: float | None = None
+    """Part of the free device memory, from 0 to 1."""
+    num_device_module_layer: int | None = None
+    """Instead: adapters on the device, in ranks of one linear map of one layer."""
+    host_cache_size: int | None = None
+    """Bytes."""
+    num_host_module_layer: int | None = None
+    num_put_workers: int | None = None
+    """Threads that read adapters."""
+    lora_prefetch_dir: str | None = None
+    """Folder of adapters, one per folder in it, on the engines' machines."""
+
+    def engine_args(self) -> dict[str, Any]:
+        given = _given(asdict(self))
+        return {"lora": True, **{f"lora_{name.removeprefix('lora_')}": value for name, value in given.items()}}
+
+
+def adapter_args(enabled: bool, config: PeftCacheConfig | None) -> dict[str, Any]:
+    if config is None and not enabled:
+        return {}
+    return (config or PeftCacheConfig()).engine_args()
 
 
 A_CLASS = 'the name of your class as "module:Class"'

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack, overload
 
 from sluice.client import AsyncClient, ClientOptions, Prompt
 from sluice.executor.batch import BatchRun, batch_requests, is_batch
-from sluice.executor.config import KvCacheConfig, SchedulerConfig
+from sluice.executor.config import KvCacheConfig, PeftCacheConfig, SchedulerConfig, adapter_args
 from sluice.executor.errors import either, values_of
 from sluice.executor.kv_cache_events import KVCacheEvent
 from sluice.executor.local import LocalRing
@@ -59,6 +59,8 @@ class GenerationExecutor:
         enable_chunked_context: bool | None = None,
         kv_cache_config: KvCacheConfig | None = None,
         scheduler_config: SchedulerConfig | None = None,
+        enable_lora: bool = False,
+        peft_cache_config: PeftCacheConfig | None = None,
         iter_stats_max_iterations: int = MAX_ITERATIONS,
         max_in_flight: int = MAX_IN_FLIGHT,
         draft_model: str | None = None,
@@ -70,8 +72,9 @@ class GenerationExecutor:
         `model` is a checkpoint folder or a hub id (None: the bundled tiny model), `revision` a branch, tag or commit.
         `num_postprocess_workers` is the number of detokenizers, `draft_model` a folder or hub id, see
         docs/speculation.md. `engine_args` are further settings of `engine_worker`, `ring_options` those of
-        `sluice.launch.Ring`. The newest `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`.
-        Raises CheckpointError, ValueError, TypeError, RingError.
+        `sluice.launch.Ring`. Requests can use LoRA adapters with `enable_lora`, or a `peft_cache_config`. The newest
+        `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`. Raises CheckpointError, ValueError,
+        TypeError, RingError.
         """
         settings = {
             "max_batch_size": max_batch_size,
@@ -80,6 +83,7 @@ class GenerationExecutor:
             "draft_model": draft_model,
             **(kv_cache_config or KvCacheConfig()).engine_args(),
             **(scheduler_config or SchedulerConfig()).engine_args(),
+            **adapter_args(enable_lora, peft_cache_config),
             **(engine_args or {}),
         }
         ring = LocalRing(
@@ -91,7 +95,8 @@ class GenerationExecutor:
             **ring_options,
         )
         try:
-            return cls(Session(ring.addresses, max_in_flight, iter_stats_max_iterations, ClientOptions()), ring)
+            session = Session(ring.addresses, max_in_flight, iter_stats_max_iterations, ClientOptions(), is_own=True)
+            return cls(session, ring)
         except BaseException:
             ring.close()
             raise

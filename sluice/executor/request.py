@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from os import fspath
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
@@ -72,9 +73,34 @@ class KvCacheRetentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """A LoRA adapter, by the name under which it was loaded."""
+    """A LoRA adapter. With a path it is loaded when a request first uses it; without, the server knows the name.
+
+    Raises TypeError.
+    """
 
     lora_name: str
+    """The id on the server: one adapter per name."""
+    lora_int_id: int = 0
+    """The name identifies an adapter, so this only must be the same for all requests with the name."""
+    lora_path: str = ""
+    """Folder, as peft saves it: on this machine if the executor started its own ring, else on the engines'."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lora_path", fspath(self.lora_path))
+        for name, kind in (("lora_name", str), ("lora_int_id", int), ("lora_path", str)):
+            _check(name, getattr(self, name), kind)
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
 
 
 class CommonOptions(TypedDict, total=False):

@@ -21,6 +21,7 @@ from sluice.client import (
     SluiceError,
     Unauthenticated,
 )
+from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
@@ -44,10 +45,19 @@ FULL_SECONDS = 0.1
 
 
 class Session:
-    """Sends calls, at most `max_in_flight` at once. Thread-safe. Raises SluiceError if no server answers."""
+    """Sends calls, at most `max_in_flight` at once. Thread-safe. Raises SluiceError if no server answers.
+
+    `is_own`: the server is this executor's alone.
+    """
 
     def __init__(
-        self, addresses: str | Sequence[str], max_in_flight: int, max_iterations: int, client_options: ClientOptions
+        self,
+        addresses: str | Sequence[str],
+        max_in_flight: int,
+        max_iterations: int,
+        client_options: ClientOptions,
+        *,
+        is_own: bool = False,
     ) -> None:
         self.steps = StepsLog(max_iterations)
         self.cache_events = KVCacheEventLog()
@@ -61,6 +71,7 @@ class Session:
         self._loop = _shared_loop(self._owner)
         self._room = asyncio.Semaphore(max_in_flight)
         self._client = self._wait(_make_client(addresses, client_options))
+        self._adapters = Adapters(self._client, uploads=is_own)
         try:
             self._wait(self._connect())
         except BaseException:
@@ -156,7 +167,7 @@ class Session:
 
     def _start(self, call: PendingCall) -> None:
         self._calls[call.wire_id] = call
-        call.task = self._loop.create_task(call.run(self._client, self._room))
+        call.task = self._loop.create_task(call.run(self._client, self._adapters, self._room))
         call.task.add_done_callback(partial(self._on_end, call))
 
     def _on_end(self, call: PendingCall, task: "asyncio.Task[None]") -> None:
@@ -228,7 +239,7 @@ class Session:
         tasks = [*self._background, *(call.task for call in self._calls.values())]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._adapters.close(), return_exceptions=True)
         await self._client.close()
 
 

@@ -1,6 +1,7 @@
 """LoRA adapters on the ring: what a request names, an adapter's files, and the messages that load them."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated
 
@@ -37,7 +38,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """Its folder on the engines' machines; empty: its files were uploaded."""
 
 
-class AdapterFiles(msgspec.Struct, frozen=True, array_like=True):
+class AdapterFiles(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The two files of an adapter as peft saves it."""
 
     config: bytes
@@ -45,8 +46,9 @@ class AdapterFiles(msgspec.Struct, frozen=True, array_like=True):
     weights: bytes
     """adapter_model.safetensors."""
 
-    @property
+    @cached_property
     def version(self) -> str:
+        """Takes a second per GiB, once."""
         digest = blake2b(digest_size=VERSION_BYTES, person=b"sluice-lora")
         for data in (self.config, self.weights):
             # Each is preceded by its length: otherwise different files could give the same bytes.

@@ -34,6 +34,11 @@ class PeftCacheConfig:
 
 
 @dataclass
+class NoAdapters(PeftCacheConfig):
+    """Of an `ExecutorConfig` that was given none: its engines serve no adapters."""
+
+
+@dataclass
 class LogitsPostProcessorConfig:
     processor_map: dict[str, Processor] | None = None
     processor_batched: Processor | None = None
@@ -77,7 +82,7 @@ class ExecutorConfig(Checked):
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
     parallel_config: ParallelConfig | None = None
-    peft_cache_config: PeftCacheConfig = field(default_factory=PeftCacheConfig)
+    peft_cache_config: PeftCacheConfig = field(default_factory=NoAdapters)
     logits_post_processor_config: LogitsPostProcessorConfig | None = None
     decoding_config: DecodingConfig | None = None
     use_gpu_direct_storage: bool = False

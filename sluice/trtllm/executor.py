@@ -15,13 +15,14 @@ from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.enums import ModelType
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.kv_cache_events import KVCacheEventManager
+from sluice.trtllm.lora_tasks import LoraTasks
 from sluice.trtllm.open_request import OpenRequest
 from sluice.trtllm.read_statistics import read_request, read_step
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
 from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
 from sluice.trtllm.to_request import Translator
-from sluice.trtllm.to_ring import is_static, ring_arguments
+from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
 from sluice.trtllm.words import Words
 
 Timeout = timedelta | float | None
@@ -50,8 +51,10 @@ class Executor:
         self._max_request_stats = executor_config.request_stats_max_iterations
         self._keeps_events = executor_config.kv_cache_config.event_buffer_max_size > 0
         self._keeps_steps = executor_config.iter_stats_max_iterations > 0
+        prefetch = executor_config.peft_cache_config.lora_prefetch_dir
+        self._tasks = LoraTasks(checkpoint.config, prefetch) if has_adapters(executor_config) else None
         self._translator = Translator(
-            Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width
+            Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width, self._tasks
         )
         self._open: dict[int, GenerationResult] = {}
         # By result, not by id: another thread may still hold a part of a request whose end was read.
@@ -138,19 +141,21 @@ class Executor:
 
     def shutdown(self) -> None:
         """Wait for the requests that run, then stop the ring. Idempotent."""
-        try:
-            self._executor.shutdown()
-        finally:
-            self._shut_down = True
+        self._end(abort=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(abort=kind is not None)
+
+    def _end(self, *, abort: bool) -> None:
         try:
-            self._executor.shutdown(abort=kind is not None)
+            self._executor.shutdown(abort=abort)
         finally:
             self._shut_down = True
+            if self._tasks is not None:
+                self._tasks.close()
 
     def _await_any(self, timeout: Timeout) -> list[Response]:
         deadline = executor.Deadline(timeout)

@@ -1,15 +1,34 @@
-"""Inputs of a request beside its tokens. They can be made and pickled; no model here takes them yet."""
+"""Inputs of a request beside its tokens. All can be made and pickled; of these, models here take LoRA adapters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.trtllm.errors import OptionError
+
 
 @dataclass(eq=False)
 class LoraConfig:
+    """Raises OptionError for tensors of a wrong shape."""
+
     task_id: int
     weights: Any = None
+    """[rows, values]: of each row A [r, inputs], then B [outputs, r], then padding. None: an earlier request had it."""
     config: Any = None
+    """[rows, 3]: module id, layer, r; [rows, 4] with whether it is DoRA."""
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            return
+        if self.config is None:
+            raise OptionError("Request for LoRA inference with lora weights must also have lora config")
+        for name in ("weights", "config"):
+            if len(getattr(self, name).shape) != 2:
+                raise OptionError(f"Expected {name} tensor to have 2 dimensions")
+        if self.config.shape[0] != self.weights.shape[0]:
+            raise OptionError("Expected dim 0 of lora weights and lora config to have the same size")
+        if self.config.shape[1] not in (3, 4):
+            raise OptionError(f"LoraConfig.config has {self.config.shape[1]} columns, must have 3 or 4")
 
 
 @dataclass(eq=False)

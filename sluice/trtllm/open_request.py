@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sluice import executor
+from sluice.client import AdapterMissing, AdapterNotFound
 from sluice.executor import GenerationResult
 from sluice.trtllm.enums import FinishReason
+from sluice.trtllm.lora_tasks import not_cached
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response, Result
 from sluice.trtllm.tensors import WantedTensors
@@ -47,6 +49,7 @@ class OpenRequest:
         self._prompt = list(request.input_token_ids) if with_prompt else []
         self._max_tokens = request.max_tokens
         self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
+        self._task_id = None if request.lora_config is None else request.lora_config.task_id
         self._tensors = WantedTensors(request.output_config, len(request.input_token_ids))
         self._outputs = [Output() for _ in range(num_outputs)]
         self._beams: list[Result] | None = [] if searches else None
@@ -85,13 +88,18 @@ class OpenRequest:
 
     def read(self, result: GenerationResult, response: executor.Response) -> list[Response]:
         if response.error is not None:
-            return [Response(response.request_id, str(response.error.error), response.client_id)]
+            return [Response(response.request_id, self._message(response.error.error), response.client_id)]
         assert response.result is not None  # noqa: S101  # it has one or the other
         with self._lock:
             results = self._results(result, response.result, _reason(result, response.result))
             if self._beams is not None:
                 results = self._joined(self._beams, results)
         return [Response(response.request_id, each, response.client_id) for each in results]
+
+    def _message(self, error: Exception) -> str:
+        if self._task_id is not None and isinstance(error, AdapterNotFound | AdapterMissing):
+            return not_cached(self._task_id)
+        return str(error)
 
     def _results(self, result: GenerationResult, received: executor.Result, reason: FinishReason) -> list[Result]:
         output = self._outputs[received.sequence_index]

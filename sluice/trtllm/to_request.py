@@ -12,6 +12,7 @@ from sluice.trtllm.cache_config import KvCacheRetentionConfig
 from sluice.trtllm.enums import KvCacheTransferMode
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.guided import GuidedDecodingParams, GuideType
+from sluice.trtllm.lora_tasks import LoraTasks
 from sluice.trtllm.request import DEFAULT_PRIORITY, Request
 from sluice.trtllm.sampling import OutputConfig, SamplingConfig
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
@@ -20,7 +21,7 @@ from sluice.trtllm.words import Words
 log = logging.getLogger("sluice.trtllm")
 NO_END = -1
 DECODER_ONLY = "only decoder-only models are served"
-LORA = "LoRA adapters are not implemented"
+NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is given"
 EMBEDDINGS = "prompt embeddings are not implemented"
 MODEL_DRAFTS = "only the drafts of external_draft_tokens_config and of engines' n-grams are implemented"
 REQUEST_REASONS = {
@@ -28,7 +29,6 @@ REQUEST_REASONS = {
     "multimodal_input": EMBEDDINGS,
     "multimodal_embedding": EMBEDDINGS,
     "mrope_config": EMBEDDINGS,
-    "lora_config": LORA,
     "lookahead_config": MODEL_DRAFTS,
     "eagle_config": MODEL_DRAFTS,
     "logits_post_processor": "name one of ExecutorConfig.logits_post_processor_config in logits_post_processor_name",
@@ -76,6 +76,8 @@ class Translator:
     words: Words
     vocab_size: int
     max_beam_width: int
+    tasks: LoraTasks | None = None
+    """None: the executor serves no adapters."""
 
     def translate(self, request: Request) -> GenerationRequest:
         _check(request)
@@ -86,12 +88,20 @@ class Translator:
             list(map(int, request.input_token_ids)),
             self._sampling_params(request),
             request.streaming,
+            self._adapter(request),
             kv_cache_retention_config=_retention(request.kv_cache_retention_config),
             client_id=request.client_id,
             priority=_priority(request.priority),
             allotted_time_ms=request.allotted_time_ms,
             **_drafts(request.external_draft_tokens_config),
         )
+
+    def _adapter(self, request: Request) -> executor.LoRARequest | None:
+        if request.lora_config is None:
+            return None
+        if self.tasks is None:
+            raise UnsupportedOptionError("Request.lora_config", NO_ADAPTERS)
+        return self.tasks.find(request.lora_config)
 
     def _sampling_params(self, request: Request) -> SamplingParams:
         params = replace(

@@ -10,6 +10,7 @@ from sluice.trtllm.config import (
     ExecutorConfig,
     ExtendedRuntimePerfKnobConfig,
     LogitsPostProcessorConfig,
+    NoAdapters,
     PeftCacheConfig,
     Processor,
 )
@@ -48,7 +49,12 @@ ORCHESTRATOR_REASONS = {
     "orch_leader_comm": "there are no MPI ranks: the executor starts its own services",
     "spawn_processes": "every executor starts its own services",
 }
-LORA_REASONS = dict.fromkeys(PeftCacheConfig.__dataclass_fields__, "LoRA adapters are not implemented")
+PEFT_REASONS = {
+    "num_ensure_workers": "adapters are copied to the device by the engine's own thread",
+    "num_copy_streams": "adapters are copied to the device by the engine's own thread",
+    "max_pages_per_block_host": "pages are not grouped into blocks",
+    "max_pages_per_block_device": "pages are not grouped into blocks",
+}
 SPEED_ONLY = ("recv_poll_period_ms", "max_seq_idle_microseconds")
 
 
@@ -66,10 +72,15 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
         "enable_chunked_context": config.enable_chunked_context or None,
         "kv_cache_config": _kv_cache(config.kv_cache_config),
         "scheduler_config": _scheduler(config.scheduler_config, _policy(config)),
+        "peft_cache_config": _adapters(config.peft_cache_config) if has_adapters(config) else None,
         "iter_stats_max_iterations": max(config.iter_stats_max_iterations, config.request_stats_max_iterations),
         "engine_args": engine_args,
         "router_args": router_args,
     }
+
+
+def has_adapters(config: ExecutorConfig) -> bool:
+    return config.peft_cache_config != NoAdapters()
 
 
 def is_static(config: ExecutorConfig) -> bool:
@@ -97,7 +108,6 @@ def _check(config: ExecutorConfig) -> None:
     for each in config.additional_model_outputs or ():
         if each.name != HIDDEN_STATES:
             raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {each.name!r}", OUTPUTS)
-    refuse_changed(config.peft_cache_config, defaults.peft_cache_config, LORA_REASONS)
     if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
         raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")
     if (debug := config.debug_config) is not None and (
@@ -149,6 +159,21 @@ def _kv_cache(config: KvCacheConfig) -> executor.KvCacheConfig:
         host_cache_size=config.host_cache_size,
         max_attention_window=config.max_attention_window,
         event_buffer_max_size=config.event_buffer_max_size,
+    )
+
+
+def _adapters(config: PeftCacheConfig) -> executor.PeftCacheConfig:
+    refuse_changed(config, PeftCacheConfig(), PEFT_REASONS)
+    # lora_prefetch_dir is read here: its folders may have TensorRT-LLM's files.
+    return executor.PeftCacheConfig(
+        max_adapter_size=config.max_adapter_size,
+        optimal_adapter_size=config.optimal_adapter_size,
+        device_cache_percent=config.device_cache_percent,
+        # As there, 0 is unset.
+        num_device_module_layer=config.num_device_module_layer or None,
+        host_cache_size=config.host_cache_size,
+        num_host_module_layer=config.num_host_module_layer or None,
+        num_put_workers=config.num_put_workers,
     )
 
 

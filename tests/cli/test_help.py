@@ -22,6 +22,8 @@ from sluice.cli.commands import app
         ["stats"],
         ["call"],
         ["serving-version"],
+        ["lora"],
+        ["lora", "load"],
         ["keygen"],
         ["protos"],
         ["protos", "export"],

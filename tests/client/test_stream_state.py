@@ -219,3 +219,19 @@ def test_a_callers_own_resume_keeps_its_model() -> None:
     resume, _ = begin(pb.GenerationSpec(text="p", resume=[pb.ResumeFrom(token_ids=[1], model_fingerprint="old")]))
     assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
     assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
+
+
+@pytest.mark.parametrize("given", [{"lora_id": "sql"}, {"lora_weights": {"config_json": b"{}", "safetensors": b"w"}}])
+def test_a_stream_with_an_adapter_goes_on_with_its_weights(given) -> None:
+    """The fingerprint contains the adapter's version: the id may stand for other weights at the next attempt."""
+    resume, _ = begin(pb.GenerationSpec(text="p", sampling={"seed": 3}, **given))
+    model = "model." + "0f" * 16
+    for asked in ([], [model], [model]):
+        spec = resume.request(0.0).spec
+        assert [each.model_fingerprint for each in spec.resume] == asked
+        for name, value in given.items():
+            assert getattr(spec, name) == getattr(pb.GenerationSpec(**{name: value}), name)
+        known = sum(len(output.token_ids) for output in resume._outputs.values())
+        resume.on_event(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))
+        delta = pb.Delta(text="x", token_ids=[7], token_offset=known, token_count=1)
+        resume.on_event(pb.GenerateStreamResponse(sequence=2, delta=delta))

@@ -1,6 +1,7 @@
 """A gRPC server with scripted answers: what the clients and the command line are tested against."""
 # ruff: noqa: N802
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -51,6 +52,12 @@ def bad_request(field_name: str, description: str) -> Failure:
     )
 
 
+def adapter_not_found(lora_id: str) -> Failure:
+    """As of routers."""
+    info = error_details_pb2.ErrorInfo(reason="ADAPTER_NOT_FOUND", domain="sluice")
+    return Failure(grpc.StatusCode.NOT_FOUND, f"lora_id is {lora_id!r}; no adapter is loaded under this id", (info,))
+
+
 @dataclass
 class Script:
     """What the fake answers, and what it saw."""
@@ -82,6 +89,14 @@ class Script:
     """Of CallEngines."""
     info: admin_pb2.GetServerInfoResponse = field(default_factory=admin_pb2.GetServerInfoResponse)
     """Of GetServerInfo; SetServingVersion changes its version."""
+    loras: dict[str, admin_pb2.Lora] = field(default_factory=dict)
+    """By id; LoadLora, UploadLora and UnloadLora change them."""
+    max_loras: int = 1024
+    checks_loras: bool = False
+    """A request with another lora_id is refused."""
+    uploads: dict[str, list[bytes]] = field(default_factory=dict)
+    """By id: adapter_config.json, then the parts of the weights, of the latest upload."""
+    keeps_uploads: bool = True
     steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
     """Told one after the other; after that nothing more comes."""
     cache_events: list[admin_pb2.StreamCacheEventsResponse] = field(default_factory=list)
@@ -101,6 +116,7 @@ class FakeServer(
 
     def Generate(self, request: Any, context: Any) -> Any:
         self._note(request, context)
+        self._check_lora(request.spec.lora_id, context)
         text = "".join(self.script.texts)
         output = generation_pb2.Output(
             text=text, finish_reason=generation_pb2.FINISH_REASON_STOP_STRING, stop_string="!", seed=7
@@ -115,6 +131,7 @@ class FakeServer(
 
     def GenerateStream(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context, fail=self.script.fail_after is None)
+        self._check_lora(request.spec.lora_id, context)
         context.add_callback(self.script.gone.set)
         number = 0
         for event in self._events():
@@ -170,6 +187,47 @@ class FakeServer(
         self._note(request, context, fail=self.script.fail_after is None)
         model = admin_pb2.Model(name="tiny", max_context_tokens=1024, capabilities=self.script.capabilities)
         return admin_pb2.ListModelsResponse(models=[model])
+
+    def LoadLora(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        lora = self._add_lora(admin_pb2.Lora(lora_id=request.lora_id, path=request.path, rank=8, version="1"), context)
+        return admin_pb2.LoadLoraResponse(lora=lora)
+
+    def UploadLora(self, requests: Iterator[Any], context: Any) -> Any:
+        header = next(requests).header
+        self._note(header, context)
+        digest, parts = hashlib.sha256(header.config_json), self.script.uploads.setdefault(header.lora_id, [])
+        parts[:] = [header.config_json]
+        for request in requests:
+            digest.update(request.data)
+            if self.script.keeps_uploads:
+                parts.append(request.data)
+        lora = self._add_lora(admin_pb2.Lora(lora_id=header.lora_id, rank=8, version=digest.hexdigest()), context)
+        return admin_pb2.UploadLoraResponse(lora=lora)
+
+    def _add_lora(self, lora: Any, context: Any) -> Any:
+        loras = self.script.loras
+        if lora.lora_id not in loras and len(loras) >= self.script.max_loras:
+            Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many adapters").abort(context)
+        loras[lora.lora_id] = lora
+        return lora
+
+    def _check_lora(self, lora_id: str, context: Any) -> None:
+        if lora_id and self.script.checks_loras and lora_id not in self.script.loras:
+            adapter_not_found(lora_id).abort(context)
+
+    def UnloadLora(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        if self.script.loras.pop(request.lora_id, None) is None:
+            adapter_not_found(request.lora_id).abort(context)
+        return admin_pb2.UnloadLoraResponse()
+
+    def ListLoras(self, request: Any, context: Any) -> Any:
+        """Two in a page."""
+        self._note(request, context)
+        found = [lora for lora_id, lora in sorted(self.script.loras.items()) if lora_id > request.page_token]
+        token = found[1].lora_id if len(found) > 2 else ""
+        return admin_pb2.ListLorasResponse(loras=found[:2], next_page_token=token)
 
     def GetStats(self, request: Any, context: Any) -> Any:
         self._note(request, context)

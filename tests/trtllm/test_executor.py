@@ -201,8 +201,10 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
 
 
 def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
-    with pytest.raises(NotImplementedError, match="lora_config"):
-        executor.enqueue_request(trtllm.Request(PROMPT, 1, lora_config=trtllm.LoraConfig(1)))
+    tuning = trtllm.PromptTuningConfig(torch.ones(2, 2))
+    for option in ({"prompt_tuning_config": tuning}, {"lora_config": trtllm.LoraConfig(1)}):
+        with pytest.raises(NotImplementedError, match=next(iter(option))):
+            executor.enqueue_request(trtllm.Request(PROMPT, 1, **option))
     assert executor.get_num_responses_ready() == 0
 
 

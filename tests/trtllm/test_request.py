@@ -54,7 +54,7 @@ def test_pickled_and_back() -> None:
         embedding_bias=torch.arange(3.0),
         bad_words=[[4, 5]],
         allotted_time_ms=timedelta(milliseconds=2),
-        lora_config=trtllm.LoraConfig(1, torch.ones(1, 2)),
+        lora_config=trtllm.LoraConfig(1, torch.ones(1, 2), torch.ones(1, 3, dtype=torch.int32)),
     )
     copy = pickle.loads(pickle.dumps(request))
     assert (copy.input_token_ids, copy.max_tokens, copy.bad_words) == ([1, 2], 5, [[4, 5]])

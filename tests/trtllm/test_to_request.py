@@ -156,7 +156,7 @@ GDS = trtllm.KvCacheTransferMode.GDS
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"lora_config": trtllm.LoraConfig(1)}, "lora_config"),
+        ({"lora_config": trtllm.LoraConfig(1)}, "peft_cache_config is given"),
         ({"prompt_tuning_config": trtllm.PromptTuningConfig(torch.ones(2, 2))}, "prompt_tuning_config"),
         ({"multimodal_embedding": torch.ones(2, 2)}, "multimodal_embedding"),
         ({"lookahead_config": trtllm.LookaheadDecodingConfig(3, 5, 7)}, "lookahead_config"),

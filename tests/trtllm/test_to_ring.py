@@ -95,7 +95,8 @@ def cache(**options) -> dict:
         (cache(onboard_blocks=False), "onboard_blocks"),
         (cache(enable_partial_reuse=False), "enable_partial_reuse"),
         (cache(use_uvm=True), "use_uvm"),
-        ({"peft_cache_config": trtllm.PeftCacheConfig(num_put_workers=4)}, "num_put_workers"),
+        ({"peft_cache_config": trtllm.PeftCacheConfig(num_copy_streams=4)}, r"PeftCacheConfig\.num_copy_streams = 4"),
+        ({"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)}, "max_pages_per_block_host"),
         ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent"),
         ({"use_gpu_direct_storage": True}, "use_gpu_direct_storage"),
@@ -117,6 +118,25 @@ def cache(**options) -> dict:
 def test_what_cannot_be_done_is_named(options, named) -> None:
     with pytest.raises(NotImplementedError, match=named):
         ring_arguments(trtllm.ExecutorConfig(**options))
+
+
+def test_adapters_are_served_where_memory_for_them_is_configured(tmp_path) -> None:
+    assert ring_arguments(trtllm.ExecutorConfig())["peft_cache_config"] is None
+    given = trtllm.PeftCacheConfig(max_adapter_size=16, num_put_workers=2, host_cache_size=1 << 20)
+    assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=given))["peft_cache_config"].engine_args() == {
+        "lora": True,
+        "lora_max_adapter_size": 16,
+        "lora_optimal_adapter_size": 8,
+        "lora_host_cache_size": 1 << 20,
+        "lora_num_put_workers": 2,
+    }
+    changed = trtllm.ExecutorConfig()
+    assert isinstance(changed.peft_cache_config, trtllm.PeftCacheConfig)
+    changed.peft_cache_config.num_device_module_layer = 96
+    args = ring_arguments(changed)["peft_cache_config"].engine_args()
+    assert args["lora_num_device_module_layer"] == 96
+    assert "lora_num_host_module_layer" not in args
+    assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=trtllm.PeftCacheConfig()))["peft_cache_config"]
 
 
 def test_beams_need_the_policy_that_knows_of_forks() -> None:

@@ -86,6 +86,17 @@ def test_an_upload_with_a_hole_is_dropped_and_can_be_sent_again(desk):
     assert desk.take(*parts, load(2, version=parts[0].version))[0].version == parts[0].version
 
 
+def test_two_routers_that_send_the_same_files_at_once(desk):
+    """The parts come in turns, one router ahead of the other."""
+    parts = list(parts_of(files("x", 3 * PART_BYTES), EPOCH))
+    version, messages = parts[0].version, list(parts[:2])
+    for ahead, behind in zip([*parts[2:], load(1, version=version)], parts, strict=False):
+        messages += [ahead, behind]
+    messages += [*parts[len(parts) - 2 :], load(2, version=version)]
+    first, second = desk.take(*messages)
+    assert (first.version, second.version) == (version, version)
+
+
 def test_files_that_are_not_what_their_version_says_are_not_loaded(desk):
     parts = [replace(part, version=B.version) for part in parts_of(A, EPOCH)]
     (answer,) = desk.take(*parts, load(1, version=B.version))

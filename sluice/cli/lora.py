@@ -1,0 +1,103 @@
+"""`sluice lora`: the LoRA adapters that requests can name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sluice.cli.common import Server, asks_server, describe, fail, print_error
+from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS
+from sluice.client import Lora, RouterLoras
+
+LoraId = Annotated[str, typer.Argument(metavar="ID", help="The name under which requests use it")]
+LOAD_SECONDS = 360.0
+"""Longer than a router waits for its engines."""
+
+lora = typer.Typer(no_args_is_help=True)
+
+
+@lora.callback()
+def group() -> None:
+    """LoRA adapters: load, unload and list them, at every router in --address."""
+
+
+@lora.command()
+@asks_server
+def load(
+    server: Server,
+    lora_id: LoraId,
+    path: Annotated[str | None, typer.Argument(help="Folder on the engines' machines")] = None,
+    upload: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", exists=True, file_okay=False, help="Folder here, to be uploaded")
+    ] = None,
+) -> None:
+    """Load an adapter, as peft saves it, on every engine. Exit code 1 if a router failed."""
+    if (path is None) == (upload is None):
+        raise fail("give either PATH, a folder on the engines' machines, or --upload FOLDER")
+    with server.client(timeout=LOAD_SECONDS) as client:
+        try:
+            found = client.load_lora(lora_id, path=path, folder=upload)
+        except (OSError, ValueError) as error:
+            raise fail(f"--upload: {error}") from error
+    _report(found, "loaded")
+
+
+@lora.command()
+@asks_server
+def unload(server: Server, lora_id: LoraId) -> None:
+    """Forget an adapter; requests that have begun keep it. Exit code 1 if a router failed."""
+    with server.client(timeout=TIMEOUT_SECONDS) as client:
+        _report(client.unload_lora(lora_id), f"{lora_id} unloaded")
+
+
+@lora.command("list")
+@asks_server
+def list_loras(server: Server) -> None:
+    """List the adapters; if routers know different ones, those of each. Exit code 1 if a router failed."""
+    with server.client(timeout=TIMEOUT_SECONDS) as client:
+        found = client.list_loras()
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else FILE_WIDTH
+    answered = [each for each in found if each.error is None]
+    if len({each.loras for each in answered}) == 1:
+        console.print(_table(answered[0].loras))
+    else:
+        for each in answered:
+            console.print(f"{each.address}:", markup=False)
+            console.print(_table(each.loras))
+    _check(found)
+
+
+def _report(found: Sequence[RouterLoras], done: str) -> None:
+    for each in found:
+        if each.error is None:
+            print(f"{each.address}: {' '.join([*map(_line, each.loras), done])}")
+    _check(found)
+
+
+def _check(found: Sequence[RouterLoras]) -> None:
+    """Raises typer.Exit if a router failed."""
+    failed = [each for each in found if each.error is not None]
+    for each in failed:
+        if each.error is not None:
+            print_error(f"{each.address}: {describe(each.error, each.address)}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _line(found: Lora) -> str:
+    return f"{found.lora_id}, rank {found.rank}, version {found.version},"
+
+
+def _table(loras: Sequence[Lora]) -> Table:
+    table = Table(box=SIMPLE)
+    for name in ("id", "rank", "version", "path"):
+        table.add_column(name, justify="right" if name == "rank" else "left")
+    for each in loras:
+        table.add_row(escape(each.lora_id), str(each.rank), each.version, escape(each.path) or "uploaded")
+    return table

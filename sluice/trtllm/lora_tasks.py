@@ -1,0 +1,92 @@
+"""The LoRA adapters of an executor by task id: weights come with a task's first request, later ones name it."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+from weakref import finalize
+
+from sluice.executor import LoRARequest
+from sluice.trtllm.errors import OptionError
+from sluice.trtllm.lora import PeftFiles, to_peft
+from sluice.trtllm.model_inputs import LoraConfig
+
+log = logging.getLogger("sluice.trtllm")
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+THEIR_CONFIG, THEIR_WEIGHTS = "model.lora_config.npy", "model.lora_weights.npy"
+
+
+def not_cached(task_id: int) -> str:
+    """TensorRT-LLM's error, at which programs send the weights."""
+    return f"LoRA task {task_id} not found in cache. Please send LoRA weights with request"
+
+
+class LoraTasks:
+    """Thread-safe. Files are kept on disk, so that what a server has lost can be uploaded again."""
+
+    def __init__(self, model: Mapping[str, Any], prefetch_dir: str | None = None) -> None:
+        """`model`: its config.json. Raises OptionError, UnsupportedOptionError."""
+        self._model = model
+        self._folder = Path(mkdtemp(prefix="sluice-lora-"))
+        self._remove = finalize(self, rmtree, self._folder, ignore_errors=True)
+        self._lock = threading.Lock()
+        self._tasks: dict[int, LoRARequest] = {}
+        if prefetch_dir is not None:
+            self._read_all(Path(prefetch_dir))
+
+    def find(self, given: LoraConfig) -> LoRARequest:
+        """Without a path if no weights are known. Raises OptionError, UnsupportedOptionError."""
+        task_id = int(given.task_id)
+        if given.weights is None:
+            return self._tasks.get(task_id) or LoRARequest(str(task_id), task_id)
+        files = to_peft(given, self._model)
+        with self._lock:
+            known = self._tasks.get(task_id)
+            if known is None:
+                known = self._tasks[task_id] = self._write(task_id, files)
+            elif files != _read(Path(known.path)):
+                raise OptionError(f"LoraConfig.task_id {task_id} stands for other weights: choose another task_id")
+        return known
+
+    def close(self) -> None:
+        self._remove()
+
+    def _write(self, task_id: int, files: PeftFiles) -> LoRARequest:
+        folder = self._folder / str(task_id)
+        folder.mkdir()
+        (folder / CONFIG).write_bytes(files.config_json)
+        (folder / WEIGHTS).write_bytes(files.safetensors)
+        return LoRARequest(str(task_id), task_id, str(folder))
+
+    def _read_all(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise OptionError(f"PeftCacheConfig.lora_prefetch_dir is {str(folder)!r}, must be a folder")
+        for each in sorted(folder.iterdir()):
+            if not each.is_dir():
+                continue
+            if not (each.name.isascii() and each.name.isdigit()):
+                log.warning("lora_prefetch_dir: %s is skipped, its name is no task id", each.name)
+                continue
+            if (each / CONFIG).is_file():
+                self._tasks[int(each.name)] = LoRARequest(each.name, int(each.name), str(each))
+            else:
+                self.find(_load(each))
+
+
+def _read(folder: Path) -> PeftFiles:
+    return PeftFiles((folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes())
+
+
+def _load(folder: Path) -> LoraConfig:
+    """As hf_lora_convert.py of TensorRT-LLM saves it: arrays with a first dimension of 1. Raises OptionError."""
+    import numpy as np
+
+    try:
+        weights, config = (np.load(folder / name, allow_pickle=False) for name in (THEIR_WEIGHTS, THEIR_CONFIG))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"lora_prefetch_dir: {folder} has no adapter: {error}") from error
+    return LoraConfig(int(folder.name), *(each.reshape(each.shape[-2:]) for each in (weights, config)))

@@ -1,0 +1,210 @@
+"""LoRA adapters: loaded, uploaded, unloaded and listed at every router."""
+
+import sys
+import tracemalloc
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from sluice.client import (
+    AdapterMissing,
+    AdapterNotFound,
+    AsyncClient,
+    Client,
+    Forbidden,
+    InvalidRequest,
+    Lora,
+    RouterLoras,
+    Unavailable,
+    read_lora,
+)
+from sluice.client.loras import PART_BYTES
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.server import Failure, Script, serve
+
+CONFIG, WEIGHTS = b'{"r": 8}', bytes(range(256)) * (PART_BYTES // 256) + b"the end"
+
+
+@pytest.fixture
+def other():
+    return Script()
+
+
+@pytest.fixture
+def addresses(address, other):
+    with serve(other) as second:
+        yield [address, second]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "adapter_config.json").write_bytes(CONFIG)
+    (tmp_path / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    return tmp_path
+
+
+async def test_every_router_loads_a_path(addresses, script, other) -> None:
+    loaded = [RouterLoras(each, (Lora("sql", "1", 8, "/adapters/sql"),)) for each in addresses]
+    with Client(addresses) as client:
+        assert client.load_lora("sql", path="/adapters/sql") == loaded
+    async with AsyncClient(addresses) as client:
+        assert await client.load_lora("sql", path="/adapters/sql", model="tiny") == loaded
+    told = [admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql", model=model) for model in ("", "tiny")]
+    assert script.seen == other.seen == told
+
+
+async def test_a_folder_is_uploaded_to_every_router(addresses, script, other, folder) -> None:
+    with Client(addresses) as client:
+        (first, second) = client.load_lora("sql", folder=folder)
+    assert first.loras == second.loras
+    assert (first.loras[0].lora_id, first.loras[0].path) == ("sql", "")
+    async with AsyncClient(addresses) as client:
+        assert await client.load_lora("again", folder=str(folder)) != [first, second]
+    for told in (script, other):
+        assert set(told.uploads) == {"sql", "again"}
+        for parts in told.uploads.values():
+            assert parts == [CONFIG, WEIGHTS[:PART_BYTES], b"the end"]
+
+
+async def test_an_upload_needs_little_memory(address, script, folder) -> None:
+    size = 96 << 20
+    with (folder / "adapter_model.safetensors").open("ab") as file:
+        file.truncate(size)
+    script.keeps_uploads = False
+    tracemalloc.start()
+    try:
+        with Client(address) as client:
+            client.load_lora("large", folder=folder)
+        async with AsyncClient(address) as client:
+            await client.load_lora("larger", folder=folder)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert set(script.loras) == {"large", "larger"}
+    assert peak < size / 4
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+async def test_a_file_that_is_missing(address, script, folder, missing) -> None:
+    (folder / missing).unlink()
+    with Client(address) as client, pytest.raises(FileNotFoundError, match=missing):
+        client.load_lora("sql", folder=folder)
+    async with AsyncClient(address) as client:
+        with pytest.raises(FileNotFoundError, match=missing):
+            await client.load_lora("sql", folder=folder)
+    assert not script.seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file whose reads fail")
+async def test_a_file_that_cannot_be_read(address, script, folder) -> None:
+    """Its error is raised, not that of the call which it ends; nothing is loaded."""
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").symlink_to("/proc/self/mem")
+    with Client(address) as client, pytest.raises(OSError, match="Input/output error"):
+        client.load_lora("sql", folder=folder)
+    async with AsyncClient(address) as client:
+        with pytest.raises(OSError, match="Input/output error"):
+            await client.load_lora("sql", folder=folder)
+    assert not script.loras
+
+
+def test_a_configuration_that_is_too_large(address, folder) -> None:
+    (folder / "adapter_config.json").write_bytes(b" " * ((1 << 20) + 1))
+    with Client(address) as client, pytest.raises(ValueError, match="more than 1048576 bytes"):
+        client.load_lora("sql", folder=folder)
+
+
+@pytest.mark.parametrize("given", [{}, {"path": "/a", "folder": "b"}])
+async def test_one_source_is_needed(address, script, given) -> None:
+    with Client(address) as client, pytest.raises(TypeError, match="give either path"):
+        client.load_lora("sql", **given)
+    async with AsyncClient(address) as client:
+        with pytest.raises(TypeError, match="give either path"):
+            await client.load_lora("sql", **given)
+    assert not script.seen
+
+
+async def test_each_failure_is_of_its_router(addresses, script) -> None:
+    """If a router did it, none is raised, and none is tried a second time."""
+    script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
+    with Client(addresses, retry_timeout=10) as client:
+        failed, loaded = client.load_lora("sql", path="/adapters/sql")
+        assert isinstance(failed.error, Unavailable)
+        assert (failed.address, failed.loras) == (addresses[0], ())
+        assert (loaded.error, len(loaded.loras)) == (None, 1)
+        assert [type(each.error) for each in client.list_loras()] == [Unavailable, type(None)]
+    async with AsyncClient(addresses, retry_timeout=10) as client:
+        assert [type(each.error) for each in await client.unload_lora("sql")] == [Unavailable, type(None)]
+    assert len(script.seen) == 3
+
+
+async def test_the_error_of_all_routers_is_raised(addresses, script, other) -> None:
+    script.failure = other.failure = Failure(grpc.StatusCode.PERMISSION_DENIED, "adapters are loaded with a token")
+    with Client(addresses) as client:
+        for call in (lambda: client.load_lora("sql", path="/a"), lambda: client.unload_lora("sql"), client.list_loras):
+            with pytest.raises(Forbidden, match="with a token"):
+                call()
+    async with AsyncClient(addresses) as client:
+        with pytest.raises(Forbidden):
+            await client.list_loras()
+
+
+async def test_pages_are_followed(addresses, script, other) -> None:
+    script.loras = {name: admin_pb2.Lora(lora_id=name, rank=1) for name in "abcde"}
+    other.loras = {"f": admin_pb2.Lora(lora_id="f", path="/f", rank=2, version="v")}
+    shown = [
+        RouterLoras(addresses[0], tuple(Lora(name, "", 1) for name in "abcde")),
+        RouterLoras(addresses[1], (Lora("f", "v", 2, "/f"),)),
+    ]
+    with Client(addresses) as client:
+        assert client.list_loras() == shown
+    async with AsyncClient(addresses) as client:
+        assert await client.list_loras() == shown
+    assert [each.page_token for each in script.seen] == ["", "b", "d"] * 2
+    assert len(other.seen) == 2
+
+
+async def test_unloading(addresses, script, other) -> None:
+    """A router that had been told by another one has done it."""
+    script.loras = {"sql": admin_pb2.Lora(lora_id="sql")}
+    with Client(addresses) as client:
+        assert client.unload_lora("sql") == [RouterLoras(each) for each in addresses]
+        with pytest.raises(AdapterNotFound, match="no adapter is loaded under this id"):
+            client.unload_lora("sql")
+    async with AsyncClient(addresses) as client:
+        with pytest.raises(AdapterNotFound):
+            await client.unload_lora("sql")
+    assert not script.loras
+
+
+def test_a_request_names_an_adapter_or_brings_it(address, script, folder) -> None:
+    with Client(address) as client:
+        client.generate("x", lora_id="sql")
+        client.generate("x", lora_weights=read_lora(folder))
+    named, brought = (each.spec for each in script.seen)
+    assert named == pb.GenerationSpec(text="x", lora_id="sql")
+    assert brought.lora_weights == pb.LoraWeights(config_json=CONFIG, safetensors=WEIGHTS)
+
+
+def test_weights_of_the_wrong_type(address) -> None:
+    with Client(address) as client:
+        with pytest.raises(TypeError, match="lora_weights"):
+            client.generate("x", lora_weights={"config_json": 3, "safetensors": b""})
+        with pytest.raises((TypeError, InvalidRequest), match="lora_weights"):
+            client.generate("x", lora_weights={"weights": b""})
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", AdapterNotFound),
+        (grpc.StatusCode.FAILED_PRECONDITION, "ADAPTER_MISSING", AdapterMissing),
+    ],
+)
+def test_errors_of_adapters(address, script, code, reason, kind) -> None:
+    script.failure = Failure(code, "it is gone", (error_details_pb2.ErrorInfo(reason=reason),))
+    with Client(address) as client, pytest.raises(kind, match="it is gone") as caught:
+        client.generate("x", lora_id="sql")
+    assert (caught.value.reason, caught.value.retryable) == (reason, False)

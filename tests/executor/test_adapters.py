@@ -1,0 +1,202 @@
+"""LoRA adapters of requests: loaded once, when a request first uses them, and again if the server lost them."""
+
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+
+from sluice.client import AdapterNotFound, ClientOptions, Overloaded
+from sluice.executor import GenerationExecutor, LoRARequest, PeftCacheConfig, RequestError, SamplingParams
+from sluice.executor.session import Session
+from sluice.v1 import admin_pb2
+from tests.fakes.processes import wait_until
+from tests.fakes.server import Failure
+
+
+@pytest.fixture
+def own(address, script):
+    """An executor with a ring of its own, as far as it can tell."""
+    script.checks_loras = True
+    executor = GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
+    yield executor
+    executor.shutdown(abort=True)
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Makes one by name."""
+
+    def make(name: str, weights: bytes = b"weights") -> LoRARequest:
+        folder: Path = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_bytes(b"{}")
+        (folder / "adapter_model.safetensors").write_bytes(weights)
+        return LoRARequest(name, 1, str(folder))
+
+    return make
+
+
+def loads(script) -> list[str]:
+    kinds = (admin_pb2.LoadLoraRequest, admin_pb2.UploadLoraHeader)
+    return [each.lora_id for each in script.seen if isinstance(each, kinds)]
+
+
+def asked(script) -> list[str]:
+    return [each.spec.lora_id for each in script.seen if hasattr(each, "spec")]
+
+
+def test_a_name_alone_is_of_the_server(executor, script) -> None:
+    executor.generate("x", lora_request=LoRARequest("sql"))
+    assert (loads(script), asked(script)) == ([], ["sql"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_is_uploaded_at_first_use(own, script, adapter, streaming) -> None:
+    sql = adapter("sql")
+    for _ in range(2):
+        assert own.generate_async("x", streaming=streaming, lora_request=sql).result(60).outputs[0].text
+    assert own.generate(["a", "b", "c"], lora_request=[sql, None, adapter("python")], use_tqdm=False)
+    assert sorted(loads(script)) == ["python", "sql"]
+    assert script.uploads["sql"] == [b"{}", b"weights"]
+    assert sorted(asked(script)) == ["", "python", "sql", "sql", "sql"]
+
+
+def test_a_path_is_that_of_the_engines_machines_elsewhere(executor, script) -> None:
+    for _ in range(2):
+        executor.generate("x", lora_request=LoRARequest("sql", 1, "/adapters/sql"))
+    assert loads(script) == ["sql"]
+    assert script.seen[0] == admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql")
+
+
+def test_many_requests_load_it_once(own, script, adapter) -> None:
+    results = own.generate(["x"] * 50, lora_request=adapter("sql"), use_tqdm=False)
+    assert len(results) == 50
+    assert loads(script) == ["sql"]
+
+
+def test_a_load_that_fails_fails_its_requests(own, script, adapter) -> None:
+    """The next request tries again."""
+    script.failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, "rank 512 is too high")
+    with pytest.raises(RequestError, match="rank 512 is too high"):
+        own.generate("x", lora_request=adapter("sql"))
+    assert asked(script) == []
+    script.failure = None
+    assert own.generate("x", lora_request=adapter("sql")).outputs[0].text
+    with pytest.raises(RequestError, match="No such file"):
+        own.generate("x", lora_request=LoRARequest("none", 2, "/nowhere"))
+    assert own.generate("x", lora_request=adapter("none")).outputs[0].text
+
+
+def test_one_adapter_per_name(own, adapter) -> None:
+    sql = adapter("sql")
+    own.generate("x", lora_request=sql)
+    for other in (LoRARequest("sql", 1, adapter("python").path), LoRARequest("sql", 2, sql.path)):
+        with pytest.raises(RequestError, match="choose another lora_name"):
+            own.generate("x", lora_request=other)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_the_server_lost_is_loaded_again(own, script, adapter, streaming) -> None:
+    sql = adapter("sql")
+    own.generate("x", lora_request=sql)
+    script.loras.clear()
+    results = [own.generate_async("x", streaming=streaming, lora_request=sql) for _ in range(8)]
+    assert all(result.result(60).outputs[0].text for result in results)
+    assert len(loads(script)) == 2
+
+
+def test_a_server_that_never_has_it(own, script, adapter) -> None:
+    script.loras = _Forgetful()
+    with pytest.raises(RequestError) as caught:
+        own.generate("x", lora_request=adapter("sql"))
+    assert isinstance(caught.value.error, AdapterNotFound)
+    assert len(loads(script)) == 2
+
+
+class _Forgetful(dict):
+    def __setitem__(self, *_: object) -> None:
+        pass
+
+
+def test_a_full_server_gives_up_what_no_request_uses(own, script, adapter) -> None:
+    script.max_loras = 2
+    for name in "abab":
+        own.generate("x", lora_request=adapter(name))
+    own.generate("x", lora_request=adapter("c"))
+    assert sorted(script.loras) == ["b", "c"]
+    own.generate("x", lora_request=adapter("a"))
+    assert sorted(script.loras) == ["a", "c"]
+    assert loads(script)[:4] == ["a", "b", "c", "c"]
+
+
+def test_a_server_of_others_is_left_alone(executor, script) -> None:
+    script.max_loras = 1
+    executor.generate("x", lora_request=LoRARequest("a", 1, "/a"))
+    with pytest.raises(RequestError) as caught:
+        executor.generate_async("x", lora_request=LoRARequest("b", 2, "/b")).result(60)
+    assert isinstance(caught.value.error, Overloaded)
+    assert list(script.loras) == ["a"]
+
+
+def test_a_batch_waits_while_all_are_used(own, script, adapter) -> None:
+    """As for any overloaded server; a single request is refused."""
+    script.max_loras, script.hangs = 1, True
+    first = own.generate_async("x", lora_request=adapter("a"))
+    assert wait_until(lambda: len(script.hanging) == 1)
+    with pytest.raises(RequestError, match="too many adapters"):
+        own.generate_async("x", lora_request=adapter("b")).result(60)
+
+    def end_first() -> None:
+        wait_until(lambda: loads(script).count("b") >= 3)
+        script.hangs = False
+        first.abort()
+
+    thread = threading.Thread(target=end_first)
+    thread.start()
+    assert own.generate(["x"], lora_request=adapter("b"), use_tqdm=False)[0].outputs[0].text
+    thread.join()
+    assert list(script.loras) == ["b"]
+
+
+def test_the_load_counts_for_the_allotted_time(own, script, adapter) -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=60))
+    script.failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (retry,))
+    result = own.generate(["x"], SamplingParams(), lora_request=adapter("sql"), allotted_time_ms=200, use_tqdm=False)
+    assert result[0].outputs[0].finish_reason == "timeout"
+    assert asked(script) == []
+
+
+@pytest.mark.parametrize("given", [("a", "1"), (3,), ("a", 1, 5)])
+def test_fields_of_the_wrong_type(given) -> None:
+    with pytest.raises(TypeError):
+        LoRARequest(*given)
+
+
+def test_names_of_the_fields() -> None:
+    adapter = LoRARequest("sql", 7, Path("/adapters/sql"))
+    assert (adapter.name, adapter.adapter_id, adapter.path) == ("sql", 7, "/adapters/sql")
+    assert adapter == LoRARequest(lora_name="sql", lora_int_id=7, lora_path="/adapters/sql")
+
+
+def test_settings_of_the_engines(monkeypatch) -> None:
+    given: dict = {}
+
+    def ring(model, **options):
+        given.update(options)
+        raise ValueError("not today")
+
+    monkeypatch.setattr("sluice.executor.executor.LocalRing", ring)
+
+    def engine_args(**options) -> dict:
+        with pytest.raises(ValueError, match="not today"):
+            GenerationExecutor.create(**options)
+        return {name: value for name, value in given["engine_args"].items() if name.startswith("lora")}
+
+    assert engine_args() == {}
+    assert engine_args(enable_lora=True) == {"lora": True}
+    config = PeftCacheConfig(max_adapter_size=16, host_cache_size=1 << 20, lora_prefetch_dir="/adapters")
+    wanted = {"lora_max_adapter_size": 16, "lora_host_cache_size": 1 << 20, "lora_prefetch_dir": "/adapters"}
+    assert engine_args(peft_cache_config=config) == {"lora": True, **wanted}

@@ -1,0 +1,272 @@
+"""LoRA adapters through a real ring: the tokens are those of peft, and stay those of the weights that a stream began
+with, whatever is loaded, unloaded or killed meanwhile."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import sluice.trtllm as trtllm
+from sluice import LLM, AsyncClient, Client, SamplingParams, tiny_model
+from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, read_lora
+from sluice.executor import LoRARequest
+from sluice.launch import Ring
+from tests.engine_worker.lora import oracle
+from tests.fakes.processes import LIMIT, wait_until
+from tests.system.test_examples import run
+from tests.trtllm.lora_tensors import lora_config
+
+pytestmark = pytest.mark.timeout(300)
+
+long = partial(pytest.param, marks=pytest.mark.long)
+ROOT = Path(__file__).parents[2]
+PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
+SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
+LONG = {**SHORT, "max_tokens": 200}
+BEGUN = 10
+"""Tokens of a stream that has begun."""
+ENGINE = {"lora": True, "dtype": "float32", "threads": 1, "kv_cache_tokens": 16384}
+ADAPTERS = {
+    "all": {"seed": 1, "rank": 8},
+    "attention": {"seed": 2, "rank": 4, "targets": ("q_proj", "v_proj")},
+    "mlp": {"seed": 3, "rank": 2, "targets": ("up_proj", "down_proj")},
+    "other": {"seed": 4, "rank": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: oracle.write_adapter(root / name, tiny_model.path(), **options) for name, options in ADAPTERS.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(folders) -> dict[str, list[int]]:
+    """By adapter; "" is the model alone. All of them differ."""
+    peft = oracle.Oracle(tiny_model.path())
+    found = {name: peft.greedy(folders.get(name), PROMPT, SHORT["max_tokens"])[0] for name in ("", *folders)}
+    assert len({tuple(tokens) for tokens in found.values()}) == len(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ring(folders):
+    engine = ENGINE | {"lora_folders": [str(folders["all"].parent)]}
+    options = {"engine_args": engine, "router_args": {"lora_in_requests": True}}
+    with Ring(routers=2, engines=2, detokenizers=1, **options) as ring:
+        yield ring
+
+
+@pytest.fixture
+def client(ring, folders):
+    """Nothing is loaded, and all services run."""
+    with Client(ring.addresses, timeout=LIMIT) as client:
+        wait_for_engines(ring)
+        for name in {each.lora_id for router in client.list_loras() for each in router.loras}:
+            client.unload_lora(name)
+        yield client
+
+
+def wait_for_engines(ring: Ring) -> None:
+    for address in ring.addresses:
+        with Client(address, timeout=LIMIT, resume_timeout=LIMIT) as client:
+            assert wait_until(lambda client=client: len(client.stats().engines) == 2)
+
+
+def load(client: Client, name: str, folder: Path, how: str) -> None:
+    """At both routers."""
+    source = {"path": str(folder)} if how == "path" else {"folder": folder}
+    assert [each.error for each in client.load_lora(name, **source)] == [None, None]
+
+
+def tokens(client: Client, **options) -> list[int]:
+    return list(client.generate(PROMPT, **SHORT, **options).outputs[0].token_ids)
+
+
+@dataclass
+class Stream:
+    """One that runs in the event loop."""
+
+    client: AsyncClient
+    options: dict
+    token_ids: list[int] = field(default_factory=list)
+    resumed: int = 0
+
+    async def run(self, begun: asyncio.Semaphore) -> None:
+        stream = self.client.stream(PROMPT, **LONG, **self.options)
+        before = 0
+        async for chunk in stream:
+            before, self.token_ids = len(self.token_ids), [*self.token_ids, *chunk.token_ids]
+            if before < BEGUN <= len(self.token_ids):
+                begun.release()
+        self.resumed = stream.resumed
+
+
+async def disturbed(addresses: list[str], options: list[dict], disturb: Callable[[], None]) -> list[Stream]:
+    """Streams with these options, two of each, and what they got; `disturb` comes once all have begun."""
+    async with AsyncClient(addresses, timeout=2 * LIMIT) as client, asyncio.timeout(3 * LIMIT):
+        begun = asyncio.Semaphore(0)
+        streams = [Stream(client, each) for each in 2 * options]
+        running = asyncio.gather(*(stream.run(begun) for stream in streams))
+        for _ in streams:
+            await begun.acquire()
+        await asyncio.to_thread(disturb)
+        await running
+    return streams
+
+
+async def undisturbed(addresses: list[str], options: list[dict]) -> list[list[int]]:
+    """One by one."""
+    async with AsyncClient(addresses, timeout=2 * LIMIT) as client:
+        found = [await client.generate(PROMPT, **LONG, **each) for each in 2 * options]
+    return [list(each.outputs[0].token_ids) for each in found]
+
+
+def kill(ring: Ring, service: str) -> None:
+    os.kill(ring.pids[service], signal.SIGKILL)
+
+
+async def test_adapters_beside_each_other_give_the_tokens_of_peft(ring, client, folders, expected) -> None:
+    for name, how in (("all", "path"), ("attention", "upload"), ("mlp", "upload")):
+        load(client, name, folders[name], how)
+    options = [{}, *({"lora_id": name} for name in ("all", "attention", "mlp"))]
+    options.append({"lora_weights": read_lora(folders["other"])})
+    wanted = [expected[name] for name in ("", "all", "attention", "mlp", "other")]
+    async with AsyncClient(ring.addresses, timeout=LIMIT) as many:
+        found = await asyncio.gather(*(many.generate(PROMPT, **SHORT, **each) for each in 4 * options))
+    assert [list(each.outputs[0].token_ids) for each in found] == 4 * wanted
+    listed = client.list_loras()
+    assert [[each.lora_id for each in router.loras] for router in listed] == [["all", "attention", "mlp"]] * 2
+    assert listed[0].loras == listed[1].loras
+    assert {each.lora_id: (each.rank, each.path) for each in listed[0].loras} == {
+        "all": (8, str(folders["all"])),
+        "attention": (4, ""),
+        "mlp": (2, ""),
+    }
+
+
+@pytest.mark.parametrize("how", ["path", "upload"])
+def test_unloaded_and_loaded_again(ring, client, folders, expected, how) -> None:
+    load(client, "a", folders["all"], how)
+    assert tokens(client, lora_id="a") == tokens(client, model="a") == expected["all"]
+    client.unload_lora("a")
+    for address in ring.addresses:
+        with Client(address, timeout=LIMIT) as each, pytest.raises(AdapterNotFound):
+            tokens(each, lora_id="a")
+    assert tokens(client) == expected[""]
+    load(client, "a", folders["other"], how)
+    assert tokens(client, lora_id="a") == expected["other"]
+    load(client, "a", folders["all"], "upload")
+    assert tokens(client, lora_id="a") == expected["all"]
+
+
+def test_a_load_at_one_router_is_known_to_the_other(ring, client, folders, expected) -> None:
+    first, second = ring.addresses
+    with Client(first, timeout=LIMIT) as one, Client(second, timeout=LIMIT) as other:
+        one.load_lora("a", folder=folders["all"])
+        assert wait_until(lambda: other.list_loras()[0].loras == one.list_loras()[0].loras)
+        assert tokens(other, lora_id="a") == expected["all"]
+        other.unload_lora("a")
+        assert wait_until(lambda: not one.list_loras()[0].loras)
+
+
+@pytest.mark.parametrize("name", ["/etc", "/adapters/none"])
+def test_a_path_outside_the_folders(client, name) -> None:
+    with pytest.raises(InvalidRequest):
+        client.load_lora("a", path=name)
+    assert not client.list_loras()[0].loras
+
+
+@pytest.mark.parametrize("how", ["path", "upload"])
+async def test_streams_keep_the_weights_with_which_they_began(ring, client, folders, expected, how) -> None:
+    """Also when their engine dies after that; new requests get the new weights."""
+    load(client, "a", folders["all"], how)
+    wanted = await undisturbed(ring.addresses, [{"lora_id": "a"}])
+    assert wanted[0][: SHORT["max_tokens"]] == expected["all"]
+
+    def replace_and_kill() -> None:
+        load(client, "a", folders["other"], how)
+        assert tokens(client, lora_id="a") == expected["other"]
+        kill(ring, "engine-0")
+
+    try:
+        found = await disturbed(ring.addresses, [{"lora_id": "a"}], replace_and_kill)
+    except ModelChanged:
+        # Files that nobody has any more cannot be computed with: that ends a stream, and gives it no other tokens.
+        assert how == "upload"
+    else:
+        assert [each.token_ids for each in found] == wanted
+    assert tokens(client, lora_id="a") == expected["other"]
+
+
+@pytest.mark.parametrize("service", [*("engine-0", "router-0"), *map(long, ("engine-1", "router-1"))])
+async def test_streams_with_adapters_survive_a_death(ring, client, folders, service) -> None:
+    load(client, "by-path", folders["all"], "path")
+    load(client, "uploaded", folders["attention"], "upload")
+    options = [{"lora_id": "by-path"}, {"lora_id": "uploaded"}, {"lora_weights": read_lora(folders["other"])}, {}]
+    wanted = await undisturbed(ring.addresses, options)
+    found = await disturbed(ring.addresses, options, lambda: kill(ring, service))
+    assert [each.token_ids for each in found] == wanted
+    # A new engine and a new router know what was loaded.
+    wait_for_engines(ring)
+    for address in ring.addresses:
+        with Client(address, timeout=LIMIT) as each:
+            assert wait_until(lambda each=each: len(each.list_loras()[0].loras) == 2)
+            assert tokens(each, lora_id="by-path") == wanted[0][: SHORT["max_tokens"]]
+            assert tokens(each, lora_id="uploaded") == wanted[1][: SHORT["max_tokens"]]
+
+
+@pytest.mark.parametrize("page", ["lora.md", "executor.md"])
+def test_the_code_of_a_page(ring, client, folders, capsys, page) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "folder" in each)
+    # No other text is on the page: it is ours.
+    exec(code, {"address": ring.addresses, "folder": str(folders["all"])})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2
+    if page == "lora.md":
+        assert [line for line in lines if line.startswith("sql 8 ")]
+        assert [line for line in lines if "no adapter is loaded under this id" in line]
+
+
+def test_the_example(ring, folders) -> None:
+    found = run("lora.py", ring.addresses[0], str(folders["all"])).stdout
+    assert re.fullmatch(r"127\.0\.0\.1:\d+: Lora\(lora_id='mine'.*\)\nmine: '.*'\nmodel: '.*'\n", found)
+
+
+def test_as_a_library(folders, expected) -> None:
+    params = SamplingParams(max_tokens=SHORT["max_tokens"], temperature=0.0, ignore_eos=True)
+    names = ["", "all", "attention", "mlp", "all"]
+    with LLM(enable_lora=True, engine_args=ENGINE) as llm:
+        adapters = [LoRARequest(name, i, str(folders[name])) if name else None for i, name in enumerate(names)]
+        adapters[-1] = adapters[1]
+        found = llm.generate([PROMPT] * len(names), params, lora_request=adapters, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in found] == [expected[name] for name in names]
+
+
+def test_under_the_names_of_tensorrt_llm(folders, expected, tmp_path) -> None:
+    tensors = load_file(folders["all"] / "adapter_model.safetensors")
+    peft = trtllm.PeftCacheConfig(max_adapter_size=16)
+    config = trtllm.ExecutorConfig(peft_cache_config=peft, kv_cache_config=trtllm.KvCacheConfig(max_tokens=8192))
+    with trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, config) as executor:
+
+        def run(lora: trtllm.LoraConfig | None) -> trtllm.Response:
+            request = trtllm.Request(PROMPT, SHORT["max_tokens"], lora_config=lora)
+            request.output_config.exclude_input_from_output = True
+            (response,) = executor.await_responses(executor.enqueue_request(request), LIMIT)
+            return response
+
+        unknown = run(trtllm.LoraConfig(7))
+        assert unknown.error_msg == "LoRA task 7 not found in cache. Please send LoRA weights with request"
+        with_weights = run(lora_config(7, tensors, scale=2.0))
+        by_id, plain = run(trtllm.LoraConfig(7)), run(None)
+    assert not with_weights.has_error(), with_weights.error_msg
+    assert with_weights.result.output_token_ids == by_id.result.output_token_ids
+    assert by_id.result.output_token_ids != plain.result.output_token_ids

@@ -1,0 +1,24 @@
+"""An adapter of peft as the tensors that TensorRT-LLM takes: what hf_lora_convert.py there computes."""
+
+import torch
+from torch import Tensor
+
+import sluice.trtllm as trtllm
+
+IDS = {"q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "down_proj": 6, "up_proj": 7}
+
+
+def lora_config(task_id: int, tensors: dict[str, Tensor], scale: float) -> trtllm.LoraConfig:
+    """`tensors`: of adapter_model.safetensors, all scaled by `scale`."""
+    weights, rows = [], []
+    for name in (each for each in tensors if each.endswith("lora_A.weight")):
+        *_, layer, _, module, _, _ = name.split(".")
+        a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")] * scale
+        weights.append(torch.cat([a.flatten(), b.flatten()]))
+        rows.append([IDS[module], int(layer), len(a)])
+    return trtllm.LoraConfig(task_id, padded(weights), torch.tensor(rows, dtype=torch.int32))
+
+
+def padded(rows: list[Tensor]) -> Tensor:
+    """NaN behind each row: nothing may read it."""
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
