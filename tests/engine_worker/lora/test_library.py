@@ -79,7 +79,7 @@ def test_a_folder_that_has_changed_since_is_not_taken_for_the_same(library, tune
     adapter = adapter_of(tuned[0])
     changed = Adapter("tuned", "0" * 32, adapter.path)
     fault = ended(library.prepare(changed)).fault
-    assert fault.code == "INVALID_ARGUMENT"
+    assert fault.code == "ADAPTER_MISSING"
     assert "other files" in fault.message
 
 
@@ -164,7 +164,7 @@ def test_a_request_whose_adapter_cannot_be_loaded_ends_with_the_reason(model, tu
     good = ask(bench, PROMPT, adapter_of(tuned[0]))
     plain = ask(bench, PROMPT, None)
     finish(bench)
-    assert bench.fault(bad) == "INVALID_ARGUMENT"
+    assert bench.fault(bad) == "ADAPTER_MISSING"
     assert bench.ended(good) == bench.ended(plain) == FinishReason.LENGTH
 
 
