@@ -3,6 +3,7 @@
 from sluice.client.async_client import AsyncClient
 from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
+from sluice.client.embeddings import Embeddings, embeddings_of
 from sluice.client.engine_calls import RankAnswer
 from sluice.client.errors import (
     AlreadyExists,
@@ -23,7 +24,7 @@ from sluice.client.errors import (
     Violation,
 )
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
-from sluice.client.options import KvCache, Message, Options, Prompt, TokenRangeRetention
+from sluice.client.options import KvCache, Message, Options, Prompt, PromptEmbeds, TokenRangeRetention
 from sluice.client.results import (
     Chunk,
     FinishReason,
@@ -40,10 +41,10 @@ from sluice.client.streams import AsyncStream, Stream
 
 __all__ = [
     "DEFAULT_ADDRESS", "AlreadyExists", "AsyncCacheEvents", "AsyncClient", "AsyncSteps", "AsyncStream", "CacheEvents",
-    "Cancelled", "Chunk", "Client",
-    "ClientOptions", "DeadlineExceeded", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache",
-    "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
-    "Overloaded", "Poison", "Prompt", "RankAnswer", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream",
-    "Tensor", "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated",
-    "Unavailable", "Usage", "Violation",
+    "Cancelled", "Chunk", "Client", "ClientOptions", "DeadlineExceeded", "Embeddings", "FinishReason", "Forbidden",
+    "Generation", "InvalidRequest", "KvCache", "LostEvents", "Message", "ModelChanged", "ModelNotFound",
+    "NotImplementedByServer", "Options", "Output", "Overloaded", "Poison", "Prompt", "PromptEmbeds", "RankAnswer",
+    "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor", "Timings", "TlsOptions",
+    "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable", "Usage", "Violation",
+    "embeddings_of",
 ]  # fmt: skip
