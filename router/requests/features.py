@@ -52,7 +52,7 @@ def know_adapters(engines: Iterable[EnginePeer]) -> bool | None:
 
 
 def known_hidden_sizes(engines: Iterable[EnginePeer]) -> set[int] | None:
-    """Sizes of the rows of prompt tables, of engines that take some or, if they are lost, did; None: no engine has said it."""
+    """Of the rows of prompt tables that engines take or, if they are lost, took; None: no engine has said it."""
     heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
     return {heartbeat.hidden_size for heartbeat in heartbeats} - {0} if heartbeats else None
 
