@@ -197,6 +197,18 @@ def test_drafts(prompts, overlap):
     assert tokens_of(harness, number) == oracle.generate(prompt, rows, max_new_tokens=40)
 
 
+def test_a_draft_model_guesses_for_others_alone(prompts):
+    """It has no embeddings for rows."""
+    oracle = Oracle(AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32))
+    rows, prompt = oracle.rows(5, seed=13), mixed(oracle, prompts, 30)
+    harness = EngineHarness(tiny_model.path(), draft_model=tiny_model.path())
+    plain = harness.send(prompts[16][:30], GREEDY, StopParams(40), speculation=Speculation(4))
+    number = ask(harness, prompt, rows, stopping=StopParams(40), speculation=Speculation(4))
+    assert tokens_of(harness, number) == oracle.generate(prompt, rows, max_new_tokens=40)
+    assert len(harness.stream(plain).tokens) == 40
+    assert sum(step.draft_tokens for step in harness.steps) > 0
+
+
 @pytest.mark.parametrize("sampling", [{"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}], ids=str)
 def test_rules_do_not_count_virtual_tokens(model_folder, prompts, oracle, sampling):
     """As where the text alone, without them, were the prompt of the rules."""
