@@ -239,11 +239,8 @@ def _slice(
         # in flight: the slice has exactly this one token.
         promise, adapter = sequence.promise, sequence.adapter
         return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, promise, kept=kept, adapter=adapter)
-    tokens, virtual, adapter = (
-        sequence.tokens_between(start, start + num_tokens),
-        sequence.request.virtual,
-        sequence.adapter,
-    )
+    tokens = sequence.tokens_between(start, start + num_tokens)
+    virtual, adapter = sequence.request.virtual, sequence.adapter
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
     return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=adapter, virtual=virtual)
