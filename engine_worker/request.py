@@ -18,6 +18,7 @@ from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
+from sluice.ring.tables import VirtualTokens
 from sluice.ring.wire import Open, Submit, Times
 
 NO_LIMIT = 1 << 62
@@ -41,7 +42,7 @@ class Content(NamedTuple):
     """What a full block holds: the key under which the prefix cache finds it."""
 
     hash: bytes
-    """Hash of the tokens and of the previous block's hash."""
+    """Hash of the tokens, of the tables that they address, and of the previous block's hash."""
     tokens: tuple[int, ...]
 
 
@@ -252,12 +253,14 @@ class Request:
         aging_seconds: float = 0.0,
         programs: abc.Sequence[SequenceProgram | None] | None = None,
         max_drafts: int = 0,
+        virtual: VirtualTokens | None = None,
     ) -> None:
         """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`.
         `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: tokens that may be drafted per
-        sequence and step."""
+        sequence and step. `virtual`: of its tables."""
         self.spec = spec
         self.root = root
+        self.virtual = virtual
         self.num_prompt = len(spec.prompt)
         self.max_tokens = self.num_prompt + spec.stopping.max_tokens
         """Of prompt plus output."""

@@ -19,6 +19,7 @@ from sluice.ring.adapters import AdapterFiles
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
+from sluice.ring.tables import VirtualTokens
 from sluice.ring.tensors import DType
 from sluice.ring.wire import Submit, TokenLogprob
 
@@ -135,6 +136,8 @@ class Slice(msgspec.Struct, frozen=True):
     kept: tuple[Kept, ...] = ()
     adapter: int = 0
     """Number of its LoRA adapter; 0: none."""
+    virtual: VirtualTokens | None = None
+    """What ids from the size of the vocabulary on stand for; None: `tokens` has none."""
 
     @property
     def rows(self) -> list[range]:
@@ -296,6 +299,9 @@ class Runner(Protocol):
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
     draft_context: int | None
     """Tokens of the longest sequence that the draft model can compute; None: there is no draft model."""
+
+    hidden_size: int
+    """Of the rows of tables that prompts may have; 0: they may have none."""
 
     @property
     def adapters(self) -> AdapterLibrary | None:

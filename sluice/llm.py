@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from sluice.executor import GenerationExecutor, GenerationResult, IterationStats, SamplingParams
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
 
 
 class LLM:
@@ -27,8 +27,8 @@ class LLM:
     ) -> Any:
         """Generate and wait: a list of results for a list of prompts, one `GenerationResult` for one prompt.
 
-        A prompt is text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. Otherwise as
-        `GenerationExecutor.generate`.
+        A prompt is text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}` or `{"prompt_embeds": rows}`, a
+        tensor or an array [tokens, hidden size]. Otherwise as `GenerationExecutor.generate`.
         """
         return self._executor.generate(_prompts(inputs), sampling_params, use_tqdm=use_tqdm, **options)
 
@@ -89,4 +89,4 @@ def _prompt(given: Any) -> Any:
         return given
     if len(given) != 1 or next(iter(given)) not in PROMPT_KEYS:
         raise TypeError(f"a prompt must have one of the keys {', '.join(PROMPT_KEYS)}, not {', '.join(given)}")
-    return next(iter(given.values()))
+    return given if "prompt_embeds" in given else next(iter(given.values()))

@@ -3,14 +3,17 @@
 import asyncio
 import json
 
+import numpy as np
 import pytest
+import torch
 
 import sluice
-from sluice import LLM, SamplingParams
+from sluice import LLM, SamplingParams, tiny_model
 from sluice.executor import KvCacheConfig
 
 pytestmark = pytest.mark.process
 
+HIDDEN_SIZE = json.loads((tiny_model.path() / "config.json").read_text())["hidden_size"]
 PARAMS = SamplingParams(max_tokens=6, temperature=0, end_id=-1)
 
 
@@ -29,6 +32,18 @@ def test_a_list_and_a_single_prompt(llm) -> None:
     assert found[0].prompt == "import "
     assert llm.generate([[1, 2], [3]], PARAMS, use_tqdm=False)[1].prompt_token_ids == [3]
     assert llm.generate([], PARAMS, use_tqdm=False) == []
+
+
+def test_embeddings(llm) -> None:
+    one, other = torch.full((3, HIDDEN_SIZE), 0.01), np.zeros((4, HIDDEN_SIZE), np.float16)
+    found = llm.generate([{"prompt_embeds": one}, {"prompt_embeds": other}], PARAMS, use_tqdm=False)
+    assert [len(result.outputs[0].token_ids) for result in found] == [6, 6]
+    alone = llm.generate({"prompt_embeds": one}, PARAMS)
+    assert alone.outputs[0].token_ids == found[0].outputs[0].token_ids
+    with pytest.raises(TypeError, match="embeddings have no token ids"):
+        _ = alone.prompt_token_ids
+    tuned = llm.generate("import ", PARAMS, prompt_table=one)
+    assert len(tuned.outputs[0].token_ids) == 6
 
 
 def test_generate_async(llm) -> None:

@@ -79,6 +79,7 @@ class ScriptedRunner:
     called = returned = 0.0
     slices = 0
     tensors: Mapping[str, int] = {}
+    hidden_size = 0
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -17,6 +17,7 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.message import MAX_SEQUENCES
+from sluice.ring.tables import VirtualTokens
 from sluice.ring.tensors import LOGITS
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
@@ -66,6 +67,8 @@ class Terms:
     """Per sequence and step, of requests that do not say."""
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
+    hidden_size: int = 0
+    """See `Runner`."""
 
     def drafts(self, spec: Submit) -> int:
         """Tokens that may be drafted per sequence and step; 0: none."""
@@ -176,7 +179,8 @@ class Intake:
         self._arrivals += 1
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
-        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts)
+        virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
+        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual)
         if preparation is not None:
             self._preparing[request] = preparation
         # `alone`: engines died under this request before.
@@ -227,8 +231,9 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES}, got {spec.n}")
         if not spec.prompt or spec.stopping.max_tokens < 1:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
-        if min(spec.prompt) < 0 or max(spec.prompt) >= terms.vocab_size:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"prompt token ids must be from 0 to {terms.vocab_size - 1}")
+        last = terms.vocab_size + spec.tables.num_rows - 1
+        if min(spec.prompt) < 0 or max(spec.prompt) > last:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"prompt token ids must be from 0 to {last}")
         total = len(spec.prompt) + spec.stopping.max_tokens
         if total > terms.max_sequence_tokens:
             return Fault(
@@ -242,7 +247,7 @@ class Intake:
         problem = proposals_problem(spec, terms.vocab_size)
         if problem is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
-        problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec)
+        problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec) or _tables_problem(spec, terms)
         return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
     def _unable(self, spec: Submit) -> Fault | None:
@@ -269,6 +274,24 @@ def _rows_problem(spec: Submit) -> str | None:
             return f"tensors must have at most as many rows as resume has tokens, got {rows} for sequence {index}"
     if spec.tensors.context_rows > len(spec.prompt):
         return f"tensors must have at most {len(spec.prompt)} rows of the prompt, got {spec.tensors.context_rows}"
+    return None
+
+
+def _tables_problem(spec: Submit, terms: Terms) -> str | None:
+    found = spec.tables
+    if not found:
+        return "extra_ids must be empty without tables" if found.extra_ids else None
+    if not terms.hidden_size:
+        return "this engine takes no prompt tables or embeddings with this model"
+    for i, table in enumerate(found.tables):
+        if table.hidden_size != terms.hidden_size:
+            return f"table {i} must have rows of {terms.hidden_size}, the model's hidden size, not {table.hidden_size}"
+        if not table.intact:
+            return f"table {i} has other rows than its digest says"
+    if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
+        return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
+    if spec.prompt_logprobs is not None:
+        return "prompt_logprobs cannot be combined with tables: virtual tokens have no probability"
     return None
 
 

@@ -240,7 +240,10 @@ def _slice(
         promise, adapter = sequence.promise, sequence.adapter
         return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, promise, kept=kept, adapter=adapter)
     tokens = sequence.tokens_between(start, start + num_tokens)
-    return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=sequence.adapter)
+    virtual, adapter = sequence.request.virtual, sequence.adapter
+    if virtual is not None and not virtual.occur(tokens):
+        virtual = None
+    return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=adapter, virtual=virtual)
 
 
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:

@@ -148,5 +148,7 @@ class PrefixFinder:
             start = len(chain) * size
             tokens = tuple(sequence.tokens_between(start, start + size))
             parent = chain[-1].hash if chain else sequence.request.root
-            chain.append(Content(block_hash(parent, tokens), tokens))
+            virtual = sequence.request.virtual
+            key = b"" if virtual is None else virtual.key(start, tokens)
+            chain.append(Content(block_hash(parent, tokens, key), tokens))
         return chain[index]

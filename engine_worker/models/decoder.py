@@ -12,6 +12,7 @@ from engine_worker.attention.backend import AttentionBackend, AttentionInputs
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.layers.adapters import LayerAdapters, StepAdapters
 from engine_worker.layers.attention import SelfAttention
+from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Embedding, LMHead
 from engine_worker.layers.mlp import SwiGLU
@@ -98,6 +99,7 @@ class CausalLM(Layer):
         ]
         self.config = config
         self.graphs = True
+        self.takes_embeds = True
         self.model = DecoderStack(config, layers, place)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, place)
         if config.tie_word_embeddings:
@@ -111,8 +113,11 @@ class CausalLM(Layer):
         cache: KVCache,
         inputs: AttentionInputs,
         adapters: StepAdapters | None = None,
+        embeds: Embeds | None = None,
     ) -> Tensor:
         x = self.model.embed_tokens(token_ids)
+        if embeds is not None:
+            embeds.lay_over(x)
         # The same for all layers.
         rotations = self._rotary.rotations(positions)
         update = None

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
+from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
 
@@ -43,6 +44,10 @@ class Model(Protocol):
     def graphs(self) -> bool:
         """Whether a call never reads a tensor's values on the host, so that a CUDA graph can capture it."""
 
+    @property
+    def takes_embeds(self) -> bool:
+        """Whether rows of prompt tables may stand for tokens; known after `freeze`."""
+
     def __call__(
         self,
         token_ids: Tensor,
@@ -50,9 +55,10 @@ class Model(Protocol):
         cache: KVCache,
         inputs: AttentionInputs,
         adapters: StepAdapters | None = None,
+        embeds: Embeds | None = None,
     ) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head. `adapters`: only if
-        the model has targets for them (`find_targets`)."""
+        the model has targets for them (`find_targets`). `embeds`: only if it takes them."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32; undefined on ranks other than 0."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.openvino.graph import INPUTS
+from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 
 PADDING = 2
@@ -21,7 +22,7 @@ class PreparedStep:
     """See `engine_worker.runner.forward.PreparedStep`."""
 
     def __init__(self, lists: list[Any], num_rows: int, num_kept: int, tokens: list[int], draws: list[int]) -> None:
-        self.inputs: list[NDArray[Any]] = list(map(np.array, lists, DTYPES))
+        self.inputs: list[NDArray[Any]] = list(map(np.asarray, lists, DTYPES))
         """In the order of `graph.INPUTS`."""
         self.num_rows = num_rows
         """Without padding."""
@@ -37,10 +38,16 @@ class PreparedStep:
 
 
 def prepared_step(
-    slices: Sequence[Slice], tokens_per_block: int, window: int | None, smallest: int, spare: int
+    slices: Sequence[Slice],
+    tokens_per_block: int,
+    window: int | None,
+    smallest: int,
+    spare: int,
+    no_rows: NDArray[np.float32],
 ) -> PreparedStep:
     """window: the widest of any layer; blocks wholly behind it are left out. Steps of fewer than `smallest` tokens, one
-    per sequence, get another sequence, in the block `spare`."""
+    per sequence, get another sequence, in the block `spare`. no_rows: [0, hidden]."""
+    virtual = table_rows(slices)
     if len(slices) < smallest and all(len(part.tokens) == 1 for part in slices):
         # Its logits are not read.
         slices = [*slices, Slice([0] * PADDING, 0, [spare])]
@@ -76,7 +83,12 @@ def prepared_step(
         if part.follows is not None:
             tokens.append(len(token_ids) - 1)
             draws.append(part.follows)
+    if virtual is not None:
+        for token in virtual.tokens.tolist():
+            token_ids[token] = STAND_IN
+    virtual_tokens, virtual_rows = virtual or ([], no_rows)
     num_rows = len(rows)
     rows += [0] * (LEAST - num_rows)
     lists = [token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept]
+    lists += [virtual_tokens, virtual_rows]
     return PreparedStep(lists, num_rows, len(kept), tokens, draws)

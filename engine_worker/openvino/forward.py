@@ -39,10 +39,12 @@ class OpenVinoForward:
         self.vocab_size = config.vocab_size
         self.hidden_size = config.hidden_size
         self.hidden_dtype = torch.float32
+        self.takes_embeds = True
         self.rank = Rank(0, 1, self.device, compiled, cache)
         # Smaller generation steps get other kernels: products of one row, attention that splits a sum over the threads.
         # With a sequence of more than one token beside them, every step is computed alike.
         self._smallest = max(LEAST, threads)
+        self._no_rows = np.zeros((0, config.hidden_size), np.float32)
         self._request = compiled.create_infer_request()
         self._head = compiled.head
         # No step has inputs of this shape.
@@ -62,7 +64,8 @@ class OpenVinoForward:
         """Nothing is left on the device."""
 
     def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
-        return prepared_step(slices, self.cache.tokens_per_block, self.window, self._smallest, self.cache.spare)
+        size, spare = self.cache.tokens_per_block, self.cache.spare
+        return prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows)
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Nothing has to go to a device."""

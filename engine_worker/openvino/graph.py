@@ -32,10 +32,13 @@ INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("max_context", ov.Type.i32, []),
     ("rows", ov.Type.i32, [-1]),
     ("kept", ov.Type.i32, [-1]),
+    ("virtual_tokens", ov.Type.i32, [-1]),
+    ("virtual_rows", ov.Type.f32, [-1, -1]),
 )
 """[T], [T], then per sequence: tokens in the cache, index of the first token [B + 1], blocks of all in a row, index of
 the first block [B + 1]; the longest context; the tokens whose logits are needed [R]; those whose hidden states are
-needed [K]. The caches of all layers follow, keys before values."""
+needed [K]; those that are rows of prompt tables [V], and these rows [V, hidden]. The caches of all layers follow, keys
+before values."""
 
 
 class Graphs(NamedTuple):
@@ -61,9 +64,10 @@ def build(model: CausalLM, weights: Weights) -> Graphs:
     """The plugin chooses shape and type of the caches."""
     config: DecoderConfig = model.config
     inputs = [_parameter(*each) for each in INPUTS]
-    token_ids, positions, *attention, max_context, rows, kept = inputs
+    token_ids, positions, *attention, max_context, rows, kept, virtual_tokens, virtual_rows = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
     x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
+    x = op.scatter_update(x, virtual_tokens, virtual_rows, _int64(0))
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches

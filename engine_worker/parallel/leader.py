@@ -131,7 +131,7 @@ class Leader:
         processed: ReplicatedStep | None,
         loads: tuple[LoadPlan, ...] = (),
     ) -> None:
-        self._send(ComputeStep(moves, arrays, processed, loads))
+        self._send(ComputeStep(moves, None if arrays is None else without_rows(arrays), processed, loads))
 
     def send_rows(self, logits: Tensor, followed: Sequence[int]) -> None:
         if self._group is not None:
@@ -193,3 +193,8 @@ class Leader:
         if self._processes is not None:
             self._processes.kill()
         self._end(EXIT_GROUP_LOST)
+
+
+def without_rows(arrays: StepArrays) -> StepArrays:
+    """Of prompt tables, which may be larger than a channel: they are broadcast within the step."""
+    return arrays if arrays.virtual_rows is None else replace(arrays, virtual_rows=None)

@@ -84,6 +84,7 @@ class Worker:
             tensors=frozenset(runner.tensors) - {LOGITS},
             max_draft_tokens=settings.draft_tokens,
             has_adapters=runner.adapters is not None,
+            hidden_size=runner.hidden_size,
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -342,4 +343,5 @@ class Worker:
             tensors=sorted(self.terms.tensors),
             has_adapters=self.terms.has_adapters,
             cache_events=self._event_reads.kept,
+            hidden_size=self.terms.hidden_size,
         )

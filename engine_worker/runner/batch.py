@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
+from engine_worker.layers.embeds import Embeds
+from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 
 # Bytes. Triton compiles another variant of a kernel for addresses that are no multiple of 16.
@@ -46,6 +48,10 @@ class StepArrays:
     max_context: int
     adapters: NDArray[np.int64] | None = None
     """[B]: number of each slice's LoRA adapter, 0: none; None: no slice has one."""
+    virtual_tokens: NDArray[np.int64] | None = None
+    """[V]: the tokens that are rows of prompt tables; None: there are none."""
+    virtual_rows: NDArray[np.float32] | None = None
+    """[V, hidden]. None on other ranks: rank 0 broadcasts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class StepTensors:
     kept_tokens: Tensor | None
     follow_tokens: Tensor
     follow_draws: Tensor
+    embeds: Embeds | None = None
 
     @classmethod
     def of(cls, arrays: StepArrays, device: torch.device) -> "StepTensors":
@@ -89,6 +96,9 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
     ends = np.cumsum(counts)
     total = int(ends[-1])
     token_ids = np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, total)
+    virtual = table_rows(slices)
+    if virtual is not None:
+        token_ids[virtual.tokens] = STAND_IN
     # One token per slice, as in most steps, needs no repeating.
     positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
     rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
@@ -127,6 +137,8 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         max_query=int(counts.max()),
         max_context=int(lengths.max()),
         adapters=_adapters(slices),
+        virtual_tokens=None if virtual is None else virtual.tokens,
+        virtual_rows=None if virtual is None else virtual.rows,
     )
 
 

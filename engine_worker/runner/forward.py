@@ -58,6 +58,8 @@ class Forward(Protocol[A, S]):
     hidden_size: int
     hidden_dtype: torch.dtype
     """Of the hidden states that `take` gets."""
+    takes_embeds: bool
+    """Whether prompts may have tables: rows of `hidden_size`."""
     rank: Rank
     """For methods that are called by name."""
 

@@ -206,6 +206,9 @@ class Graphs:
             or blocks > self._buffers.blocks
         ):
             return None
+        # A prompt may end with a virtual token, whose row has no place in the buffers.
+        if arrays.virtual_tokens is not None:
+            return None
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def __call__(self, step: StepTensors) -> Tensor:

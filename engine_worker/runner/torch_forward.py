@@ -1,20 +1,24 @@
 """The forward pass by torch: a step's arrays through the model, in the same way on every rank."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
+from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import DeviceAdapters, LoadPlan
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
-from engine_worker.runner.batch import StepArrays, StepTensors, build_arrays
+from engine_worker.runner.batch import StepArrays, StepTensors, arrays_to_device, build_arrays
 from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows
 from engine_worker.runner.graphs import Graphs, pad
 from engine_worker.runner.methods import Rank
@@ -68,6 +72,7 @@ class TorchForward:
         self.vocab_size = model.config.vocab_size
         self.hidden_size = model.config.hidden_size
         self.hidden_dtype = cache.dtype
+        self.takes_embeds = model.takes_embeds
         self.rank = Rank(shard.rank, shard.size, device, model, cache)
 
     def check(self) -> None:
@@ -89,12 +94,20 @@ class TorchForward:
         if size is not None:
             return StepOnDevice(StepTensors.of(pad(arrays, size), self.device), None, count, follows)
         tensors = StepTensors.of(arrays, self.device)
+        if arrays.virtual_tokens is not None:
+            tensors = replace(tensors, embeds=self._embeds(arrays.virtual_tokens, arrays.virtual_rows))
         inputs = self.backend.prepare(tensors.attention, self.cache)
         return StepOnDevice(tensors, inputs, count, follows, None if arrays.adapters is None else arrays)
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
         if self.adapters is not None:
             self.adapters.load(plans, weights)
+
+    def _embeds(self, tokens: NDArray[np.int64], rows: NDArray[np.float32] | None) -> Embeds:
+        if rows is None:
+            # Rank 0's, once the step is computed.
+            rows = np.zeros((len(tokens), self.hidden_size), np.float32)
+        return Embeds(*arrays_to_device([tokens, rows], self.device))
 
     def logits(self, moves: Iterable[Move], step: StepOnDevice | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`. Undefined on ranks other than 0."""
@@ -104,6 +117,9 @@ class TorchForward:
         if step.follows:
             # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
             self.shard.broadcast(step.tensors.token_ids)
+        if step.tensors.embeds is not None:
+            # Too large for the channel on which steps come.
+            self.shard.broadcast(step.tensors.embeds.rows)
         hidden, tensors = self(step), step.tensors
         if tensors.kept_tokens is not None:
             for tokens in tensors.kept_tokens.split(ROWS_PER_BLOCK):
@@ -118,9 +134,10 @@ class TorchForward:
         if step.inputs is None and self._graphs is not None:
             return self._graphs(tensors)[: step.num_tokens]
         inputs = step.inputs or tensors.attention
-        if step.arrays is None:
+        if step.arrays is None and tensors.embeds is None:
             return self.model(tensors.token_ids, tensors.positions, self.cache, inputs)
-        return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, self._adapters_of(step.arrays))
+        adapters = None if step.arrays is None else self._adapters_of(step.arrays)
+        return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, adapters, tensors.embeds)
 
     def _adapters_of(self, arrays: StepArrays) -> StepAdapters:
         if self.adapters is None or arrays.adapters is None:

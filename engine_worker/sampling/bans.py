@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 
@@ -71,11 +72,14 @@ class NoRepeatTokens:
         edits.banned.append(self._seen.ids.copy())
 
 
-def index_ngrams(tokens: Sequence[int], size: int) -> dict[Ngram, list[int]]:
-    """The distinct tokens after each sequence of size - 1 tokens."""
+def index_ngrams(tokens: Sequence[int], size: int, vocab_size: float = inf) -> dict[Ngram, list[int]]:
+    """The distinct tokens after each sequence of size - 1 tokens, of those below `vocab_size` alone."""
     found: dict[Ngram, list[int]] = defaultdict(list)
-    for ngram in dict.fromkeys(zip(*(tokens[i:] for i in range(size)), strict=False)):
-        found[ngram[:-1]].append(ngram[-1])
+    ngrams = dict.fromkeys(zip(*(tokens[i:] for i in range(size)), strict=False))
+    virtual = max(tokens, default=0) >= vocab_size
+    for ngram in ngrams:
+        if not virtual or max(ngram) < vocab_size:
+            found[ngram[:-1]].append(ngram[-1])
     return found
 
 

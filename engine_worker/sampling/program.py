@@ -107,13 +107,15 @@ def build_programs(
 ) -> list[Program | None]:
     """One for each of the sequences of `processing`; None if no parameter needs one. They share what they know of the
     prompt. `vocab_size`: words with other tokens, which cannot come, are ignored; a tokenizer may have such tokens.
-    `guides`: one for each of them, or none."""
+    Virtual tokens of the prompt, whose ids begin there, count for no rule but processors, which see them. `guides`: one
+    for each of them, or none."""
     size = sampling.no_repeat_ngram_size
     words = [word for word in sampling.bad_words if max(word) < vocab_size]
     if not (sampling.penalized or size or words or sampling.logits_processors or guides):
         return [None] * len(processing)
-    seen = PromptTokens(prompt if sampling.repetition_penalty != 1.0 or size == 1 else ())
-    ngrams = index_ngrams(prompt, size) if size > 1 else {}
+    counts = sampling.repetition_penalty != 1.0 or size == 1
+    seen = PromptTokens([token for token in prompt if token < vocab_size] if counts else ())
+    ngrams = index_ngrams(prompt, size, vocab_size) if size > 1 else {}
     bad_words = [BadWords(words)] if words else []
     longest = max(size, *map(len, words), 1)
 

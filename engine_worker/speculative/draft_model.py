@@ -44,6 +44,9 @@ class DraftModel:
         """Tokens that it can guess."""
         if self._failures >= MAX_FAILURES or not self._cache.keeps_drafted(sequence):
             return 0
+        if sequence.request.virtual is not None:
+            # Rows of prompt tables are embeddings of the model that it drafts for.
+            return 0
         return self._context - sequence.num_tokens
 
     def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:

@@ -110,9 +110,13 @@ class Drafting:
     def _drafter(self, sequence: Sequence) -> Drafter:
         """Made for the first step that generates: many requests end before."""
         if sequence.drafter is None:
-            request, has_model = sequence.request, self.model is not None
-            expected = request.spec.speculation.draft_token_ids
-            sequence.drafter = Drafter(request.spec.prompt, request.max_drafts, expected, has_model=has_model)
+            request = sequence.request
+            prompt, virtual, expected = request.spec.prompt, request.virtual, request.spec.speculation.draft_token_ids
+            has_model = self.model is not None and virtual is None
+            if virtual is not None:
+                # Guesses are tokens that can be drawn.
+                prompt = virtual.without(prompt)
+            sequence.drafter = Drafter(prompt, request.max_drafts, expected, has_model=has_model)
         return sequence.drafter
 
 

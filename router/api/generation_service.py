@@ -74,4 +74,8 @@ class GenerationService:
     async def _prompt_text(self, request: RequestState) -> str:
         """Empty if it is not echoed."""
         spec = request.spec
-        return await self._text.decode(request.prompt, spec.text.skip_special_tokens) if spec.echo else ""
+        if not spec.echo:
+            return ""
+        # Virtual tokens have no text.
+        prompt = request.prompt if request.virtual is None else request.virtual.without(request.prompt)
+        return await self._text.decode(prompt, spec.text.skip_special_tokens)

@@ -120,6 +120,7 @@ class ModelService:
             tokenizer_fingerprint=model.tokenizer_fingerprint,
             tensors=sorted(self._dispatcher.tensors or ()),
             logits_processors=sorted(self._dispatcher.processors or ()),
+            hidden_size=max(self._dispatcher.hidden_sizes or (), default=0),
         )
 
 

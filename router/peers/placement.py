@@ -14,6 +14,7 @@ from random import random
 from router.peers.prefix_index import Chain, PrefixIndex
 from sluice.ring.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.ring.tables import VirtualTokens
 
 SEQUENCE_WORK = 32
 """The delay that a running sequence causes for a new request, in prompt tokens: they share each step."""
@@ -106,16 +107,18 @@ class Placement:
         prompt: Sequence[int],
         domain: Domain,
         sequences: int,
+        virtual: VirtualTokens | None = None,
     ) -> Choice:
         """Pick an engine and a detokenizer that it reaches, at random among equals, without charging them.
 
-        Neither list may be empty, and each engine must reach at least one of the detokenizers.
+        Neither list may be empty, and each engine must reach at least one of the detokenizers. `virtual`: of the
+        prompt.
         """
         loads = [(self._engine(heartbeat.epoch), heartbeat) for heartbeat in engines]
         # A popular prefix must not draw every request to the engine that has it.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
-        engine, uncached, chain = self._least_work(loads, prompt, domain)
+        engine, uncached, chain = self._least_work(loads, prompt, domain, virtual)
         reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
@@ -148,7 +151,11 @@ class Placement:
             self._streams[choice.detokenizer] -= choice.sequences
 
     def _least_work(
-        self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], prompt: Sequence[int], domain: Domain
+        self,
+        loads: list[tuple[_EngineLoad, EngineHeartbeat]],
+        prompt: Sequence[int],
+        domain: Domain,
+        virtual: VirtualTokens | None,
     ) -> tuple[EngineHeartbeat, int, Chain]:
         """(the engine that will finish the prompt first, its uncached tokens, the prompt's block hashes)."""
         now = self._clock()
@@ -159,7 +166,7 @@ class Placement:
             size = max(1, heartbeat.stats.tokens_per_kv_block)
             chain = chains.get(kind := (heartbeat.fingerprint, size))
             if chain is None:
-                chain = chains[kind] = _chain(heartbeat, prompt, domain)
+                chain = chains[kind] = _chain(heartbeat, prompt, domain, virtual)
             # The number of blocks that must be cached here to beat the best engine so far.
             needed = max(0, (work + len(prompt) - least) // size + 1)
             uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
@@ -177,8 +184,9 @@ class Placement:
         return self._engines[epoch]
 
 
-def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], domain: Domain) -> Chain:
+def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], domain: Domain, virtual: VirtualTokens | None) -> Chain:
     size = heartbeat.stats.tokens_per_kv_block
     if size < 1:
         return ()
-    return tuple(map(short_hash, block_chain(root_hash(heartbeat.fingerprint, *domain), prompt, size)))
+    key = None if virtual is None else virtual.key
+    return tuple(map(short_hash, block_chain(root_hash(heartbeat.fingerprint, *domain), prompt, size, key)))

@@ -14,7 +14,14 @@ from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
-from router.requests.features import described, having_features, know_adapters, known_processors, known_tensors
+from router.requests.features import (
+    described,
+    having_features,
+    know_adapters,
+    known_hidden_sizes,
+    known_processors,
+    known_tensors,
+)
 from router.requests.registry import Requests
 from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
@@ -95,6 +102,11 @@ class AttemptSender:
         """See `know_adapters`."""
         return know_adapters(self._membership.engines.all)
 
+    @property
+    def hidden_sizes(self) -> set[int] | None:
+        """See `known_hidden_sizes`."""
+        return known_hidden_sizes(self._membership.engines.all)
+
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
@@ -172,6 +184,7 @@ class AttemptSender:
             request.prompt,
             request.spec.domain,
             request.spec.sequences,
+            request.virtual,
         )
         engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
         detokenizer = next(peer for peer in found.detokenizers if peer.epoch == choice.detokenizer)
@@ -232,6 +245,7 @@ class AttemptSender:
             prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,
             tensors=request.log.tensors.missing(request.log.live),
             adapter=spec.adapter,
+            tables=request.tables,
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:

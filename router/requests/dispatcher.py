@@ -66,6 +66,11 @@ class Dispatcher:
         """As `AttemptSender.has_adapters`."""
         return self._attempts.has_adapters
 
+    @property
+    def hidden_sizes(self) -> set[int] | None:
+        """As `AttemptSender.hidden_sizes`."""
+        return self._attempts.hidden_sizes
+
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 

@@ -1,4 +1,5 @@
-"""What requests need that not every engine may have: logits processors and tensors, by name, and adapters."""
+"""What requests need that not every engine may have: logits processors and tensors, by name, adapters, and rows of
+prompt tables."""
 
 from collections.abc import Iterable
 
@@ -17,6 +18,7 @@ def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> lis
         and processors.issubset(peer.heartbeat.logits_processors)
         and tensors.issubset(peer.heartbeat.tensors)
         and (request.spec.adapter is None or peer.heartbeat.has_adapters)
+        and request.spec.hidden_size in (None, peer.heartbeat.hidden_size)
     ]
 
 
@@ -25,7 +27,10 @@ def described(request: RequestState) -> str:
     kinds = {"logits processors": request.sampling.logits_processors, "tensors": sorted(_tensors(request))}
     adapter = request.spec.adapter
     kinds["adapters"] = [] if adapter is None else [adapter.id]
-    return " and ".join(f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names)
+    found = [f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
+    if (hidden_size := request.spec.hidden_size) is not None:
+        found.append(f"prompt tables with rows of {hidden_size}")
+    return " and ".join(found)
 
 
 def known_processors(engines: Iterable[EnginePeer]) -> set[str] | None:
@@ -44,6 +49,12 @@ def know_adapters(engines: Iterable[EnginePeer]) -> bool | None:
     """Whether some engine serves adapters or, if it is lost, did; None: no engine has said it."""
     heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
     return any(heartbeat.has_adapters for heartbeat in heartbeats) if heartbeats else None
+
+
+def known_hidden_sizes(engines: Iterable[EnginePeer]) -> set[int] | None:
+    """Of the rows of prompt tables that engines take or, if they are lost, took; None: no engine has said it."""
+    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
+    return {heartbeat.hidden_size for heartbeat in heartbeats} - {0} if heartbeats else None
 
 
 def _tensors(request: RequestState) -> set[str]:

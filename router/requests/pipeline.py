@@ -21,6 +21,7 @@ from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import fit, parse
+from router.validate.tables import GivenTable, check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.v1.generation_pb2 import GenerationSpec
@@ -122,7 +123,10 @@ class RequestPipeline:
         check_processors(spec.sampling.logits_processors, self._dispatcher.processors)
         check_tensors(spec.tensors, self._dispatcher.tensors)
         check_adapter(spec.adapter, self._dispatcher.has_adapters)
+        check_hidden_size(spec.table, self._dispatcher.hidden_sizes)
         tokens = await self._text.tokens(spec.prompt)
+        if spec.table is not None:
+            tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
         # engine can hold is refused at once and does not wait in the queue first.
@@ -132,9 +136,15 @@ class RequestPipeline:
         spellings = await self._text.spellings(spec.bad_words)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
+        if spec.table is not None:
+            await self._load(request, spec.table, len(prompt))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))
         await self._dispatcher.submit(request)
+
+    async def _load(self, request: RequestState, table: GivenTable, prompt_tokens: int) -> None:
+        tables = await self._text.compute(len(table.data), table.load)
+        request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
         started = request.log.started

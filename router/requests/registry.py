@@ -11,6 +11,9 @@ from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.telemetry.histogram import Histogram
 
+MAX_OPEN_TABLE_BYTES = 512 << 20
+"""Of all prompt tables of open requests: each is kept for later attempts."""
+
 
 class Requests:
     """A request is open until its answer ends, and on the ring from a submit to the last terminal row of that attempt.
@@ -26,6 +29,7 @@ class Requests:
         self._max_tenant_open = max_tenant_open
         self.closed = False
         """No new requests are taken: the router is draining."""
+        self._table_bytes = 0
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
         """In order of arrival, in which they recover when an engine is lost."""
@@ -61,6 +65,7 @@ class Requests:
             message = f"a request with the id {spec.request_id!r} is live"
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
+        self._take_tables(spec)
         request = RequestState(self._new_number(), spec, tenant)
         self._by_id[spec.request_id] = request
         self._open[request] = None
@@ -85,6 +90,7 @@ class Requests:
         """Its answer has ended."""
         self.free_id(request)
         del self._open[request]
+        self._table_bytes -= request.spec.table_bytes
         self._open_by_tenant[request.tenant] -= 1
         if not self._open_by_tenant[request.tenant]:
             del self._open_by_tenant[request.tenant]
@@ -108,6 +114,13 @@ class Requests:
         if most is not None and count >= most:
             message = f"{count} requests of the tenant {tenant!r} are open, at most {most} may be"
             raise RequestError(ErrorCode.OVERLOADED, message)
+
+    def _take_tables(self, spec: Spec) -> None:
+        size = self._table_bytes + spec.table_bytes
+        if spec.table_bytes and size > MAX_OPEN_TABLE_BYTES:
+            message = f"prompt tables of open requests would have {size} bytes, at most {MAX_OPEN_TABLE_BYTES} may be"
+            raise RequestError(ErrorCode.OVERLOADED, message)
+        self._table_bytes = size
 
     def _new_number(self) -> int:
         # Random, for engines serve several routers and may still hold requests of one that was restarted.

@@ -14,6 +14,7 @@ from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.validate.spec import Spec
 from sluice.ring.params import RetentionParams, SamplingParams
+from sluice.ring.tables import NO_TABLES, PromptTables, VirtualTokens
 from sluice.ring.wire import PROBATION_TOKENS, Started, Times
 
 
@@ -95,6 +96,10 @@ class RequestState:
         self.aborted = False
         """Its client, or an admin, asked for its end."""
         self.prompt: list[int] = []
+        self.tables = NO_TABLES
+        """Kept for later attempts."""
+        self.virtual: VirtualTokens | None = None
+        """What ids of the prompt behind the vocabulary stand for."""
         self.sampling = spec.sampling
         """With the bad words, once they are tokenized."""
         self.retention = RetentionParams()
@@ -212,6 +217,9 @@ class RequestState:
             self.log.expect_prompt_logprobs(len(prompt) - 1, self.spec.prompt_logprobs)
         if self.spec.tensors:
             self.log.expect_tensors(self.spec.tensors, len(prompt))
+
+    def on_tables(self, tables: PromptTables, vocab_size: int) -> None:
+        self.tables, self.virtual = tables, VirtualTokens.of(vocab_size, tables)
 
     def on_admitted(self, permit: Permit) -> None:
         """It holds `permit` from here on, and releases it when it ends or pauses."""

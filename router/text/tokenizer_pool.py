@@ -71,6 +71,10 @@ class TokenizerPool:
         size = ID_BYTES * len(given)
         return await self._run(size, lambda: str(decode(given, skip_special_tokens=skip_special_tokens)))
 
+    async def compute(self, size: int, work: Callable[[], T]) -> T:
+        """`work()`, other than on text, on an input of `size` bytes."""
+        return await self._run(size, work)
+
     def close(self) -> None:
         """Stop the threads; queued work is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -10,6 +10,7 @@ from google.protobuf import struct_pb2
 
 from router.errors import Range, Violations, shown
 from router.validate.model import Limits, Model
+from router.validate.tables import TABLE_FIELD, GivenTable
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.v1 import generation_pb2 as pb
 
@@ -30,7 +31,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class IdsPrompt:
-    """Every id is in the vocabulary."""
+    """Every id is in the vocabulary, or behind it that of a row of the request's table."""
 
     ids: tuple[int, ...]
     field: str = "spec.token_ids"
@@ -53,21 +54,26 @@ NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
-def parse_prompt(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> Prompt:
+def parse_prompt(
+    spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations, table: GivenTable | None = None
+) -> Prompt:
     """The result is meaningless if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
     if kind == "token_ids":
-        return _ids(spec, model, limits, bad)
+        return _ids(spec, 0 if table is None else table.rows, model, limits, bad)
+    if kind == "prompt_embeds":
+        return _rows(spec, table, model, bad)
     if kind == "chat":
         return _chat(spec, model, limits, bad)
     if kind is None:
-        bad.add("spec.prompt", "is unset: give text, token_ids or chat")
+        bad.add("spec.prompt", "is unset: give text, token_ids, chat or prompt_embeds")
     size = len(spec.text.encode())
     bad.at_most("spec.text", size, limits.prompt_bytes, "bytes")
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
 
 
-def _ids(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
+def _ids(spec: pb.GenerationSpec, rows: int, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
+    """`rows`: of its table."""
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
@@ -75,10 +81,32 @@ def _ids(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations)
     # Checked before the copy: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
-        bad.token_ids(field, ids, model.vocab_size)
-    if spec.HasField("add_special_tokens") and spec.add_special_tokens:
-        bad.add("spec.add_special_tokens", "is true, but token ids are used unchanged: it applies to text and chat")
+        if rows:
+            _check_virtual(field, ids, rows, model.vocab_size, bad)
+        else:
+            bad.token_ids(field, ids, model.vocab_size)
+    _check_unchanged(spec, "token ids", bad)
     return IdsPrompt(ids)
+
+
+def _check_virtual(field: str, ids: tuple[int, ...], rows: int, vocab_size: int, bad: Violations) -> None:
+    largest = max(ids)
+    if largest >= vocab_size + rows:
+        found = f"is {largest}, the vocabulary has {vocab_size} tokens and {TABLE_FIELD} {rows} rows"
+        bad.add(f"{field}[{ids.index(largest)}]", found)
+    elif largest < vocab_size:
+        bad.add(field, f"has no row of {TABLE_FIELD}: {vocab_size} is row 0, and so on")
+
+
+def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: Violations) -> IdsPrompt:
+    _check_unchanged(spec, "embeddings", bad)
+    rows = 0 if table is None else table.rows
+    return IdsPrompt(tuple(range(model.vocab_size, model.vocab_size + rows)), "spec.prompt_embeds")
+
+
+def _check_unchanged(spec: pb.GenerationSpec, what: str, bad: Violations) -> None:
+    if spec.HasField("add_special_tokens") and spec.add_special_tokens:
+        bad.add("spec.add_special_tokens", f"is true, but {what} are used unchanged: it applies to text and chat")
 
 
 def _chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:

@@ -16,6 +16,7 @@ from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
 from router.validate.speculation import parse_speculation
+from router.validate.tables import GivenTable, parse_table
 from router.validate.tensors import parse_tensors
 from sluice.ring.adapters import Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
@@ -75,6 +76,7 @@ class Spec:
     """With the weights that its id stood for when the request came."""
     adapter_files: AdapterFiles | None = None
     """That the request brought."""
+    table: GivenTable | None = None
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
 
@@ -91,6 +93,15 @@ class Spec:
     def sequences(self) -> int:
         """That an engine runs for it at once."""
         return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Of the rows of its table, if it has one."""
+        return None if self.table is None else self.table.hidden_size
+
+    @property
+    def table_bytes(self) -> int:
+        return 0 if self.table is None else len(self.table.data)
 
     @property
     def resumed_tokens(self) -> int:
@@ -125,11 +136,12 @@ def parse(
     drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
     sampling = parse_beams(spec, sampling, n, bad)
+    table = parse_table(spec, limits, bad)
     resume = _resume(spec.resume, n, stopping, model, bad)
     _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
         request_id=_request_id(spec.request_id, bad),
-        prompt=parse_prompt(spec, model, limits, bad),
+        prompt=parse_prompt(spec, model, limits, bad, table),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
         sampling=sampling,
@@ -156,6 +168,7 @@ def parse(
         adapter=adapter,
         adapter_files=adapter_files,
         tensors=parse_tensors(spec, bad),
+        table=table,
     )
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
     bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)

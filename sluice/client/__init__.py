@@ -3,6 +3,7 @@
 from sluice.client.async_client import AsyncClient
 from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
+from sluice.client.embeddings import Embeddings, embeddings_of
 from sluice.client.engine_calls import RankAnswer
 from sluice.client.errors import (
     AdapterMissing,
@@ -26,7 +27,7 @@ from sluice.client.errors import (
 )
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
 from sluice.client.loras import Lora, LoraWeights, RouterLoras, read_lora
-from sluice.client.options import KvCache, Message, Options, Prompt, TokenRangeRetention
+from sluice.client.options import KvCache, Message, Options, Prompt, PromptEmbeds, TokenRangeRetention
 from sluice.client.results import (
     Chunk,
     FinishReason,
@@ -44,9 +45,9 @@ from sluice.client.streams import AsyncStream, Stream
 __all__ = [
     "DEFAULT_ADDRESS", "AdapterMissing", "AdapterNotFound", "AlreadyExists", "AsyncCacheEvents", "AsyncClient",
     "AsyncSteps", "AsyncStream", "CacheEvents", "Cancelled", "Chunk", "Client", "ClientOptions", "DeadlineExceeded",
-    "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora", "LoraWeights", "LostEvents",
-    "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output", "Overloaded", "Poison",
-    "Prompt", "RankAnswer", "RouterLoras", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor",
-    "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable",
-    "Usage", "Violation", "read_lora",
+    "Embeddings", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora", "LoraWeights",
+    "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
+    "Overloaded", "Poison", "Prompt", "PromptEmbeds", "RankAnswer", "RouterLoras", "ServerError", "ServingVersion",
+    "SluiceError", "Steps", "Stream", "Tensor", "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention",
+    "Tokenization", "Unauthenticated", "Unavailable", "Usage", "Violation", "embeddings_of", "read_lora",
 ]  # fmt: skip

@@ -9,8 +9,16 @@ from sluice.client.loras import LoraWeights
 Message = Mapping[str, str]
 """A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool"."""
 
-Prompt = str | Sequence[int] | Sequence[Message]
-"""Text, token ids, or chat messages, to which the server applies the model's chat template."""
+
+class PromptEmbeds(TypedDict):
+    """A prompt of embeddings in place of tokens."""
+
+    prompt_embeds: Any
+    """Rows [tokens, hidden size]; see `embeddings_of`."""
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | PromptEmbeds
+"""Text, token ids, chat messages, to which the server applies the model's chat template, or embeddings."""
 
 Seconds = float | timedelta
 
@@ -53,6 +61,9 @@ class Options(TypedDict, total=False):
     lora_weights: LoraWeights | None
     """See `read_lora`."""
     prompt_adapter_id: str | None
+    prompt_table: Any
+    """Rows [virtual tokens, hidden size], see `embeddings_of`, or a mapping with these as "embeddings" and, with token
+    ids, "token_extra_ids"."""
     priority: Literal["low", "normal", "high"] | None
     time_limit: Seconds | None
     add_special_tokens: bool | None

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
 
 from sluice.client.draft_logits import pack_draft_logits
+from sluice.client.embeddings import embeddings_of
 from sluice.client.errors import InvalidRequest, Violation
 from sluice.client.options import OPTION_NAMES, Prompt
 from sluice.v1 import generation_pb2 as pb
@@ -58,8 +59,11 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         _assign(spec, "text", prompt, "spec.text")
         return
+    if isinstance(prompt, Mapping) and prompt.keys() == {"prompt_embeds"}:
+        _assign(spec, "prompt_embeds", embeddings_of(prompt["prompt_embeds"]), "spec.prompt_embeds")
+        return
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
-        raise TypeError(f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}")
+        raise TypeError(f"a prompt is text, token ids, chat messages or prompt_embeds, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         _assign(spec, "chat", {"messages": list(prompt)}, "spec.chat")
     else:
@@ -70,8 +74,16 @@ def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
     part = next(part for part in PARTS if name in _part_type(part).fields_by_name)
     if part == "chat" and spec.WhichOneof("prompt") != "chat":
         raise TypeError(f"{name!r} is an option of chat prompts only")
+    if name == "prompt_table":
+        value = _table(value)
     message = getattr(spec, part) if part else spec
     _assign(message, name, value, f"spec.{part}.{name}" if part else f"spec.{name}")
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Mapping) and "embeddings" in value:
+        return {**value, "embeddings": embeddings_of(value["embeddings"])}
+    return {"embeddings": embeddings_of(value)}
 
 
 def _part_type(part: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sluice.executor.request import GenerationRequest
+from sluice.executor.request import GenerationRequest, is_embeds
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import SLICE_SECONDS
@@ -55,10 +55,10 @@ class BatchRun:
 
 
 def is_batch(inputs: Any) -> bool:
-    """Whether these are several prompts, not a single text, list of token ids or list of chat messages."""
-    return (
-        isinstance(inputs, Sequence) and not isinstance(inputs, str) and (not inputs or isinstance(inputs[0], Sequence))
-    )
+    """Whether these are several prompts, not a single text, list of token ids or list of chat messages, or rows."""
+    if not isinstance(inputs, Sequence) or isinstance(inputs, str):
+        return False
+    return not inputs or isinstance(inputs[0], Sequence) or is_embeds(inputs[0])
 
 
 def batch_requests(

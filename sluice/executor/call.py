@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -105,9 +105,9 @@ class PendingCall:
             special = request.sampling_params.add_special_tokens
             found = await client.tokenize(inputs, model=request.model or "", add_special_tokens=special)
             return replace(request, kv_cache_retention_config=retention.within(len(found.token_ids)))
-        if inputs and isinstance(inputs[0], int):
+        if isinstance(inputs, Sequence) and inputs and isinstance(inputs[0], int):
             return replace(request, kv_cache_retention_config=retention.within(len(inputs)))
-        # A chat: only the server knows its length.
+        # A chat, whose length only the server knows, or embeddings.
         return request
 
     def _with_time_left(self, request: GenerationRequest) -> GenerationRequest:

@@ -121,6 +121,7 @@ class RequestOptions(CommonOptions, total=False):
     draft_token_ids: Sequence[int] | None
     draft_logits: Any
     acceptance_threshold: float | None
+    prompt_table: Any
 
 
 class BatchOptions(CommonOptions, total=False):
@@ -135,7 +136,7 @@ class GenerationRequest:
     """A prompt with its options. May be submitted any number of times. Raises TypeError."""
 
     inputs: Prompt = None  # type: ignore[assignment]  # required, unless prompt_token_ids is given
-    """Text, token ids, or chat messages."""
+    """Text, token ids, chat messages, or embeddings: `{"prompt_embeds": rows}`."""
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     streaming: bool = False
     """Responses arrive with the tokens; otherwise one per output, when the last has ended."""
@@ -161,6 +162,9 @@ class GenerationRequest:
     acceptance_threshold: float | None = None
     """In (0, 1], only with draft_logits: a draft token is accepted if its probability is at least this times the one
     that the draft gave it. Changes the output's distribution; None: times a random number, which keeps it."""
+    prompt_table: Any = field(default=None, compare=False, repr=False)
+    """Prompt tuning: rows [virtual tokens, hidden size], a tensor or an array, or a mapping as in the client's options.
+    Text and chats begin with them; in token ids, vocab_size + i stands for row i."""
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
     """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
@@ -203,12 +207,17 @@ class GenerationRequest:
             model=self.model,
             client_id=self.client_id,
             speculation=self._speculation(),
+            prompt_table=self.prompt_table,
         )
 
     def _speculation(self) -> Mapping[str, Any] | None:
         names = ("max_draft_tokens", "draft_token_ids", "draft_logits", "acceptance_threshold")
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None} or None
+
+
+def is_embeds(inputs: Any) -> bool:
+    return isinstance(inputs, Mapping) and "prompt_embeds" in inputs
 
 
 def _is_token_ids(inputs: Prompt) -> bool:

@@ -65,9 +65,11 @@ class GenerationResult:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """For a text, the first access asks the server. Raises SluiceError; TypeError for a chat."""
+        """For a text, the first access asks the server. Raises SluiceError; TypeError for a chat and for embeddings."""
         if self._prompt_token_ids is None:
             params, inputs = self.request.sampling_params, self.request.inputs
+            if isinstance(inputs, Mapping):
+                raise TypeError("embeddings have no token ids")
             if inputs and isinstance(inputs[0], Mapping):
                 raise TypeError("only the server knows the token ids of a chat")
             ids = (

@@ -2,7 +2,7 @@
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -28,20 +28,28 @@ def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
     return digest.digest()
 
 
-def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash of one full block; `parent` is the hash of the block before it, or the root."""
+def block_hash(parent: bytes, tokens: Sequence[int], key: bytes = b"") -> bytes:
+    """Hash of one full block; `parent` is the hash of the block before it, or the root. `key`: what the block depends
+    on beside tokens and parent, see `VirtualTokens.key`."""
     packed = array("I", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
-    return blake2b(parent + packed.tobytes(), digest_size=DIGEST_BYTES, person=b"sluice-block").digest()
+    return blake2b(parent + packed.tobytes() + key, digest_size=DIGEST_BYTES, person=b"sluice-block").digest()
 
 
-def block_chain(root: bytes, tokens: Sequence[int], tokens_per_block: int) -> list[bytes]:
-    """Hashes of the full blocks of `tokens`, first block first."""
+def block_chain(
+    root: bytes,
+    tokens: Sequence[int],
+    tokens_per_block: int,
+    key: Callable[[int, Sequence[int]], bytes] | None = None,
+) -> list[bytes]:
+    """Hashes of the full blocks of `tokens`, first block first. `key`: gets the position of a block's first token, and
+    its tokens."""
     chain: list[bytes] = []
     parent = root
     for end in range(tokens_per_block, len(tokens) + 1, tokens_per_block):
-        parent = block_hash(parent, tokens[end - tokens_per_block : end])
+        block = tokens[end - tokens_per_block : end]
+        parent = block_hash(parent, block, b"" if key is None else key(end - tokens_per_block, block))
         chain.append(parent)
     return chain
 

@@ -97,6 +97,8 @@ class EngineHeartbeat(Message, frozen=True):
     """For the router that this heartbeat goes to."""
     cache_events: bool = False
     """Whether it keeps KV cache events, for `ReadCacheEvents`."""
+    hidden_size: Count = 0
+    """Of the rows of tables that prompts may have; 0: they may have none."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

@@ -31,6 +31,7 @@ from sluice.ring.message import (
 )
 from sluice.ring.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.tables import NO_TABLES, PromptTables
 from sluice.ring.tensors import TensorBatch, TensorParams
 
 # Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
@@ -78,6 +79,7 @@ class Submit(Message, frozen=True):
     tensors: TensorParams = TensorParams()
     adapter: Adapter | None = None
     """None: the model alone."""
+    tables: PromptTables = NO_TABLES
 
     @property
     def domain(self) -> Domain:

@@ -1,4 +1,5 @@
-"""Inputs of a request beside its tokens. All can be made and pickled; of these, models here take LoRA adapters."""
+"""Inputs of a request beside its tokens. All can be made and pickled; of these, LoraConfig and PromptTuningConfig are
+taken."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ class LoraConfig:
 @dataclass(eq=False)
 class PromptTuningConfig:
     embedding_table: Any
+    """[virtual tokens, hidden size]: the input ids from the size of the vocabulary on stand for its rows."""
     input_token_extra_ids: Sequence[int] | None = None
+    """One per input id. Cached blocks are shared where they are equal, and the rows too."""
 
 
 @dataclass

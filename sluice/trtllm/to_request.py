@@ -13,6 +13,7 @@ from sluice.trtllm.enums import KvCacheTransferMode
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.guided import GuidedDecodingParams, GuideType
 from sluice.trtllm.lora_tasks import LoraTasks
+from sluice.trtllm.model_inputs import PromptTuningConfig
 from sluice.trtllm.request import DEFAULT_PRIORITY, Request
 from sluice.trtllm.sampling import OutputConfig, SamplingConfig
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
@@ -22,10 +23,9 @@ log = logging.getLogger("sluice.trtllm")
 NO_END = -1
 DECODER_ONLY = "only decoder-only models are served"
 NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is given"
-EMBEDDINGS = "prompt embeddings are not implemented"
+EMBEDDINGS = "images and other modalities are not implemented"
 MODEL_DRAFTS = "only the drafts of external_draft_tokens_config and of engines' n-grams are implemented"
 REQUEST_REASONS = {
-    "prompt_tuning_config": EMBEDDINGS,
     "multimodal_input": EMBEDDINGS,
     "multimodal_embedding": EMBEDDINGS,
     "mrope_config": EMBEDDINGS,
@@ -93,6 +93,7 @@ class Translator:
             client_id=request.client_id,
             priority=_priority(request.priority),
             allotted_time_ms=request.allotted_time_ms,
+            prompt_table=_table(request.prompt_tuning_config),
             **_drafts(request.external_draft_tokens_config),
         )
 
@@ -220,6 +221,12 @@ def _drafts(config: ExternalDraftTokensConfig | None) -> dict[str, Any]:
         # TensorRT-LLM ignores it too: it then compares tokens.
         log.warning("ExternalDraftTokensConfig.acceptance_threshold has no effect without logits")
     return found
+
+
+def _table(config: PromptTuningConfig | None) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    return {"embeddings": config.embedding_table, "token_extra_ids": config.input_token_extra_ids}
 
 
 def _retention(config: KvCacheRetentionConfig | None) -> executor.KvCacheRetentionConfig | None:

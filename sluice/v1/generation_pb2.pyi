@@ -125,6 +125,7 @@ class GenerationSpec(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    PROMPT_EMBEDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     GUIDED_FIELD_NUMBER: _builtins.int
@@ -144,6 +145,7 @@ class GenerationSpec(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     RESUME_CONTEXT_ROWS_FIELD_NUMBER: _builtins.int
     LORA_WEIGHTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TABLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per live request, up to 128 bytes of [A-Za-z0-9._:-]. Empty: the
     server makes a UUIDv7 and returns it.
@@ -187,6 +189,10 @@ class GenerationSpec(_message.Message):
         """Messages; the router applies the model's chat template."""
 
     @_builtins.property
+    def prompt_embeds(self) -> Global___Embeddings:
+        """Embeddings in place of tokens: one row per token of the prompt, as the model's first layer gets them."""
+
+    @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """Sampling."""
 
@@ -227,6 +233,12 @@ class GenerationSpec(_message.Message):
     def lora_weights(self) -> Global___LoraWeights:
         """An adapter that this request brings, for itself alone. Only where the server allows it (setting lora_in_requests)."""
 
+    @_builtins.property
+    def prompt_table(self) -> Global___PromptTable:
+        """Prompt tuning: rows of embeddings, the virtual tokens. In token_ids, vocab_size + i stands for row i, anywhere and
+        any number of times. Text and chats get all rows, in order, before their first token.
+        """
+
     def __init__(
         self,
         *,
@@ -235,6 +247,7 @@ class GenerationSpec(_message.Message):
         text: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
         chat: Global___ChatPrompt | None = ...,
+        prompt_embeds: Global___Embeddings | None = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         stopping: _sampling_pb2.StoppingCriteria | None = ...,
         guided: _sampling_pb2.GuidedDecoding | None = ...,
@@ -254,10 +267,11 @@ class GenerationSpec(_message.Message):
         client_id: _builtins.int | None = ...,
         resume_context_rows: _builtins.int = ...,
         lora_weights: Global___LoraWeights | None = ...,
+        prompt_table: Global___PromptTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "lora_weights", b"lora_weights", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "lora_weights", b"lora_weights", "n", b"n", "output", b"output", "prompt", b"prompt", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -273,7 +287,7 @@ class GenerationSpec(_message.Message):
     _WhichOneofArgType__speculation: _TypeAlias = _typing.Literal["_speculation", b"_speculation"]  # noqa: Y015
     _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "prompt_embeds"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
@@ -293,6 +307,70 @@ class GenerationSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
+
+@_typing.final
+class Embeddings(_message.Message):
+    """Rows of embeddings, at most 8 MiB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """"float32", "float16" or "bfloat16"."""
+    data: _builtins.bytes
+    """Row-major, little-endian; finite."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rows, then the model's hidden size, which GetModelInfo returns."""
+
+    def __init__(
+        self,
+        *,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embeddings: _TypeAlias = Embeddings  # noqa: Y015
+
+@_typing.final
+class PromptTable(_message.Message):
+    """Rows that stand for virtual tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    TOKEN_EXTRA_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def embeddings(self) -> Global___Embeddings:
+        """The rows."""
+
+    @_builtins.property
+    def token_extra_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With token_ids only: a number per token of the prompt. Cached blocks are shared only where these numbers are equal
+        too. Not needed to tell tables apart: the rows themselves are compared, by their hash.
+        """
+
+    def __init__(
+        self,
+        *,
+        embeddings: Global___Embeddings | None = ...,
+        token_extra_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "token_extra_ids", b"token_extra_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTable: _TypeAlias = PromptTable  # noqa: Y015
 
 @_typing.final
 class LoraWeights(_message.Message):

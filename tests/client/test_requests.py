@@ -2,13 +2,15 @@
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
+import torch
 
-from sluice.client import InvalidRequest, Options
+from sluice.client import InvalidRequest, Options, embeddings_of
 from sluice.client.requests import build_spec
 from sluice.v1 import generation_pb2 as pb
 
-PROMPT_AND_PARTS = {"text", "token_ids", "chat", "sampling", "stopping", "output"}
+PROMPT_AND_PARTS = {"text", "token_ids", "chat", "prompt_embeds", "sampling", "stopping", "output"}
 
 
 def test_every_field_of_the_contract_is_an_option() -> None:
@@ -41,6 +43,45 @@ def test_prompts(prompt, expected) -> None:
 def test_wrong_prompt_type(prompt) -> None:
     with pytest.raises(TypeError):
         build_spec(prompt, {})
+
+
+ROWS = [[0.5, -1.0], [2.0, 0.25], [1.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (ROWS, "float32"),
+        (torch.tensor(ROWS), "float32"),
+        (torch.tensor(ROWS, dtype=torch.float16), "float16"),
+        (torch.tensor(ROWS, dtype=torch.bfloat16, requires_grad=True), "bfloat16"),
+        (torch.tensor(ROWS, dtype=torch.float64), "float32"),
+        (torch.tensor(ROWS).T.contiguous().T, "float32"),
+        (torch.tensor(ROWS, dtype=torch.bfloat16).T.contiguous().T, "bfloat16"),
+        (np.array(ROWS, np.float16), "float16"),
+        (np.array(ROWS, ">f4"), "float32"),
+        (embeddings_of(ROWS), "float32"),
+    ],
+    ids=str,
+)
+def test_embeddings_from_what_callers_have(rows, dtype) -> None:
+    as_prompt = build_spec({"prompt_embeds": rows}, {}).prompt_embeds
+    as_table = build_spec("x", {"prompt_table": rows}).prompt_table.embeddings
+    assert as_prompt == as_table
+    assert (list(as_prompt.shape), as_prompt.dtype) == ([3, 2], dtype)
+    found = torch.frombuffer(bytearray(as_prompt.data), dtype=getattr(torch, dtype))
+    assert found.view(3, 2).tolist() == ROWS
+
+
+def test_a_table_with_extra_ids() -> None:
+    found = build_spec([4096, 5], {"prompt_table": {"embeddings": ROWS, "token_extra_ids": [7, 0]}}).prompt_table
+    assert (list(found.token_extra_ids), list(found.embeddings.shape)) == ([7, 0], [3, 2])
+
+
+@pytest.mark.parametrize("rows", ["text", 5, [[1.0], [1.0, 2.0]], {"shape": [1, 1]}, {"rows": 1}], ids=str)
+def test_what_is_no_embeddings(rows) -> None:
+    with pytest.raises(TypeError, match="embeddings"):
+        build_spec({"prompt_embeds": rows}, {})
 
 
 def test_options_go_to_their_messages() -> None:

@@ -15,6 +15,7 @@ from engine_worker.step import Runner
 from sluice.ring.adapters import Adapter
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
+from sluice.ring.tables import NO_TABLES, PromptTables
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
@@ -53,6 +54,7 @@ def spec_of(
     prompt_logprobs: int | None = None,
     tensors: TensorParams = NO_TENSORS,
     adapter: Adapter | None = None,
+    tables: PromptTables = NO_TABLES,
     **stopping,
 ) -> Submit:
     return Submit(
@@ -78,6 +80,7 @@ def spec_of(
         prompt_logprobs=prompt_logprobs,
         tensors=tensors,
         adapter=adapter,
+        tables=tables,
     )
 
 
@@ -140,6 +143,7 @@ class EngineBench:
                 max_requests,
                 tensors=frozenset(self.runner.tensors),
                 has_adapters=self.runner.adapters is not None,
+                hidden_size=self.runner.hidden_size,
             ),
             batching,
             Hooks(

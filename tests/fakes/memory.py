@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.step import MoveKind
-from tests.fakes.runner import ScriptedRunner, mix
+from tests.fakes.runner import VOCAB, ScriptedRunner, mix
 
 
 class MemoryCheck:
@@ -31,7 +31,10 @@ class MemoryCheck:
 
     def _check_block(self, content, slots) -> None:
         assert None not in slots, f"{content} was never written: {slots}"
-        assert content.tokens == tuple(token for token, _ in slots), f"{content} is not {slots}"
+        # Rows of tables are numbers behind the vocabulary; which ones, the outputs show.
+        held = zip(content.tokens, slots, strict=True)
+        alike = all(token == found if token < VOCAB else found >= VOCAB for token, (found, _) in held)
+        assert alike, f"{content} is not {slots}"
         for (_, before), (token, digest) in pairwise(slots):
             assert digest == mix(before, token), f"{slots} comes from two sequences"
         digest = slots[-1][1]

@@ -208,6 +208,7 @@ class FakeEngine(FakePeer):
         self.logits_processors: list[str] = []
         self.library: FakeLibrary | None = None
         self.adapters: Adapters | None = None
+        self.hidden_size = 2
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
@@ -252,6 +253,7 @@ class FakeEngine(FakePeer):
             has_adapters=self.adapters is not None,
             adapters=None if self.adapters is None else self.adapters.news(hello.adapters_known),
             cache_events=self.events is not None,
+            hidden_size=self.hidden_size,
         )
 
     def turn(self) -> None:

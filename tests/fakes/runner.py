@@ -21,11 +21,13 @@ from engine_worker.step import (
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import DraftLogits, SamplingParams, Speculation, derive_seed
+from sluice.ring.tables import VirtualTokens
 from sluice.ring.wire import Submit, TokenLogprob
 from tests.fakes.adapters import ScriptedAdapters, start_of
 
 MASK = (1 << 64) - 1
 VOCAB = 97
+HIDDEN_SIZE = 2
 
 Slot = tuple[int, int] | None
 """A token, and the digest of all up to it."""
@@ -86,6 +88,19 @@ def continuation(
     return output
 
 
+def shown_to_model(tokens, virtual: VirtualTokens | None) -> list[int]:
+    """With the rows that virtual tokens stand for, as numbers behind the vocabulary."""
+    if virtual is None:
+        return list(tokens)
+    size = 2 * HIDDEN_SIZE
+    rows = [
+        VOCAB + int.from_bytes(table.data[row * size : (row + 1) * size], "little")
+        for table, _ in virtual.placed
+        for row in range(table.rows)
+    ]
+    return [token if token < VOCAB else rows[token - VOCAB] for token in tokens]
+
+
 class ScriptedProgram(tuple):
     """A prompt."""
 
@@ -139,6 +154,7 @@ class ScriptedRunner:
         self.tokens_per_block = tokens_per_block
         self.tensors = TENSORS
         self.adapters: ScriptedAdapters | None = None
+        self.hidden_size = HIDDEN_SIZE
         self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap
@@ -176,7 +192,7 @@ class ScriptedRunner:
 
     def programs(self, spec: Submit) -> list[object]:
         """The prompt, so that draws can be checked."""
-        program = ScriptedProgram(spec.prompt)
+        program = ScriptedProgram(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables)))
         program.version = None if spec.adapter is None else spec.adapter.version
         return [program] * spec.n
 
@@ -297,7 +313,9 @@ class ScriptedRunner:
             slots, offset = self._slots(part, part.start - 1)
             before = slots[offset]
             state = before[1] if before else -1
-        for position, token in enumerate(part.tokens, part.start):
+        if part.virtual is None and max(part.tokens, default=0) >= VOCAB:
+            self.violations.append(f"{part} does not say what its virtual tokens stand for")
+        for position, token in enumerate(shown_to_model(part.tokens, part.virtual), part.start):
             state = mix(state, token)
             slots, offset = self._slots(part, position)
             slots[offset] = (token, state)

@@ -23,6 +23,7 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.prompt_logprobs import Row
 from sluice.ring.stats import RequestStats, StepStats
+from sluice.ring.tables import NO_TABLES, PromptTables
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching, ChunkingPolicy, ProcessorNames
@@ -125,6 +126,7 @@ class EngineHarness:
                 max_requests=1024,
                 processors=frozenset(processors.processor_names),
                 tensors=frozenset(runner.tensors),
+                hidden_size=runner.hidden_size,
             ),
             batching,
             Hooks(
@@ -165,6 +167,7 @@ class EngineHarness:
         guide: Guide | None = None,
         prompt_logprobs: int | None = None,
         tensors: TensorParams = NO_TENSORS,
+        tables: PromptTables = NO_TABLES,
     ) -> int:
         number = next(self._numbers)
         self._inbox.append(
@@ -189,6 +192,7 @@ class EngineHarness:
                 guide=guide,
                 prompt_logprobs=prompt_logprobs,
                 tensors=tensors,
+                tables=tables,
             )
         )
         self.receiver.first_rows[number, 0, 0, True] = tensors.context_rows

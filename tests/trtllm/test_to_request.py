@@ -8,8 +8,10 @@ import torch
 
 import sluice.trtllm as trtllm
 from sluice import executor, tiny_model
+from sluice.client.requests import build_spec
 from sluice.trtllm.to_request import Translator
 from sluice.trtllm.words import Words
+from sluice.v1 import generation_pb2 as pb
 
 VOCABULARY = 4096
 TOKENIZER = tiny_model.path() / "tokenizer.json"
@@ -149,6 +151,20 @@ def test_a_wrong_bias_fails_by_the_response(translator, bias) -> None:
         found.options()
 
 
+def test_prompt_tuning(translator) -> None:
+    rows = torch.ones(2, 3, dtype=torch.bfloat16)
+    config = trtllm.PromptTuningConfig(rows, [0, 9, 9])
+    found = translator.translate(trtllm.Request([1, VOCABULARY, VOCABULARY + 1], 7, prompt_tuning_config=config))
+    assert found.inputs == [1, VOCABULARY, VOCABULARY + 1]
+    spec = build_spec(found.inputs, found.client_options("id"))
+    assert spec.prompt_table.embeddings == pb.Embeddings(shape=[2, 3], dtype="bfloat16", data=b"\x80\x3f" * 6)
+    assert list(spec.prompt_table.token_extra_ids) == [0, 9, 9]
+    without = trtllm.Request([1], 7, prompt_tuning_config=trtllm.PromptTuningConfig(rows))
+    found, plain = (translator.translate(each) for each in (without, trtllm.Request([1], 7)))
+    assert not build_spec([1], found.client_options("id")).prompt_table.token_extra_ids
+    assert not build_spec([1], plain.client_options("id")).HasField("prompt_table")
+
+
 DRAFTS = trtllm.ExternalDraftTokensConfig
 GDS = trtllm.KvCacheTransferMode.GDS
 
@@ -157,7 +173,6 @@ GDS = trtllm.KvCacheTransferMode.GDS
     ("options", "named"),
     [
         ({"lora_config": trtllm.LoraConfig(1)}, "peft_cache_config is given"),
-        ({"prompt_tuning_config": trtllm.PromptTuningConfig(torch.ones(2, 2))}, "prompt_tuning_config"),
         ({"multimodal_embedding": torch.ones(2, 2)}, "multimodal_embedding"),
         ({"lookahead_config": trtllm.LookaheadDecodingConfig(3, 5, 7)}, "lookahead_config"),
         ({"encoder_input_token_ids": [1]}, "encoder_input_token_ids"),

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
+from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
@@ -61,6 +62,7 @@ class Adapter:
         self._body: Any = None
         self._head: Any = None
         self._layers: dict[nn.Module, int] = {}
+        self.takes_embeds = False
 
     @property
     def graphs(self) -> bool:
@@ -104,6 +106,7 @@ class Adapter:
         source = self.config.source
         context, pad = context_of(source.config), getattr(source.config, "pad_token_id", None)
         check_independence(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
+        self.takes_embeds = self._starts_with_embeddings()
 
     def __call__(
         self,
@@ -112,6 +115,7 @@ class Adapter:
         cache: KVCache,
         inputs: AttentionInputs,
         adapters: StepAdapters | None = None,  # noqa: ARG002 - transformers' modules have no targets
+        embeds: Embeds | None = None,
     ) -> Tensor:
 
         def attend(call: AttentionCall) -> Tensor:
@@ -124,7 +128,7 @@ class Adapter:
             return out[None, ..., :size].to(call.query.dtype)
 
         with attention_computed_by(attend):
-            return self._hidden(token_ids, positions)
+            return self._hidden(token_ids, positions) if embeds is None else self._from(embeds, token_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
@@ -135,6 +139,23 @@ class Adapter:
         found = self._body(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
         hidden: Tensor = found.last_hidden_state[0]
         return hidden
+
+    def _from(self, embeds: Embeds, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x: Tensor = self._body.get_input_embeddings()(token_ids).clone()
+        embeds.lay_over(x)
+        found = self._body(inputs_embeds=x[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
+
+    def _starts_with_embeddings(self) -> bool:
+        """Whether the decoder computes from its input embeddings what it computes from ids, without the ids."""
+        ids, positions = (torch.tensor(each, device=self._device) for each in ((1, 2), (0, 1)))
+        nothing = Embeds(ids[:0], torch.zeros(0, self.config.hidden_size, device=self._device))
+        try:
+            with attention_computed_by(_within_tokens):
+                return _close(self._from(nothing, ids, positions), self._hidden(ids, positions))
+        except Exception:  # noqa: BLE001 - whatever a module raises that needs its ids
+            return False
 
     def _whole(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         found = self._module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)

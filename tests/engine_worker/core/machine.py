@@ -18,6 +18,7 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
 from sluice.ring.prompt_logprobs import Row
+from sluice.ring.tables import NO_TABLES, PromptTables, Table, VirtualTokens
 from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
@@ -25,7 +26,16 @@ from tests.fakes.adapters import ScriptedAdapters, adapter, start_of
 from tests.fakes.beams import search_alone
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import VOCAB, continuation, digest, draft_logits, prompt_row, tensor_row
+from tests.fakes.runner import (
+    HIDDEN_SIZE,
+    VOCAB,
+    continuation,
+    digest,
+    draft_logits,
+    prompt_row,
+    shown_to_model,
+    tensor_row,
+)
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
@@ -42,6 +52,10 @@ TENSORS = [
 ADAPTERS = [adapter(name) for name in "abc"]
 SIZES = {ADAPTERS[0].version: 1, ADAPTERS[1].version: 2, ADAPTERS[2].version: 2}
 """In pages."""
+TABLES = [
+    PromptTables(tuple(Table.of(len(rows) // 4, HIDDEN_SIZE, "float16", rows) for rows in tables))
+    for tables in ([b"same" * 5], [b"same" * 4 + b"last"], [b"same" * 2, b"same" * 3], [b"more" * 2, b"same" * 3])
+]
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 EVENT_BUFFER = 1 << 16
 """More events than one rule brings."""
@@ -50,6 +64,11 @@ SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
 def version_of(spec: Submit) -> str | None:
     return None if spec.adapter is None else spec.adapter.version
+
+
+def prompt_of(spec: Submit) -> list[int]:
+    """As the model sees it."""
+    return shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables))
 
 
 class RouterView:
@@ -210,6 +229,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         tensors=st.sampled_from([NO_TENSORS, NO_TENSORS, NO_TENSORS, *TENSORS]),
         adapter=st.sampled_from([None, None, *ADAPTERS]),
+        tables=st.sampled_from([NO_TABLES, NO_TABLES, *TABLES]),
     )
     def submit(
         self,
@@ -229,6 +249,11 @@ class EngineMachine(RuleBasedStateMachine):
     ):
         if self.bench.runner.adapters is None:
             asked.pop("adapter", None)
+        prompt = base[:shared] + own
+        if rows := asked.get("tables", NO_TABLES).num_rows:
+            # Most prompts begin with some of them, and end with one.
+            prompt = [*range(VOCAB, VOCAB + rows), *prompt[: shared % 7], VOCAB, *prompt[shared % 7 :], VOCAB + 1]
+            asked.pop("prompt_logprobs", None)
         if beams is not None:
             asked["n"], drafts, proposing = min(asked["n"], beams.width), 0, False
             asked["tensors"] = NO_TENSORS
@@ -239,7 +264,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(times):
             number = len(self.bench.specs) + 1
             spec = spec_of(
-                base[:shared] + own,
+                prompt,
                 request=number,
                 seed=number,
                 detokenizer=lane,
@@ -374,7 +399,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.found[key] = [tokens for tokens, _ in search_alone(spec)]
             return self.found[key][sequence]
         seed = spec.sampling.seed
-        return continuation(spec.prompt, spec.stopping, seed, sequence, spec.speculation, version_of(spec))
+        return continuation(prompt_of(spec), spec.stopping, seed, sequence, spec.speculation, version_of(spec))
 
     def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
         """Those that came are those of an undisturbed request."""
@@ -399,7 +424,7 @@ class EngineMachine(RuleBasedStateMachine):
     def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
         """These of one tensor are those of an undisturbed request."""
         for part in parts:
-            tokens = [*spec.prompt, *([] if part.context else self.continuation(spec, sequence))]
+            tokens = [*prompt_of(spec), *([] if part.context else self.continuation(spec, sequence))]
             before = 0 if part.context else len(spec.prompt) - 1
             source = "logits" if part.name in LOGITS else part.name
             positions, start = range(before + part.start, before + part.end), start_of(version_of(spec))

@@ -7,20 +7,24 @@ from hypothesis import strategies as st
 
 from engine_worker.openvino.arrays import LEAST, PADDING, prepared_step
 from engine_worker.runner.batch import build_arrays
-from tests.engine_worker.runner.test_batch import steps
+from tests.engine_worker.runner.test_batch import HIDDEN_SIZE, steps
 from tests.examples import examples
 
 SPARE = 9999
+NO_ROWS = np.zeros((0, HIDDEN_SIZE), np.float32)
 
 
 @examples(300)
 @given(steps(), st.integers(2, 4))
 def test_a_step(step, smallest):
     slices, size, window = step
-    found, arrays = prepared_step(slices, size, window, smallest, SPARE), build_arrays(slices, size, window)
-    token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept = (
+    found, arrays = prepared_step(slices, size, window, smallest, SPARE, NO_ROWS), build_arrays(slices, size, window)
+    token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept, virtual_tokens, _ = (
         each.tolist() for each in found.inputs
     )
+    virtual = ([], NO_ROWS) if arrays.virtual_tokens is None else (arrays.virtual_tokens, arrays.virtual_rows)
+    assert virtual_tokens == list(virtual[0])
+    np.testing.assert_array_equal(found.inputs[-1], virtual[1])
     count, padded = len(slices), arrays.generation_rows == len(arrays.token_ids) < smallest
     if padded:
         assert (token_ids[-PADDING:], past[-1], starts[-1], blocks[-1]) == (
@@ -53,7 +57,7 @@ def test_a_step(step, smallest):
 @given(steps(), st.integers(0, 9))
 def test_tokens_that_the_step_before_draws(step, number):
     slices, size, window = step
-    found, arrays = prepared_step(slices, size, window, 2, SPARE), build_arrays(slices, size, window)
+    found, arrays = prepared_step(slices, size, window, 2, SPARE, NO_ROWS), build_arrays(slices, size, window)
     before = found.inputs[0].tolist()
     assert found.follows == bool(len(arrays.follow_tokens))
     if found.follows:

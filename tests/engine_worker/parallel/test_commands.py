@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.parallel.commands import CallMethod, ComputeStep, Heartbeat, LoadModel, Shutdown, decode, encode
+from engine_worker.parallel.leader import without_rows
 from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Move, MoveKind, Slice
 from sluice.ring.calls import MethodCall
 from sluice.ring.params import SamplingParams
+from sluice.ring.tables import PromptTables, VirtualTokens
 from sluice.settings.engine import ProcessorNames
 from tests.examples import examples
+from tests.fakes.tables import random_table
 
 SLICES = st.lists(
     st.builds(
@@ -56,6 +59,16 @@ def test_a_step(slices, moves):
     assert isinstance(found, ComputeStep)
     assert found.moves == tuple(moves)
     assert same(found.arrays, arrays)
+
+
+def test_rows_of_tables_do_not_travel_with_the_step():
+    """They may be larger than the channel: rank 0 broadcasts them."""
+    virtual = VirtualTokens(9, PromptTables((random_table(3, 4, seed=1),)))
+    arrays = build_arrays([Slice([9, 1, 11], 0, [0], virtual=virtual)], 4, None)
+    assert arrays.virtual_rows.shape == (2, 4)
+    found = decode(bytearray(encode(ComputeStep((), without_rows(arrays))))).arrays
+    assert found.virtual_tokens.tolist() == [0, 2]
+    assert found.virtual_rows is None
 
 
 def test_the_others():

@@ -1,15 +1,33 @@
 from itertools import takewhile
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.batch import build_arrays
+from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.graphs import pad
 from engine_worker.step import Draw, Kept, Scored, Slice
 from sluice.ring.params import SamplingParams
+from sluice.ring.tables import PromptTables, VirtualTokens
 from tests.examples import examples
+from tests.fakes.tables import table_of
+
+VOCABULARY = 500
+HIDDEN_SIZE = 2
+VALUES = [[1.5, -2.0], [0.25, 0.0], [3.0, -0.125], [8.0, 1.0]]
+"""Exact in every type of tables."""
+TABLES = [
+    PromptTables((table_of(torch.tensor(VALUES)),)),
+    PromptTables((table_of(torch.tensor(VALUES[:3], dtype=torch.float16)), table_of(torch.tensor(VALUES[3:])))),
+    PromptTables(tuple(table_of(torch.tensor([row], dtype=torch.bfloat16)) for row in VALUES)),
+]
+
+
+def row_of(virtual: VirtualTokens, row: int) -> list[float]:
+    assert sum(table.rows for table, _ in virtual.placed) == len(VALUES)
+    return VALUES[row]
 
 
 def draw(sequence: int) -> Draw:
@@ -83,8 +101,22 @@ def steps(draw):
             for at in draw(st.lists(st.integers(0, len(tokens) - 1), max_size=2))
         )
         follows = draw(st.sampled_from([None, 0, 3]))
-        slices.append(Slice(tokens, start, table, draws, follows, scored=scored, kept=kept))
+        virtual = None
+        if draw(st.booleans()):
+            virtual = VirtualTokens(VOCABULARY, draw(st.sampled_from(TABLES)))
+            tokens = [token % (VOCABULARY + virtual.placed[-1].first + 1) for token in tokens]
+        slices.append(Slice(tokens, start, table, draws, follows, scored=scored, kept=kept, virtual=virtual))
     return slices, size, window
+
+
+def check_rows(arrays: StepArrays, laid: dict[int, list[float]]) -> None:
+    """`laid`: by token."""
+    if arrays.virtual_tokens is None:
+        assert not laid
+        return
+    assert arrays.virtual_tokens.tolist() == list(laid)
+    assert arrays.virtual_rows.tolist() == list(laid.values())
+    assert (arrays.virtual_tokens.dtype, arrays.virtual_rows.dtype) == (np.int64, np.float32)
 
 
 @examples(300)
@@ -93,7 +125,7 @@ def test_a_step_token_by_token(step):
     """Against what each array means, in plain loops."""
     slices, size, window = step
     arrays, work, token, row, draw = build_arrays(slices, size, window), StepDraws.of(slices), 0, 0, 0
-    rows, followed, draw_follows, kept = [], [], {}, []
+    rows, followed, draw_follows, kept, laid = [], [], {}, [], {}
     for i, part in enumerate(slices):
         first_seen = 0 if window is None else max(0, part.start - window + 1)
         skipped = first_seen // size
@@ -105,6 +137,9 @@ def test_a_step_token_by_token(step):
             assert table[at // size - skipped] == part.block_table[at // size]
         assert not any(table[-(-length // size) :])
         for at, token_id in enumerate(part.tokens, part.start):
+            if part.virtual is not None and token_id >= VOCABULARY:
+                laid[token] = row_of(part.virtual, token_id - VOCABULARY)
+                token_id = 0
             assert (arrays.token_ids[token], arrays.positions[token]) == (token_id, at)
             assert arrays.slots[token] == part.block_table[at // size] * size + at % size
             token += 1
@@ -126,6 +161,7 @@ def test_a_step_token_by_token(step):
     assert rows == (list(range(token)) if arrays.last_tokens is None else arrays.last_tokens.tolist())
     assert list(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True)) == followed
     assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
+    check_rows(arrays, laid)
     assert work.draws == [each for part in slices for each in part.draws]
     assert (work.num_rows, work.follows) == (row, draw_follows)
     assert arrays.max_query == max(len(part.tokens) for part in slices)

@@ -83,6 +83,7 @@ class Greedy:
     """A model that asks for more than there is."""
 
     graphs = True
+    takes_embeds = True
 
     def __init__(self, model) -> None:
         self.config = model.config

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from struct import pack
 
 import grpc
 import pytest
@@ -63,6 +64,20 @@ def chat(*messages, **fields):
     return pb.GenerationSpec(
         chat=ChatPrompt(messages=[ChatMessage(role=role, content=text) for role, text in messages], **fields)
     )
+
+
+def rows_of(**fields):
+    return pb.Embeddings(**({"shape": [2, 2], "dtype": "float16", "data": bytes(8)} | fields))
+
+
+def table(*extra_ids):
+    return pb.PromptTable(embeddings=rows_of(), token_extra_ids=extra_ids)
+
+
+def embeds(name: str = "", path: str = "", **fields):
+    """A prompt of embeddings, and the field that is wrong: of them, or at `path` of the spec."""
+    own = {key: fields.pop(key) for key in ("shape", "dtype", "data") if key in fields}
+    return pb.GenerationSpec(prompt_embeds=rows_of(**own), **fields), INVALID, f"spec.{path or f'prompt_embeds.{name}'}"
 
 
 def variables(**fields):
@@ -383,6 +398,39 @@ SPECS = [
             "min_p": 0.5,
             "logits_processors": ["p"],
         }.items()
+    ),
+    ("a shape of one", *embeds("shape", shape=[4])),
+    ("a shape of three", *embeds("shape", shape=[1, 2, 2])),
+    ("no rows", *embeds("shape", shape=[0, 2], data=b"")),
+    ("huge rows", *embeds("shape", shape=[HUGE, HUGE])),
+    ("many narrow rows", *embeds("shape", shape=[1 << 22, 1], data=bytes(8 << 20))),
+    ("rows of another size", *embeds("shape", shape=[1, 4])),
+    ("rows of integers", *embeds("dtype", dtype="int16")),
+    ("rows without a type", *embeds("dtype", dtype="")),
+    ("rows that are cut off", *embeds("data", data=bytes(7))),
+    ("rows of many bytes", *embeds("data", shape=[4097, 1024], data=bytes(2048 * 4097))),
+    ("a value that is not a number", *embeds("data", data=pack("<4e", 0, 0, math.nan, 0))),
+    ("an infinite value", *embeds("data", data=pack("<4e", 0, 0, 0, -math.inf))),
+    ("an infinite float32", *embeds("data", dtype="float32", data=pack("<4f", 0, math.inf, 0, 0))),
+    ("a bfloat16 that is not a number", *embeds("data", dtype="bfloat16", data=b"\0\0\0\0\0\0\xc0\x7f")),
+    ("special tokens in embeddings", *embeds(path="add_special_tokens", add_special_tokens=True)),
+    ("logprobs of embeddings", *embeds(path="output.prompt_logprobs", output=OutputOptions(prompt_logprobs=0))),
+    ("two tables", *embeds(path="prompt_table", prompt_table=table())),
+    ("a table without rows", text_spec(prompt_table=pb.PromptTable()), INVALID, "spec.prompt_table.embeddings.shape"),
+    ("an id behind the table", ids(5, VOCABULARY + 2, prompt_table=table()), INVALID, "spec.token_ids.ids[1]"),
+    ("no id of the table", ids(5, 6, prompt_table=table()), INVALID, "spec.token_ids.ids"),
+    (
+        "extra ids that are too few",
+        ids(5, VOCABULARY, prompt_table=table(7)),
+        INVALID,
+        "spec.prompt_table.token_extra_ids",
+    ),
+    ("extra ids of a text", text_spec(prompt_table=table(7)), INVALID, "spec.prompt_table.token_extra_ids"),
+    (
+        "a text that is cut off",
+        text_spec(prompt_table=table(), truncate_prompt_tokens=2),
+        INVALID,
+        "spec.truncate_prompt_tokens",
     ),
     ("prompt_logprobs of 21", output(prompt_logprobs=21), INVALID, "spec.output.prompt_logprobs"),
     ("a tensor without a name", output(tensors=[pb.TensorSpec()]), INVALID, "spec.output.tensors[0].name"),

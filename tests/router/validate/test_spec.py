@@ -114,6 +114,7 @@ def test_an_explicit_off_is_as_if_unset(fields, model):
 PROPOSING = pb.Speculation(
     draft_token_ids=[1, 2], draft_logits=pb.DraftLogits(dtype="bfloat16", data=bytes(2 * VOCABULARY * 2))
 )
+ROW = pb.Embeddings(shape=[1, 2], dtype="float16", data=bytes(4))
 SAMPLES = {
     "request_id": {"request_id": "r"},
     "text": {"text": "other"},
@@ -188,6 +189,8 @@ SAMPLES = {
     "lora_weights": {"lora_weights": pb.LoraWeights(config_json=b"{}", safetensors=b"s")},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
+    "prompt_embeds": {"prompt_embeds": ROW},
+    "prompt_table": {"prompt_table": pb.PromptTable(embeddings=ROW)},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
 }
 
@@ -204,7 +207,7 @@ def comparable(spec, keep):
 @pytest.mark.parametrize("path", sorted(SAMPLES))
 def test_what_is_honoured_changes_the_spec(path, model):
     fields = SAMPLES[path]
-    base = {} if {"token_ids", "chat"} & fields.keys() else {"text": "t"}
+    base = {} if {"token_ids", "chat", "prompt_embeds"} & fields.keys() else {"text": "t"}
     if path.startswith("chat."):
         message = ChatMessage(role="assistant")
         before = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
@@ -225,6 +228,7 @@ def test_the_values_themselves(model):
                     "token_ids",
                     "chat",
                     "text",
+                    "prompt_",
                     "sampling.allowed",
                     "sampling.beam",
                     "resume.model",

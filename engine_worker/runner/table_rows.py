@@ -1,0 +1,52 @@
+"""The rows of prompt tables that a step needs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_worker.step import Slice
+from sluice.ring.tables import Table, VirtualTokens
+
+STAND_IN = 0
+"""The id that the model gets in place of a virtual token's."""
+
+
+class TableRows(NamedTuple):
+    tokens: NDArray[np.int64]
+    """[V]: the virtual tokens of a step, by index."""
+    rows: NDArray[np.float32]
+    """[V, hidden]."""
+
+
+def table_rows(slices: Sequence[Slice]) -> TableRows | None:
+    """None if the step has no virtual tokens."""
+    tokens, rows, end = [], [], 0
+    for part in slices:
+        start, end = end, end + len(part.tokens)
+        if part.virtual is not None:
+            ids = np.fromiter(part.tokens, np.int64, end - start) - part.virtual.vocab_size
+            places = np.flatnonzero(ids >= 0)
+            tokens.append(places + start)
+            rows.append(_rows(part.virtual, ids[places]))
+    return TableRows(np.concatenate(tokens), np.concatenate(rows)) if tokens else None
+
+
+def _rows(virtual: VirtualTokens, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+    """`numbers` [V]: of rows, in all tables joined."""
+    found = np.empty((len(numbers), virtual.placed[0].table.hidden_size), np.float32)
+    for table, first in virtual.placed:
+        its = (numbers >= first) & (numbers < first + table.rows)
+        if its.any():
+            found[its] = _floats(table, numbers[its] - first)
+    return found
+
+
+def _floats(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    kind = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[table.dtype]
+    found = np.frombuffer(table.data, kind).reshape(table.rows, table.hidden_size)[rows]
+    if table.dtype == "bfloat16":
+        # The upper half of a float32.
+        return (found.astype(np.uint32) << 16).view(np.float32)
+    return found.astype(np.float32, copy=False)

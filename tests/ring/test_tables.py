@@ -1,0 +1,106 @@
+"""Tables in block hashes: what is equal is shared, what is not never is, whatever precedes it."""
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.ring.hashing import block_chain, root_hash
+from sluice.ring.tables import MAX_TABLE_BYTES, NO_TABLES, PromptTables, Table, VirtualTokens
+from tests.examples import examples
+
+VOCABULARY = 10
+SIZE = 4
+ROOT = root_hash("weights")
+
+rows = st.lists(st.sampled_from([b"a", b"b"]), min_size=1, max_size=3)
+tables = st.lists(rows, min_size=1, max_size=3)
+ids = st.lists(st.integers(0, VOCABULARY + 8), min_size=SIZE, max_size=4 * SIZE)
+
+
+def table_of(parts: list[bytes], dtype="float16") -> Table:
+    return Table.of(len(parts), 1, dtype, b"".join(part * 2 for part in parts))
+
+
+def chain(prompt, given_tables, extra_ids=()) -> list[bytes]:
+    found = VirtualTokens(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
+    return block_chain(ROOT, prompt, SIZE, found.key)
+
+
+def content(prompt, given_tables) -> list:
+    """What the positions hold: a token, or a row."""
+    joined = [row for each in given_tables for row in each]
+    return [token if token < VOCABULARY else joined[(token - VOCABULARY) % len(joined)] for token in prompt]
+
+
+def within(prompt, given_tables) -> list[int]:
+    count = sum(map(len, given_tables))
+    return [token if token < VOCABULARY else VOCABULARY + (token - VOCABULARY) % count for token in prompt]
+
+
+@examples(500)
+@given(ids, ids, tables, tables, st.data())
+def test_equal_hashes_are_equal_rows(one, other, its, others, data):
+    other = one[: data.draw(st.integers(0, len(one)))] + other
+    one, other = within(one, its), within(other, others)
+    for index, (a, b) in enumerate(zip(chain(one, its), chain(other, others), strict=False)):
+        if a == b:
+            end = (index + 1) * SIZE
+            assert content(one[:end], its) == content(other[:end], others)
+
+
+@examples(300)
+@given(ids, tables, tables, ids)
+def test_equal_tables_share_and_so_does_the_text_before_others(text, its, others, tail):
+    text = [token % VOCABULARY for token in text]
+    its_tail = within([VOCABULARY, *tail], its)
+    assert chain([*text, *its_tail], its) == chain([*text, *its_tail], [list(each) for each in its])
+    # As far as there is no row, also where there are no tables at all.
+    whole = len(text) // SIZE
+    mine, plain = chain([*text, *its_tail], its), block_chain(ROOT, text, SIZE)
+    assert mine[:whole] == plain == chain([*text, *within(tail, others)], others)[:whole]
+
+
+def test_the_same_ids_of_other_rows_differ():
+    """A table that begins elsewhere among the tables, another type of the same bytes, another shape of them."""
+    prompt = [1, 2, 3, VOCABULARY + 2]
+    found = [
+        chain(prompt, [[b"a", b"a"], [b"a", b"b"]]),
+        chain(prompt, [[b"a"], [b"a", b"b"]]),
+        chain(prompt, [[b"a", b"a", b"a"]]),
+        chain(prompt, [[b"a", b"a", b"b"]]),
+    ]
+    assert len({each[0] for each in found}) == len(found)
+    digests = {table_of([b"a", b"a"], dtype).digest for dtype in ("float16", "bfloat16")}
+    assert len(digests | {Table.of(1, 2, "float16", b"aaaa").digest, Table.of(1, 1, "float32", b"aaaa").digest}) == 4
+
+
+def test_extra_ids_separate_from_their_token_on():
+    prompt, its = [VOCABULARY, 1, 2, 3] + [5] * 8, [[b"a"]]
+    plain, zeros = chain(prompt, its), chain(prompt, its, [0] * 12)
+    assert plain == zeros
+    other = chain(prompt, its, [0] * 5 + [7] + [0] * 6)
+    assert [a == b for a, b in zip(plain, other, strict=True)] == [True, False, False]
+    # Tokens that were generated have none, so the prompt may go on with them.
+    assert chain([*prompt, 6, 6, 6, 6], its, [0] * 5 + [7] + [0] * 10)[:3] == other
+
+
+def test_sizes_and_bounds():
+    with pytest.raises(ValueError, match="3 bytes of float16 for 2 rows of 1"):
+        Table.of(2, 1, "float16", b"abc")
+    half = Table.of(1, MAX_TABLE_BYTES // 4, "float16", bytes(MAX_TABLE_BYTES // 2))
+    assert PromptTables((half, half)).num_rows == 2
+    with pytest.raises(ValueError, match=str(MAX_TABLE_BYTES + 2)):
+        PromptTables((half, half, table_of([b"a"])))
+    assert not NO_TABLES
+    assert not Table(bytes(16), 1, 1, "float16", memoryview(b"ab")).intact
+    assert half.intact
+
+
+def test_rows_are_where_the_ids_say():
+    found = VirtualTokens(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
+    assert [each.first for each in found.placed] == [0, 2] == list(accumulate([0, 2]))
+    assert found.occur([1, VOCABULARY])
+    assert not found.occur([1, VOCABULARY - 1])
+    assert found.without([1, VOCABULARY, 2]) == [1, 2]

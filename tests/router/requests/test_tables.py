@@ -1,0 +1,135 @@
+"""Prompt tables in the router: to engines that take them, by their own prefix, and again after a loss."""
+
+import asyncio
+from struct import pack
+
+import pytest
+
+from router.requests import registry
+from sluice.ring.hashing import block_chain, root_hash, short_hash
+from sluice.ring.tables import PromptTables, Table, VirtualTokens
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.ring_peers import hang
+from tests.router.conftest import Details, refused, text_spec
+from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
+
+VOCABULARY = 4096
+DATA = pack("<4e", 1.0, 2.0, -3.0, 0.5)
+ROWS = pb.Embeddings(shape=[2, 2], dtype="float16", data=DATA)
+TABLE = pb.PromptTable(embeddings=ROWS)
+WIRE = PromptTables((Table.of(2, 2, "float16", DATA),))
+
+
+@pytest.fixture
+async def client(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    return await start()
+
+
+async def test_the_next_attempt_has_the_same_rows(client, ring):
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.events(text_spec("x = 1", prompt_table=TABLE, output=IDS)))
+    await asyncio.wait_for(script.reached.wait(), 60)
+    (engine,) = ring.engines.values()
+    engine.epoch += 1
+    events = await task
+    first, second = (call.submit for call in script.attempts)
+    assert first.prompt[:2] == [VOCABULARY, VOCABULARY + 1]
+    assert (first.prompt, first.tables) == (second.prompt, second.tables)
+    assert first.tables == WIRE
+    assert all(table.intact for table in first.tables.tables)
+    check_whole(events, second, 1)
+
+
+async def test_each_form_of_prompt(client, ring):
+    ids = pb.TokenIds(ids=[5, VOCABULARY + 1, 6])
+    specs = [
+        pb.GenerationSpec(token_ids=ids, prompt_table=pb.PromptTable(embeddings=ROWS, token_extra_ids=[0, 7, 8])),
+        pb.GenerationSpec(prompt_embeds=ROWS),
+        pb.GenerationSpec(prompt_embeds=ROWS, truncate_prompt_tokens=1),
+        pb.GenerationSpec(
+            token_ids=ids,
+            prompt_table=pb.PromptTable(embeddings=ROWS, token_extra_ids=[0, 7, 8]),
+            truncate_prompt_tokens=2,
+        ),
+    ]
+    found = [await client.generate(spec) for spec in specs]
+    submits = [call.submit for call in ring.calls]
+    assert [submit.prompt for submit in submits] == [
+        [5, VOCABULARY + 1, 6],
+        [VOCABULARY, VOCABULARY + 1],
+        [VOCABULARY + 1],
+        [VOCABULARY + 1, 6],
+    ]
+    assert [submit.tables.extra_ids for submit in submits] == [(0, 7, 8), (), (), (7, 8)]
+    assert all(submit.tables.tables == WIRE.tables for submit in submits)
+    assert [response.usage.prompt_tokens for response in found] == [3, 2, 1, 2]
+
+
+async def test_virtual_tokens_have_no_text(client):
+    output = pb.OutputOptions(echo=True)
+    plain = await client.generate(text_spec("import os", output=output))
+    found = await client.generate(text_spec("import os", output=output, prompt_table=TABLE))
+    assert plain.outputs[0].text.startswith("import os")
+    assert found.outputs[0].text.startswith("import os")
+
+
+async def test_a_request_goes_where_its_own_rows_are_cached(ring, start):
+    """Not where other rows of the same ids are."""
+    mine, other, _ = map(ring.add_engine, ("mine", "other", "without"))
+    ring.add_detokenizer()
+    client = await start()
+    prompt = [*range(VOCABULARY, VOCABULARY + 2), *range(62)]
+    for engine, data in ((mine, DATA), (other, bytes(8))):
+        virtual = VirtualTokens(VOCABULARY, PromptTables((Table.of(2, 2, "float16", data),)))
+        chain = block_chain(root_hash(engine.fingerprint), prompt, 16, virtual.key)
+        engine.journal.store(*map(short_hash, chain))
+    placement = client.router.ring.placement
+    await client.until(lambda: placement.cache_version(mine.epoch) == placement.cache_version(other.epoch) == 4)
+    for _ in range(5):
+        await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), prompt_table=TABLE))
+    assert {call.engine for call in ring.calls} == {mine}
+
+
+async def test_engines_that_take_no_rows_get_none(ring, start):
+    ring.add_engine("without").hidden_size = 0
+    taking = ring.add_engine("taking")
+    ring.add_detokenizer()
+    client = await start()
+    for _ in range(5):
+        await client.generate(text_spec(prompt_table=TABLE))
+    assert {call.engine for call in ring.calls} == {taking}
+    info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest())
+    assert info.model.hidden_size == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(4, "rows of 2; the model's hidden size is 4"), (0, "no engine takes any with this model")]
+)
+async def test_rows_of_another_size_are_refused(ring, start, size, expected):
+    ring.add_engine().hidden_size = size
+    ring.add_detokenizer()
+    client = await start()
+    details = await refused(client.events(pb.GenerationSpec(prompt_embeds=ROWS)))
+    assert details.fields == ["spec.prompt_embeds.shape"]
+    assert expected in details.error.details()
+    assert not ring.calls
+
+
+async def test_the_rows_of_all_requests_are_bounded(client, ring, monkeypatch):
+    monkeypatch.setattr(registry, "MAX_OPEN_TABLE_BYTES", 2 * len(DATA))
+    ring.script = hang
+    tasks = [asyncio.ensure_future(client.events(text_spec(f"{i}", prompt_table=TABLE))) for i in range(2)]
+    await client.until(lambda: len(ring.calls) == 2)
+    details: Details = await refused(client.events(text_spec(prompt_table=TABLE)))
+    assert details.info.reason == "OVERLOADED"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.until(lambda: not client.router.ring.requests.open)
+    third = asyncio.ensure_future(client.events(text_spec("3", prompt_table=TABLE)))
+    await client.until(lambda: len(ring.calls) == 3)
+    third.cancel()
+    await asyncio.gather(third, return_exceptions=True)

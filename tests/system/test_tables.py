@@ -1,0 +1,94 @@
+"""Prompt tables over a real ring, beside transformers: the page's example, and engines that die under such streams."""
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sluice import AsyncClient, Client, tiny_model
+from sluice.client import InvalidRequest
+from sluice.launch import Ring
+
+PAGE = Path(__file__).parents[2] / "docs" / "prompt_tables.md"
+GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Ring(engines=2, detokenizers=1, router_args={"peer_timeout": 5.0}) as ring:
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def model():
+    found = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32).eval()
+    found.generation_config.eos_token_id = None
+    return found
+
+
+@torch.inference_mode()
+def expected(model, ids: list[int], rows, count: int) -> list[int]:
+    """What transformers generates after the rows, then the ids."""
+    embeds = torch.cat(
+        [torch.as_tensor(rows).float(), model.get_input_embeddings()(torch.tensor(ids, dtype=torch.int64))]
+    )[None]
+    mask = torch.ones(embeds.shape[:2], dtype=torch.int64)
+    found = model.generate(inputs_embeds=embeds, attention_mask=mask, max_new_tokens=count, do_sample=False)
+    return found[0].tolist()
+
+
+def some_rows(model, count: int, seed: int) -> np.ndarray:
+    size = model.config.hidden_size
+    return np.random.default_rng(seed).normal(0, 0.05, (count, size)).astype(np.float32)
+
+
+def test_each_form_of_prompt(pair, model):
+    rows, size = some_rows(model, 40, 0), model.config.vocab_size
+    with Client(pair.address, timeout=100) as client:
+        ids = list(client.tokenize("def area(radius):").token_ids)
+        right = expected(model, ids, rows, 16)
+        text = client.generate("def area(radius):", prompt_table=rows, max_tokens=16, echo=True, **GREEDY)
+        assert list(text.outputs[0].token_ids) == right
+        assert text.text.startswith("def area(radius):")
+        assert text.usage.prompt_tokens == 40 + len(ids)
+        by_ids = client.generate([*range(size, size + 40), *ids], prompt_table=rows, max_tokens=16, **GREEDY)
+        assert list(by_ids.outputs[0].token_ids) == right
+        # The prompt of the first was found, on the engine that had it.
+        assert by_ids.usage.cached_tokens > 0
+        alone = client.generate({"prompt_embeds": rows}, max_tokens=16, **GREEDY)
+        assert list(alone.outputs[0].token_ids) == expected(model, [], rows, 16)
+        with pytest.raises(InvalidRequest, match="rows of 3; the model's hidden size is"):
+            client.generate({"prompt_embeds": np.zeros((2, 3))})
+
+
+def test_the_example_of_the_page(pair, capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(example.replace("127.0.0.1:50051", pair.address), {})
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+
+
+async def test_streams_go_on_when_their_engine_dies(pair, model):
+    count, asked = 160, [(some_rows(model, 5 + i, i), f"value_{i} = ") for i in range(6)]
+    async with AsyncClient(pair.address, timeout=200) as client:
+        begun = asyncio.Event()
+
+        async def tokens(rows, text) -> list[int]:
+            found: list[int] = []
+            async for chunk in client.stream(text, prompt_table=rows, max_tokens=count, **GREEDY):
+                found += chunk.token_ids
+                if len(found) > 8:
+                    begun.set()
+            return found
+
+        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
+        await asyncio.wait_for(begun.wait(), 60)
+        os.kill(pair.pids["engine-0"], signal.SIGKILL)
+        found = await asyncio.gather(*streams)
+        texts = [list((await client.tokenize(text)).token_ids) for _, text in asked]
+    assert found == [expected(model, ids, rows, count) for (rows, _), ids in zip(asked, texts, strict=True)]
