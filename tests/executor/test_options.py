@@ -178,6 +178,7 @@ REQUEST = {
     "draft_token_ids": [3, 4],
     "draft_logits": np.zeros((2, 3), np.float32),
     "acceptance_threshold": 0.5,
+    "prompt_table": np.zeros((2, 3), np.float32),
 }
 
 
