@@ -22,6 +22,10 @@ class TableRows(NamedTuple):
 
 def table_rows(slices: Sequence[Slice]) -> TableRows | None:
     """None if the step has no virtual tokens."""
+    # Few operations per slice, for every step asks.
+    virtual = [part.virtual for part in slices]
+    if not any(virtual):
+        return None
     tokens, rows, end = [], [], 0
     for part in slices:
         start, end = end, end + len(part.tokens)
@@ -30,7 +34,7 @@ def table_rows(slices: Sequence[Slice]) -> TableRows | None:
             places = np.flatnonzero(ids >= 0)
             tokens.append(places + start)
             rows.append(_rows(part.virtual, ids[places]))
-    return TableRows(np.concatenate(tokens), np.concatenate(rows)) if tokens else None
+    return TableRows(np.concatenate(tokens), np.concatenate(rows))
 
 
 def _rows(virtual: VirtualTokens, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
