@@ -39,6 +39,12 @@ SCHEMA = json.dumps(
         "minItems": 5,
     }
 )
+RANDOM = np.random.default_rng(1)
+DRAFT_LOGITS = RANDOM.normal(0.0, 2.0, (24, 4096)).astype(np.float16)
+"""Of the tokens that a caller drew from them, as `draft_logits` wants them; the model accepts a few."""
+DRAFT = (DRAFT_LOGITS + RANDOM.gumbel(size=DRAFT_LOGITS.shape)).argmax(axis=1).tolist()
+TABLE = RANDOM.normal(0.0, 0.5, (12, 256)).astype(np.float32)
+"""Rows of embeddings before the prompt."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 1.0, "top_p": 0.95},
@@ -51,6 +57,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "processor": {"temperature": 0.9, "logits_processors": ["no_repeats"], "logprobs": 1},
     "drafts": {"temperature": 0.3, "speculation": {"max_draft_tokens": 6}},
     "drafts, penalties": {"temperature": 0.0, "speculation": {"max_draft_tokens": 4}, "frequency_penalty": 0.1, "n": 2},
+    "draft logits": {
+        "temperature": 1.0,
+        "top_k": 500,
+        "speculation": {"draft_token_ids": DRAFT, "draft_logits": DRAFT_LOGITS, "max_draft_tokens": 4},
+    },
+    "prompt table": {"temperature": 0.7, "prompt_table": TABLE, "n": 2},
     "guided": {"temperature": 0.8, "guided": {"json_schema": SCHEMA}, "logprobs": 1},
     "guided, drafts": {
         "temperature": 0.2,
@@ -68,7 +80,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
-    "logits processor, speculation, guided decoding, beam search and tensors mixed"
+    "logits processor, speculation, drafts with logits, prompt tables, guided decoding, beam search and tensors mixed"
 )
 REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40}
 """How often the prompt is repeated, so that a death may come in its midst; of other kinds once."""
