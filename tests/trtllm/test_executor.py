@@ -31,6 +31,7 @@ def start(**options) -> trtllm.Executor:
 def executor():
     processors = trtllm.LogitsPostProcessorConfig({"only_42": only_42}, only_43)
     options = {"max_beam_width": 4, "request_stats_max_iterations": 100}
+    options["additional_model_outputs"] = [trtllm.AdditionalModelOutput("layers.4")]
     with start(logits_post_processor_config=processors, **options) as executor:
         yield executor
 
@@ -182,7 +183,7 @@ def test_what_the_server_refuses_is_in_the_response(executor) -> None:
 
 
 def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
-    outputs = [trtllm.AdditionalModelOutput("hidden_states", True)]
+    outputs = [trtllm.AdditionalModelOutput(name, True) for name in ("hidden_states", "layers.4")]
     config = trtllm.OutputConfig(
         return_context_logits=True, return_generation_logits=True, additional_model_outputs=outputs
     )
@@ -193,7 +194,11 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     torch.testing.assert_close(whole.generation_logits[0, 0], whole.context_logits[-1])
     shapes = {each.name: tuple(each.output.shape) for each in whole.additional_outputs}
     hidden = shapes["hidden_states"][2]
-    assert shapes == {"context_hidden_states": (4, hidden), "hidden_states": (1, 5, hidden)}
+    assert shapes == {
+        f"{prefix}{name}": (*rows, hidden)
+        for name in ("hidden_states", "layers.4")
+        for prefix, rows in (("context_", (4,)), ("", (1, 5)))
+    }
     found = results(executor, output_config=config, streaming=True)
     assert [each.generation_logits.shape for each in found] == [(1, 1, vocab)] * 5
     assert [each.output_token_ids for each in found] == [[[token]] for token in GREEDY]
