@@ -76,7 +76,8 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
         "kv_cache_config": _kv_cache(config.kv_cache_config),
         "scheduler_config": _scheduler(config.scheduler_config, _policy(config)),
         "peft_cache_config": _adapters(config.peft_cache_config) if has_adapters(config) else None,
-        "iter_stats_max_iterations": max(config.iter_stats_max_iterations, config.request_stats_max_iterations),
+        # At least one, since requests may want their metrics.
+        "iter_stats_max_iterations": max(1, config.iter_stats_max_iterations, config.request_stats_max_iterations),
         "engine_args": engine_args,
         "router_args": router_args,
     }
