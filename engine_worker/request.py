@@ -292,6 +292,8 @@ class Request:
         """Whether one of its sequences has held memory."""
         self.scheduled_at: float | None = None
         """When its first step was scheduled."""
+        self.first_iteration = 0
+        """Number of that step."""
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache at its first step."""
         self.last_token_at: float | None = None

@@ -94,3 +94,15 @@ def test_names_of_the_package() -> None:
     assert all(getattr(sluice, name) is not None for name in sluice.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = sluice.nothing
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_statistics_of_each_request(llm, streaming) -> None:
+    results = [llm.generate_async("y" * (i + 1), streaming=streaming, return_perf_metrics=i != 3) for i in range(4)]
+    for result in results[:3]:
+        stats = result.result(60).stats
+        assert (stats.id, stats.stage) == (result.request_id, "generation_complete")
+        assert stats.num_generated_tokens == result.usage.completion_tokens
+        assert stats.num_prompt_tokens == result.usage.prompt_tokens
+        assert 0 < stats.first_iter <= stats.iter
+    assert results[3].result(60).stats is None

@@ -161,7 +161,9 @@ class Engine:
         request = sequence.request
         # A resumed sequence may find even generated tokens in the cache.
         cached = min(sequence.num_computed, request.num_prompt)
-        self.live.mark_scheduled(request, cached, now)
+        # Of the step that is now the last in flight.
+        iteration = self.stats.latest.iteration + len(self._in_flight)
+        self.live.mark_scheduled(request, cached, iteration, now)
         self.cache.prompt_tokens += request.num_prompt
         self.cache.cached_tokens += cached
 

@@ -69,9 +69,9 @@ class LiveRequests:
     def refuse(self, spec: Submit, fault: Fault) -> None:
         self._responses.refused.append((spec, fault))
 
-    def mark_scheduled(self, request: Request, cached_tokens: int, now: float) -> None:
+    def mark_scheduled(self, request: Request, cached_tokens: int, iteration: int, now: float) -> None:
         """A request's first step was scheduled, with `cached_tokens` of its prompt from the prefix cache."""
-        request.scheduled_at, request.cached_tokens = now, cached_tokens
+        request.scheduled_at, request.cached_tokens, request.first_iteration = now, cached_tokens, iteration
         self._changed[request] = None
         self._open(request, now)
 

@@ -180,6 +180,8 @@ class Stats:
             blocks_missed=request.blocks_missed,
             draft_tokens=sum(drafter.drafted for drafter in drafters),
             accepted_draft_tokens=sum(drafter.accepted for drafter in drafters),
+            first_iteration=request.first_iteration,
+            iteration=self.latest.iteration,
         )
 
 

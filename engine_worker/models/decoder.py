@@ -21,6 +21,7 @@ from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
 from engine_worker.layers.shard import Place
 from engine_worker.models.config import DecoderConfig
+from engine_worker.models.taps import Taps
 
 TIED = "lm_head.weight"
 """The tensor that a checkpoint with tied embeddings may leave out."""
@@ -100,6 +101,7 @@ class CausalLM(Layer):
         self.config = config
         self.graphs = True
         self.takes_embeds = True
+        self.has_taps = True
         self.model = DecoderStack(config, layers, place)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, place)
         if config.tie_word_embeddings:
@@ -114,6 +116,7 @@ class CausalLM(Layer):
         inputs: AttentionInputs,
         adapters: StepAdapters | None = None,
         embeds: Embeds | None = None,
+        taps: Taps | None = None,
     ) -> Tensor:
         x = self.model.embed_tokens(token_ids)
         if embeds is not None:
@@ -124,6 +127,8 @@ class CausalLM(Layer):
         for number, (layer, layer_cache) in enumerate(zip(self.model.layers, cache.layers, strict=True)):
             its = None if adapters is None else LayerAdapters(adapters, number)
             update = layer(x, update, rotations, layer_cache, inputs, its)
+            if taps is not None:
+                taps.add(number, x, update)
         return self.model.norm(x, update)
 
     def logits(self, hidden: Tensor) -> Tensor:

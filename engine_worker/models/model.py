@@ -12,6 +12,7 @@ from engine_worker.layers.adapters import StepAdapters
 from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
+from engine_worker.models.taps import Taps
 
 
 class ModelConfig(Protocol):
@@ -48,6 +49,10 @@ class Model(Protocol):
     def takes_embeds(self) -> bool:
         """Whether rows of prompt tables may stand for tokens; known after `freeze`."""
 
+    @property
+    def has_taps(self) -> bool:
+        """Whether a call can give single layers' outputs."""
+
     def __call__(
         self,
         token_ids: Tensor,
@@ -56,9 +61,10 @@ class Model(Protocol):
         inputs: AttentionInputs,
         adapters: StepAdapters | None = None,
         embeds: Embeds | None = None,
+        taps: Taps | None = None,
     ) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head. `adapters`: only if
-        the model has targets for them (`find_targets`). `embeds`: only if it takes them."""
+        the model has targets for them (`find_targets`). `embeds`, `taps`: only if it takes or has them."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32; undefined on ranks other than 0."""

@@ -1,5 +1,6 @@
 """Compiles a graph for this CPU."""
 
+from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -15,7 +16,9 @@ from engine_worker.openvino.store import Store
 from engine_worker.openvino.weights import formats
 
 
-def compile_decoder(model: CausalLM, precision: Precision, threads: int, store: Store) -> ov.CompiledModel:
+def compile_decoder(
+    model: CausalLM, precision: Precision, threads: int, store: Store, output_layers: Sequence[int] = ()
+) -> ov.CompiledModel:
     """The store has the weights: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
     properties = {
         **precision.properties,
@@ -24,7 +27,7 @@ def compile_decoder(model: CausalLM, precision: Precision, threads: int, store: 
         # Engines on one machine would all be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    graphs = build(model, formats(precision.quantize, store.keep))
+    graphs = build(model, formats(precision.quantize, store.keep), output_layers)
     compiled = _core().compile_model(graphs.decoder, "CPU", properties)
     # They live as long as what was compiled.
     compiled.store, compiled.head = store, Head(graphs.head, properties)

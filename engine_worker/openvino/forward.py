@@ -15,7 +15,7 @@ from engine_worker.models.config import DecoderConfig, widest_window
 from engine_worker.openvino.arrays import LEAST, PreparedStep, prepared_step
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
-from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows
+from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows, rows_between
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
 
@@ -31,8 +31,15 @@ class OpenVinoForward:
     device = torch.device("cpu")
 
     def __init__(
-        self, compiled: ov.CompiledModel, config: DecoderConfig, cache: BlockCache, dtype: str, threads: int
+        self,
+        compiled: ov.CompiledModel,
+        config: DecoderConfig,
+        cache: BlockCache,
+        dtype: str,
+        threads: int,
+        output_layers: tuple[int, ...] = (),
     ) -> None:
+        """`output_layers`: those that it was compiled with."""
         self.cache = cache
         self.dtype = dtype
         self.window = widest_window(config.windows)
@@ -40,6 +47,7 @@ class OpenVinoForward:
         self.hidden_size = config.hidden_size
         self.hidden_dtype = torch.float32
         self.takes_embeds = True
+        self.output_layers = output_layers
         self.rank = Rank(0, 1, self.device, compiled, cache)
         # Smaller generation steps get other kernels: products of one row, attention that splits a sum over the threads.
         # With a sequence of more than one token beside them, every step is computed alike.
@@ -84,13 +92,22 @@ class OpenVinoForward:
         try:
             self._latest = self._infer(len(step.inputs[ROWS]))
             if step.num_kept:
-                hidden = self._request.get_output_tensor(1).data
-                for start in range(0, step.num_kept, ROWS_PER_BLOCK):
-                    take(*map(torch.from_numpy, self._head(hidden[start : start + ROWS_PER_BLOCK])))
+                self._take_rows(step.num_kept, take)
         except Exception:
             self._failed = True
             raise
         return torch.from_numpy(self._latest[: step.num_rows]) if step.num_rows else None
+
+    def _take_rows(self, num_kept: int, take: TakeRows) -> None:
+        hidden = self._request.get_output_tensor(1).data
+        layers = {
+            layer: torch.from_numpy(self._request.get_output_tensor(2 + i).data)
+            for i, layer in enumerate(self.output_layers)
+        }
+        for start in range(0, num_kept, ROWS_PER_BLOCK):
+            end = start + ROWS_PER_BLOCK
+            normed, logits = map(torch.from_numpy, self._head(hidden[start:end]))
+            take(normed, logits, rows_between(layers, start, end))
 
     def _infer(self, num_rows: int) -> NDArray[np.float32]:
         """The logits, in OpenVINO's memory. Raises RuntimeError."""

@@ -5,6 +5,7 @@ versions, which `trial` and tests/engine_worker/openvino find out. Patterns that
 embedding) are written as its matchers want them.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,8 @@ before values."""
 
 class Graphs(NamedTuple):
     decoder: ov.Model
-    """Inputs as in INPUTS -> logits [R, vocab] float32 and hidden states [K, hidden] before the last norm."""
+    """Inputs as in INPUTS -> logits [R, vocab] float32, hidden states [K, hidden] before the last norm and, of each
+    output layer in turn, its output [K, hidden]."""
     head: ov.Model
     """Last norm and head: [N, hidden] -> logits [N, vocab] and what the norm gives [N, hidden], over the same
     weights."""
@@ -60,7 +62,7 @@ class Step(NamedTuple):
     sin: ov.Node
 
 
-def build(model: CausalLM, weights: Weights) -> Graphs:
+def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) -> Graphs:
     """The plugin chooses shape and type of the caches."""
     config: DecoderConfig = model.config
     inputs = [_parameter(*each) for each in INPUTS]
@@ -68,10 +70,13 @@ def build(model: CausalLM, weights: Weights) -> Graphs:
     step = Step(attention, max_context, *_rotations(config, positions))
     x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
     x = op.scatter_update(x, virtual_tokens, virtual_rows, _int64(0))
+    layers: dict[int, ov.Output] = {}
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches
         x = _layer(layer, config, weights, x, step, caches, window)
+        if index in output_layers:
+            layers[index] = op.gather(x, kept, _int64(0)).output(0)
     hidden = _parameter("hidden", ov.Type.f32, [-1, config.hidden_size])
     # Before the last norm: an operation on no rows costs each step microseconds.
     kept_rows, head = op.gather(x, kept, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
@@ -79,7 +84,8 @@ def build(model: CausalLM, weights: Weights) -> Graphs:
         _norm(each, model.model.norm.weight, config.rms_norm_eps) for each in (op.gather(x, rows, _int64(0)), hidden)
     )
     logits, others = (op.matmul(each, head, False, True) for each in (drawn, normed))
-    decoder = ov.Model([logits.output(0), kept_rows.output(0)], inputs, "decoder")
+    outputs = [logits.output(0), kept_rows.output(0), *(layers[layer] for layer in output_layers)]
+    decoder = ov.Model(outputs, inputs, "decoder")
     return Graphs(decoder, ov.Model([others.output(0), normed.output(0)], [hidden], "head"))
 
 

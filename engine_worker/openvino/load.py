@@ -19,7 +19,7 @@ from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
-from engine_worker.runner.config import DraftConfig, RunnerConfig
+from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
 from engine_worker.runner.load import fill_weights, share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner
@@ -53,13 +53,14 @@ class Compiled(NamedTuple):
     precision: Precision
     weights: str
     """Where they are, for the log."""
+    output_layers: tuple[int, ...]
 
     @property
     def block(self) -> BlockShape:
         return BlockShape(cache_shapes(self.decoder, self.shape))
 
     def forward(self, cache: BlockCache, threads: int) -> OpenVinoForward:
-        return OpenVinoForward(self.decoder, self.shape, cache, str(self.precision), threads)
+        return OpenVinoForward(self.decoder, self.shape, cache, str(self.precision), threads, self.output_layers)
 
 
 def load_openvino(
@@ -97,12 +98,12 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
         store = open_store(config.weights_folder)
-        decoder = compile_decoder(model, precision, config.threads, store)
+        decoder = compile_decoder(model, precision, config.threads, store, config.output_layers)
         # The store holds what is needed of it.
         del model
         _pack(decoder, shape, config.threads)
         store.release()
-    return Compiled(decoder, shape, precision, store.summary)
+    return Compiled(decoder, shape, precision, store.summary, config.output_layers)
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
@@ -121,6 +122,7 @@ def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
 def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
     """Raises RefusedError."""
     shape, precision = _shape(checkpoint, config), Precision.of(config)
+    check_output_layers(config.output_layers, shape.num_layers)
     if precision.dtype == "bfloat16" and not has_bfloat16():
         raise RefusedError("this CPU has no units for bfloat16, with which it would be slower than with float32")
     try:

@@ -14,6 +14,7 @@ from engine_worker.attention.backend import AttentionInputs
 from engine_worker.layers.embeds import Embeds
 from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
+from sluice.ring.tensors import LAYER_PREFIX
 
 # Bytes. Triton compiles another variant of a kernel for addresses that are no multiple of 16.
 ALIGNED = 16
@@ -39,6 +40,8 @@ class StepArrays:
     """[R]: the tokens whose logits are needed to draw; None: all."""
     kept_tokens: NDArray[np.int64] | None
     """[K]: the tokens whose rows are wanted beside the draws' (`Slice.rows`); None: none."""
+    keeps_layers: bool
+    """Whether output layers are among the rows that are kept."""
     follow_tokens: NDArray[np.int64]
     """[F]: indices of the tokens that the previous step draws."""
     follow_draws: NDArray[np.int64]
@@ -131,6 +134,7 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         # None spares the gather in the common step, where every token draws.
         last_tokens=None if len(last_tokens) == total else np.array(last_tokens, np.int64),
         kept_tokens=np.concatenate(kept_tokens) if kept_tokens else None,
+        keeps_layers=bool(kept_tokens) and _keeps_layers(slices),
         follow_tokens=follow_tokens,
         follow_draws=follow_draws,
         generation_rows=int(np.logical_and.accumulate(counts == 1).sum()),
@@ -145,6 +149,10 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
 def _adapters(slices: Sequence[Slice]) -> NDArray[np.int64] | None:
     numbers = [part.adapter for part in slices]
     return np.array(numbers, np.int64) if any(numbers) else None
+
+
+def _keeps_layers(slices: Sequence[Slice]) -> bool:
+    return any(name.startswith(LAYER_PREFIX) for part in slices for kept in part.kept for name in kept.names)
 
 
 def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

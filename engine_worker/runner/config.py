@@ -1,17 +1,18 @@
 """How one rank runs the model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.settings.engine import BatchSize, Compute, KvCacheSize, LoraOptions
+from sluice.settings.engine import BatchSize, Compute, KvCacheSize, LoraOptions, OutputLayers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class RunnerConfig(LoraOptions, BatchSize, KvCacheSize, Compute):
+class RunnerConfig(OutputLayers, LoraOptions, BatchSize, KvCacheSize, Compute):
     """The engine's settings that the runner needs, and the rank's place on its machine."""
 
     device_index: int = 0
@@ -35,7 +36,14 @@ class DraftConfig:
         batch = min(config.max_batch_size, max(1, self.max_batch_size))
         windows = () if window is None else (window,)
         # Adapters are of the model alone: without them guesses are worse, and the tokens the same.
-        return replace(config, max_batch_size=batch, max_attention_window=windows, lora=False)
+        return replace(config, max_batch_size=batch, max_attention_window=windows, lora=False, output_layers=())
+
+
+def check_output_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Raises ValueError if the model does not have one of them."""
+    for layer in layers:
+        if layer >= num_layers:
+            raise ValueError(f"output_layers: the model has no layer {layer}, its last is {num_layers - 1}")
 
 
 def find_device(config: RunnerConfig) -> torch.device:

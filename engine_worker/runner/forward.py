@@ -1,6 +1,6 @@
 """The seam between the runner and what computes a model: torch on any device, OpenVINO on a CPU."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -15,12 +15,21 @@ ROWS_PER_BLOCK = 64
 """Rows of logits beside the draws' that are computed at once: those of a whole chunk may take more memory than
 everything else in the step (512 rows of 152,000 tokens: 311 MB)."""
 
-TakeRows = Callable[[Tensor, Tensor], None]
-"""Gets hidden states [N, hidden], as the head gets them, and logits [N, vocab] float32 of the next N tokens of
-`Slice.rows`, in memory that the next call may overwrite."""
+Layers = Mapping[int, Tensor]
+"""[N, hidden]: the residual stream after layers, by their index."""
+NO_LAYERS: Layers = {}
 
 
-def ignore_rows(_hidden: Tensor, _logits: Tensor) -> None:
+def rows_between(layers: Layers, start: int, end: int) -> Layers:
+    return {layer: rows[start:end] for layer, rows in layers.items()} if layers else NO_LAYERS
+
+
+TakeRows = Callable[[Tensor, Tensor, Layers], None]
+"""Gets hidden states [N, hidden], as the head gets them, logits [N, vocab] float32 and, in a step that wants any, the
+output layers of the next N tokens of `Slice.rows`, in memory that the next call may overwrite."""
+
+
+def ignore_rows(_hidden: Tensor, _logits: Tensor, _layers: Layers) -> None:
     """Ranks other than 0 compute their part of the logits only."""
 
 
@@ -60,6 +69,8 @@ class Forward(Protocol[A, S]):
     """Of the hidden states that `take` gets."""
     takes_embeds: bool
     """Whether prompts may have tables: rows of `hidden_size`."""
+    output_layers: tuple[int, ...]
+    """Layers that `take` can get."""
     rank: Rank
     """For methods that are called by name."""
 

@@ -6,7 +6,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from engine_worker.runner.tensors import TensorFunction
+from engine_worker.runner.forward import NO_LAYERS, Layers
+from engine_worker.runner.tensors import RowsFunction
 from engine_worker.step import Kept, KeptRows, Slice
 from sluice.ring.tensors import DType
 
@@ -22,17 +23,17 @@ class _Part(NamedTuple):
 class KeptTensors:
     """Of all `kept` of a step's slices. On a device nothing waits before `collect`."""
 
-    def __init__(self, slices: Sequence[Slice], functions: Mapping[str, TensorFunction]) -> None:
+    def __init__(self, slices: Sequence[Slice], functions: Mapping[str, RowsFunction]) -> None:
         self._kept: list[Kept] = [kept for part in slices for kept in part.kept]
         self._functions = functions
         self._parts: list[_Part] = []
         self._copied: torch.cuda.Event | None = None
 
-    def add(self, kept: int, done: int, hidden: Tensor, logits: Tensor) -> None:
+    def add(self, kept: int, done: int, hidden: Tensor, logits: Tensor, layers: Layers = NO_LAYERS) -> None:
         """The next rows of number `kept`, of which `done` have come before."""
         wanted = self._kept[kept]
         for name in wanted.names:
-            rows = self._functions[name](hidden, logits)
+            rows = self._functions[name](hidden, logits, layers)
             if len(rows) != len(hidden):
                 raise ValueError(f"the tensor {name!r} has {len(rows)} rows for {len(hidden)} positions")
             self._parts.append(_Part(kept, name, wanted.start + done, _copy(rows)))

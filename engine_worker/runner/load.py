@@ -20,7 +20,7 @@ from engine_worker.models.config import NotNativeError, narrow_windows, widest_w
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model, model_class
-from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device, find_dtype
+from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
@@ -176,7 +176,10 @@ def _load_model(
         raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
     _warn_if_slow(chosen, device, warn)
     config = replace(config, tokens_per_block=chosen.tokens_per_block)
+    check_output_layers(config.output_layers, shape.num_layers)
     model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
+    if config.output_layers and not model.has_taps:
+        raise ValueError("output_layers: a model that runs through transformers does not offer single layers")
     fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)
     fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
@@ -254,7 +257,9 @@ def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
 def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> Loaded:
     graphs, summary = _make_graphs(loaded, cache, capturing, warn)
     device, shard = loaded.setup.device, loaded.setup.shard
-    forward = TorchForward(loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters)
+    forward = TorchForward(
+        loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters, loaded.setup.config.output_layers
+    )
     return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.gumbel_max)
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from engine_worker.runner.forward import Layers, rows_between
 from engine_worker.runner.kept_rows import KeptTensors
-from engine_worker.runner.tensors import TensorFunction
+from engine_worker.runner.tensors import RowsFunction
 from engine_worker.sampling.prompt_logprobs import PromptScores
 from engine_worker.step import KeptRows, Slice
 
@@ -14,7 +15,7 @@ from engine_worker.step import KeptRows, Slice
 class WantedRows:
     """Of a step that has any."""
 
-    def __init__(self, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, TensorFunction]) -> None:
+    def __init__(self, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, RowsFunction]) -> None:
         wanting = [part for part in slices if part.scored is not None or part.kept]
         self._scores = PromptScores(wanting, device) if any(part.scored for part in wanting) else None
         self._tensors = KeptTensors(wanting, functions) if any(part.kept for part in wanting) else None
@@ -30,7 +31,7 @@ class WantedRows:
         self._run, self._done = 0, 0
         """The run that the next row belongs to, and its rows that have come."""
 
-    def add(self, hidden: Tensor, logits: Tensor) -> None:
+    def add(self, hidden: Tensor, logits: Tensor, layers: Layers) -> None:
         """See `TakeRows`."""
         at = 0
         while at < len(hidden):
@@ -39,7 +40,8 @@ class WantedRows:
             if kept is None and self._scores is not None:
                 self._scores.add(logits[at:end])
             elif kept is not None and self._tensors is not None:
-                self._tensors.add(kept, self._done, hidden[at:end], logits[at:end])
+                own = rows_between(layers, at, end)
+                self._tensors.add(kept, self._done, hidden[at:end], logits[at:end], own)
             self._done += end - at
             at = end
             if self._done == size:

@@ -18,8 +18,9 @@ from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import DeviceAdapters, LoadPlan
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
+from engine_worker.models.taps import Taps
 from engine_worker.runner.batch import StepArrays, StepTensors, arrays_to_device, build_arrays
-from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows
+from engine_worker.runner.forward import NO_LAYERS, ROWS_PER_BLOCK, TakeRows, ignore_rows, rows_between
 from engine_worker.runner.graphs import Graphs, pad
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
@@ -37,6 +38,7 @@ class StepOnDevice(NamedTuple):
     follows: bool
     arrays: StepArrays | None = None
     """If it has adapters: they are found once those of the step are loaded."""
+    keeps_layers: bool = False
 
     @property
     def has_rows(self) -> bool:
@@ -58,6 +60,7 @@ class TorchForward:
         graphs: Graphs | None = None,
         shard: Shard = UNSHARDED,
         adapters: DeviceAdapters | None = None,
+        output_layers: tuple[int, ...] = (),
     ) -> None:
         self.model = model
         self.cache = cache
@@ -73,6 +76,7 @@ class TorchForward:
         self.hidden_size = model.config.hidden_size
         self.hidden_dtype = cache.dtype
         self.takes_embeds = model.takes_embeds
+        self.output_layers = output_layers
         self.rank = Rank(shard.rank, shard.size, device, model, cache)
 
     def check(self) -> None:
@@ -90,14 +94,16 @@ class TorchForward:
 
     def prepare(self, arrays: StepArrays) -> StepOnDevice:
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0
-        size = None if self._graphs is None else self._graphs.fit(arrays)
+        # Graphs compute no layers for clients, so that steps without them cost no more.
+        size = None if self._graphs is None or arrays.keeps_layers else self._graphs.fit(arrays)
         if size is not None:
             return StepOnDevice(StepTensors.of(pad(arrays, size), self.device), None, count, follows)
         tensors = StepTensors.of(arrays, self.device)
         if arrays.virtual_tokens is not None:
             tensors = replace(tensors, embeds=self._embeds(arrays.virtual_tokens, arrays.virtual_rows))
         inputs = self.backend.prepare(tensors.attention, self.cache)
-        return StepOnDevice(tensors, inputs, count, follows, None if arrays.adapters is None else arrays)
+        with_adapters = None if arrays.adapters is None else arrays
+        return StepOnDevice(tensors, inputs, count, follows, with_adapters, arrays.keeps_layers)
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
         if self.adapters is not None:
@@ -117,27 +123,31 @@ class TorchForward:
         if step.follows:
             # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
             self.shard.broadcast(step.tensors.token_ids)
-        if step.tensors.embeds is not None:
+        tensors = step.tensors
+        if tensors.embeds is not None:
             # Too large for the channel on which steps come.
-            self.shard.broadcast(step.tensors.embeds.rows)
-        hidden, tensors = self(step), step.tensors
+            self.shard.broadcast(tensors.embeds.rows)
+        taps = Taps(self.output_layers, tensors.kept_tokens) if step.keeps_layers else None
+        hidden = self(step, taps)
         if tensors.kept_tokens is not None:
-            for tokens in tensors.kept_tokens.split(ROWS_PER_BLOCK):
+            layers = NO_LAYERS if taps is None else taps.found
+            for block, tokens in enumerate(tensors.kept_tokens.split(ROWS_PER_BLOCK)):
                 kept = hidden.index_select(0, tokens)
-                take(kept, self.model.logits(kept))
+                start = block * ROWS_PER_BLOCK
+                take(kept, self.model.logits(kept), rows_between(layers, start, start + len(tokens)))
         rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return self.model.logits(rows) if len(rows) else None
 
-    def __call__(self, step: StepOnDevice) -> Tensor:
+    def __call__(self, step: StepOnDevice, taps: Taps | None = None) -> Tensor:
         """Hidden states [T, hidden], in memory that the next step may overwrite."""
         tensors = step.tensors
         if step.inputs is None and self._graphs is not None:
             return self._graphs(tensors)[: step.num_tokens]
         inputs = step.inputs or tensors.attention
-        if step.arrays is None and tensors.embeds is None:
+        if step.arrays is None and tensors.embeds is None and taps is None:
             return self.model(tensors.token_ids, tensors.positions, self.cache, inputs)
         adapters = None if step.arrays is None else self._adapters_of(step.arrays)
-        return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, adapters, tensors.embeds)
+        return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, adapters, tensors.embeds, taps)
 
     def _adapters_of(self, arrays: StepArrays) -> StepAdapters:
         if self.adapters is None or arrays.adapters is None:

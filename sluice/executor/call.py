@@ -11,6 +11,8 @@ from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, G
 from sluice.executor.adapters import Adapters
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
+from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
+from sluice.v1 import admin_pb2 as pb
 
 T = TypeVar("T")
 
@@ -41,10 +43,14 @@ class PendingCall:
         self.wire_id = wire_id
         self.sent = False
         """The server may know the request."""
+        self.answered = False
+        """Nothing more comes but its statistics."""
         self.dropped = False
         """Aborted or cancelled by this side."""
         self.begun = False
         """A part of the answer has come."""
+        self.stats = StatsWatch() if request.return_perf_metrics else None
+        """Set if its statistics are wanted."""
         self.task: asyncio.Task[None]
         self._request = request
         self._submitted_at = time.monotonic()
@@ -134,20 +140,32 @@ class PendingCall:
 
     async def _whole(self, client: AsyncClient, request: GenerationRequest) -> None:
         generation = await client.generate(request.inputs, **request.client_options(self.wire_id))
+        self.answered = True
+        await self._put_stats(has_ended)
         self._queue.end(Ending(generation.usage, generation.timings, generation.prompt_logprobs), _chunks(generation))
 
     async def _stream(self, client: AsyncClient, request: GenerationRequest) -> None:
         last: Chunk | None = None
         stream = client.stream(request.inputs, **request.client_options(self.wire_id))
+        began = False
         async for chunk in stream:
             self.begun = True
+            if not began and chunk.token_ids:
+                began = True
+                await self._put_stats(has_token)
             # Hold back the end of an output: if it is the last one, it must be read together with the request's end.
             if last is not None:
                 self._queue.put(last)
             last = chunk if chunk.finish_reason is not None else None
             if last is None:
                 self._queue.put(chunk)
+        self.answered = True
+        await self._put_stats(has_ended)
         self._queue.end(Ending(stream.usage, stream.timings, stream.prompt_logprobs), () if last is None else (last,))
+
+    async def _put_stats(self, reached: Callable[[pb.RequestStats], bool]) -> None:
+        if self.stats is not None and (found := await self.stats.wait(reached)) is not None:
+            self._queue.put_stats(found)
 
 
 def _chunks(generation: Generation) -> list[Chunk]:

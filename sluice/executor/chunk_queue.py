@@ -10,6 +10,7 @@ from typing import TypeVar
 from sluice.client import Chunk, Timings, TokenLogprob, Usage
 from sluice.executor.response import FinishReason
 from sluice.executor.waiting import wait_for
+from sluice.v1 import admin_pb2 as pb
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ class Ending:
 class Unread:
     chunks: list[Chunk] = field(default_factory=list)
     ending: Ending | None = None
+    stats: pb.RequestStats | None = None
+    """The newest that were received, whether or not they were read before."""
 
 
 class ChunkQueue:
@@ -39,6 +42,7 @@ class ChunkQueue:
         self._condition = threading.Condition(self._lock)
         self._chunks: list[Chunk] = []
         self._ending: Ending | None = None
+        self._stats: pb.RequestStats | None = None
         self._taken = False
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -47,6 +51,11 @@ class ChunkQueue:
             self._chunks.append(chunk)
             self._wake()
         self._notify()
+
+    def put_stats(self, stats: pb.RequestStats) -> None:
+        """Read together with what is put next."""
+        with self._lock:
+            self._stats = stats
 
     def end(self, ending: Ending, last: Iterable[Chunk] = ()) -> None:
         """`last`: read together with the end."""
@@ -95,7 +104,7 @@ class ChunkQueue:
             return Unread()
         chunks, self._chunks = self._chunks, []
         self._taken = self._ending is not None
-        return Unread(chunks, self._ending)
+        return Unread(chunks, self._ending, self._stats)
 
     def _wake(self) -> None:
         self._condition.notify_all()

@@ -275,6 +275,11 @@ class GenerationExecutor:
         """Number of the newest step that an engine has reported; 0 before the first."""
         return self._session.steps.latest_iteration
 
+    @property
+    def tokens_per_block(self) -> int:
+        """Of the engines' KV caches, once a step was reported; 1 before."""
+        return self._session.steps.tokens_per_block
+
     def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]:
         """Token ids of a text, as the server would tokenize it as a prompt. Raises SluiceError."""
         ask = partial(AsyncClient.tokenize, text=text, model=model or "", add_special_tokens=add_special_tokens)

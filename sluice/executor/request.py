@@ -113,6 +113,7 @@ class CommonOptions(TypedDict, total=False):
     cache_salt: str | None
     model: str | None
     max_draft_tokens: int | None
+    return_perf_metrics: bool
 
 
 class RequestOptions(CommonOptions, total=False):
@@ -162,6 +163,9 @@ class GenerationRequest:
     acceptance_threshold: float | None = None
     """In (0, 1], only with draft_logits: a draft token is accepted if its probability is at least this times the one
     that the draft gave it. Changes the output's distribution; None: times a random number, which keeps it."""
+    return_perf_metrics: bool = False
+    """Its result has `stats`. Engines report them twice a second, so the first response of a stream and the end come up
+    to half a second later."""
     prompt_table: Any = field(default=None, compare=False, repr=False)
     """Prompt tuning: rows [virtual tokens, hidden size], a tensor or an array, or a mapping as in the client's options.
     Text and chats begin with them; in token ids, vocab_size + i stands for row i."""

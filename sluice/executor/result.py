@@ -9,6 +9,7 @@ from sluice.executor.chunk_queue import ChunkQueue, Ending, Unread
 from sluice.executor.errors import RequestError
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import CONTEXT_LOGITS, CompletionOutput, Response, read_logprobs
+from sluice.executor.stats import RequestStats, read_request
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 
@@ -37,6 +38,9 @@ class GenerationResult:
         self.usage: Usage | None = None
         """Token counts over all outputs, once done."""
         self.timings: Timings | None = None
+        self.stats: RequestStats | None = None
+        """Of its engine, with `return_perf_metrics`: from its first response on, and the last once done. None also if
+        the engine has died before it reported them."""
         self._queue = queue
         self._submitter = submitter
         self._done = False
@@ -180,6 +184,8 @@ class GenerationResult:
     def _apply(self, unread: Unread) -> list[Response]:
         for output in self.outputs:
             output.begin_read()
+        if unread.stats is not None:
+            self.stats = read_request(unread.stats, self.request_id)
         touched = {chunk.index for chunk in unread.chunks}
         for chunk in unread.chunks:
             self.outputs[chunk.index].add(chunk, self.request.sampling_params.eos_id)

@@ -27,6 +27,7 @@ from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
 from sluice.executor.stats import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
+from sluice.v1 import admin_pb2 as pb
 
 T = TypeVar("T")
 
@@ -79,7 +80,10 @@ class Session:
             raise
 
     def submit(self, call: PendingCall) -> None:
-        """Does not wait. Raises RuntimeError once `finish` or `close` was called."""
+        """Does not wait. Raises RuntimeError once `finish` or `close` was called, ValueError for a request that wants
+        statistics if none are followed."""
+        if call.stats is not None and not self.steps.limit:
+            raise ValueError("return_perf_metrics needs iter_stats_max_iterations above 0")
         with self._lock:
             if not self.accepting:
                 raise RuntimeError(SHUT_DOWN)
@@ -185,7 +189,7 @@ class Session:
             for _ in range(ABORT_TRIES):
                 if not call.sent:
                     break
-                if call.task.done() or await self._client.abort(call.wire_id):
+                if call.task.done() or call.answered or await self._client.abort(call.wire_id):
                     return
                 # The server has not received the request yet, or its response is on the way.
                 await asyncio.wait({call.task}, timeout=ABORT_AGAIN_SECONDS)
@@ -201,6 +205,7 @@ class Session:
             try:
                 async for response in steps:
                     self.steps.put(response)
+                    self._put_stats(response)
             except NO_STATISTICS as error:
                 self.steps.fail(error)
                 return
@@ -209,6 +214,12 @@ class Session:
             # Also after an orderly end: the router may be draining, and its successor not up yet.
             await asyncio.sleep(STEPS_AGAIN_SECONDS)
             steps = self._client.stream_steps()
+
+    def _put_stats(self, response: pb.StreamStepsResponse) -> None:
+        for each in response.requests:
+            call = self._calls.get(each.request_id)
+            if call is not None and call.stats is not None:
+                call.stats.put(each)
 
     async def _follow_cache(self) -> None:
         while True:

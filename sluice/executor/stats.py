@@ -133,6 +133,10 @@ class RequestStats:
     missed_blocks_per_request: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    first_iter: int | None
+    """Its first step; None before that."""
+    iter: int
+    """The engine's newest step when this was reported; once it has ended, its last one."""
 
     def to_json_str(self) -> str:
         return json.dumps(asdict(self))
@@ -207,6 +211,8 @@ def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats
         missed_blocks_per_request=stats.blocks_missed,
         num_draft_tokens=stats.draft_tokens,
         num_accepted_draft_tokens=stats.accepted_draft_tokens,
+        first_iter=stats.first_iteration or None,
+        iter=stats.iteration,
     )
 
 
@@ -220,6 +226,7 @@ class StepsLog:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.latest_iteration = 0
+        self.tokens_per_block = 1
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._steps: deque[pb.EngineStats] = deque(maxlen=limit)
@@ -232,6 +239,7 @@ class StepsLog:
             self._steps.extend(response.steps)
             if response.steps:
                 self.latest_iteration = response.steps[-1].iteration
+                self.tokens_per_block = response.steps[-1].tokens_per_kv_block or 1
             for each in response.requests:
                 # Removed first, so that the dict is in order of change.
                 self._requests.pop(each.request_id, None)

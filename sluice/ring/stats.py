@@ -76,6 +76,10 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """Full prompt blocks that were not found there."""
     draft_tokens: Count = 0
     accepted_draft_tokens: Count = 0
+    first_iteration: Total = 0
+    """0: no step yet."""
+    iteration: Total = 0
+    """The engine's newest step."""
 
     def queued(self, now: float) -> float:
         """Seconds from arrival until first scheduled, or until `now`."""

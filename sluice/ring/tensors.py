@@ -19,6 +19,8 @@ GENERATION_LOGITS = "generation_logits"
 LOGITS = (CONTEXT_LOGITS, GENERATION_LOGITS)
 """Tensors with names of their own in the API; both are the model's logits."""
 HIDDEN_STATES = "hidden_states"
+LAYER_PREFIX = "layers."
+"""layers.N: the residual stream after layer N, counted from 0."""
 PART_BYTES = 1 << 20
 """The most in one `TensorRows` of several rows."""
 MAX_NAMES = 16

@@ -127,7 +127,15 @@ class ProcessorNames:
 
 
 @dataclass(frozen=True)
-class TensorOptions:
+class OutputLayers:
+    """Layers for clients"""
+
+    output_layers: tuple[Annotated[int, Range(ge=0, le=4095)], ...] = ()
+    """Layers, counted from 0, whose outputs requests may ask for as layers.N; see docs/tensors.md."""
+
+
+@dataclass(frozen=True)
+class TensorOptions(OutputLayers):
     """Tensors for clients"""
 
     output_tensors: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass as validated
 from sluice.ring.address import check_advertised, reachable_at
 from sluice.ring.keys import Keys, Role, Security
 from sluice.ring.ports import Port
+from sluice.ring.tensors import LAYER_PREFIX
 from sluice.settings.engine import (
     BATCHED,
     CAPACITY_POLICIES,
@@ -237,10 +238,12 @@ class EngineSettings(
     @model_validator(mode="after")
     def _check_tensors(self) -> Self:
         for name, value in self.output_tensors.items():
-            if not name or name in RESERVED_TENSORS:
+            if not name or name in RESERVED_TENSORS or name.startswith(LAYER_PREFIX):
                 raise ValueError(f"output_tensors: {name!r} cannot be the name of a tensor")
             if ":" not in value:
                 raise ValueError(f"output_tensors: {name} must be of the form module:function (got {value!r})")
+        if len(set(self.output_layers)) < len(self.output_layers):
+            raise ValueError(f"output_layers: must name each layer once (got {self.output_layers})")
         if self.tensor_buffer < 1:
             raise ValueError(f"tensor_buffer: must be at least 1 byte (got {self.tensor_buffer})")
         return self

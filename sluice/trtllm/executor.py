@@ -1,6 +1,7 @@
 """tensorrt_llm.bindings.executor.Executor over `sluice.executor`."""
 
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from os import PathLike
@@ -17,7 +18,7 @@ from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.kv_cache_events import KVCacheEventManager
 from sluice.trtllm.lora_tasks import LoraTasks
 from sluice.trtllm.open_request import OpenRequest
-from sluice.trtllm.read_statistics import read_request, read_step
+from sluice.trtllm.read_statistics import read_request, read_step, step_number
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
 from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
@@ -70,9 +71,10 @@ class Executor:
         translated = self._translator.translate(request)
         # Locked, so that a response in another thread finds its request.
         with self._lock:
+            arrival = time.time()
             result = self._executor.submit(translated)
             self._open[result.request_id] = result
-            self._requests[result] = OpenRequest(request, len(result.outputs))
+            self._requests[result] = OpenRequest(request, len(result.outputs), arrival)
             self._last_id = max(self._last_id, result.request_id)
         return result.request_id
 
@@ -127,7 +129,7 @@ class Executor:
             return []
         found = self._executor.get_latest_request_stats()[-self._max_request_stats :]
         requests = [read_request(each, each.id) for each in found if each.id is not None]
-        return [RequestStatsPerIteration(self._executor.latest_iteration, requests)] if requests else []
+        return [RequestStatsPerIteration(step_number(self._executor.latest_iteration), requests)] if requests else []
 
     def get_latest_debug_tensors(self) -> list[DebugTensorsPerIteration]:
         """Always empty: a DebugConfig that asks for tensors is refused."""
@@ -191,7 +193,8 @@ class Executor:
             request = self._requests[result]
             if result.done:
                 self._open.pop(result.request_id, None)
-        return [each for response in received for each in request.read(result, response)]
+        size = self._executor.tokens_per_block
+        return [each for response in received for each in request.read(result, response, size)]
 
     def _check_running(self) -> None:
         if self._shut_down:

@@ -9,6 +9,8 @@ from sluice.client import AdapterMissing, AdapterNotFound
 from sluice.executor import GenerationResult
 from sluice.trtllm.enums import FinishReason
 from sluice.trtllm.lora_tasks import not_cached
+from sluice.trtllm.metrics import RequestPerfMetrics
+from sluice.trtllm.read_metrics import read_metrics
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response, Result
 from sluice.trtllm.tensors import WantedTensors
@@ -40,12 +42,15 @@ class OpenRequest:
     one, a token that may be the last is held back until more arrives; others until their tensors have.
     """
 
-    def __init__(self, request: Request, num_outputs: int) -> None:
+    def __init__(self, request: Request, num_outputs: int, arrival: float) -> None:
+        """`arrival`: Unix time."""
         searches = request.sampling_config.beam_width > 1
         self._streaming = request.streaming and not searches
         self._whole = request.return_all_generated_tokens
         self._log_probs = request.output_config.return_log_probs
         with_prompt = not request.streaming and not request.output_config.exclude_input_from_output
+        self._arrival = arrival
+        self._perf_metrics = request.output_config.return_perf_metrics
         self._prompt = list(request.input_token_ids) if with_prompt else []
         self._max_tokens = request.max_tokens
         self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
@@ -86,7 +91,7 @@ class OpenRequest:
         ready = len(ids) - self._may_end(len(output.tokens) + len(ids), ids[-1:])
         return min(ready, max(0, most - len(output.tokens)))
 
-    def read(self, result: GenerationResult, response: executor.Response) -> list[Response]:
+    def read(self, result: GenerationResult, response: executor.Response, tokens_per_block: int) -> list[Response]:
         if response.error is not None:
             return [Response(response.request_id, self._message(response.error.error), response.client_id)]
         assert response.result is not None  # noqa: S101  # it has one or the other
@@ -94,6 +99,9 @@ class OpenRequest:
             results = self._results(result, response.result, _reason(result, response.result))
             if self._beams is not None:
                 results = self._joined(self._beams, results)
+            if self._perf_metrics and result.stats is not None:
+                for each in results:
+                    each.request_perf_metrics = self._metrics(result.stats, each, tokens_per_block)
         return [Response(response.request_id, each, response.client_id) for each in results]
 
     def _message(self, error: Exception) -> str:
@@ -140,6 +148,10 @@ class OpenRequest:
             joined.log_probs = [[token.log_prob or 0.0 for token in tokens] for tokens in outputs]
             joined.cum_log_probs = list(map(sum, joined.log_probs))
         return [joined]
+
+    def _metrics(self, stats: executor.RequestStats, result: Result, tokens_per_block: int) -> RequestPerfMetrics:
+        num_tokens = result.decoding_iter if len(self._outputs) == 1 else None
+        return read_metrics(stats, self._arrival, tokens_per_block, num_tokens, is_final=result.is_final)
 
     def _may_end(self, num_tokens: int, last: list[int]) -> bool:
         """`num_tokens`: of the output, with `last`, which is empty or its last token."""

@@ -23,11 +23,16 @@ STAGES = {
 IN_STEPS = (RequestStage.CONTEXT_IN_PROGRESS, RequestStage.GENERATION_IN_PROGRESS)
 
 
+def step_number(iteration: int) -> int:
+    """TensorRT-LLM counts an engine's steps from 0."""
+    return max(0, iteration - 1)
+
+
 def read_step(step: executor.IterationStats, is_static: bool) -> IterationStats:
     """`is_static`: the batches are static."""
     return IterationStats(
         timestamp=datetime.fromtimestamp(step.timestamp).strftime(TIMESTAMP),
-        iter=step.iter,
+        iter=step_number(step.iter),
         iter_latency_ms=step.iter_latency_ms,
         new_active_requests_queue_latency_ms=None,
         num_new_active_requests=None,

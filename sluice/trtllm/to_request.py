@@ -48,7 +48,6 @@ SAMPLING_REASONS = {
 }
 OUTPUT_REASONS = {
     "return_encoder_output": DECODER_ONLY,
-    "return_perf_metrics": "they are in get_latest_request_stats and get_latest_iteration_stats",
 }
 FAST_LOGITS_REASON = "there is no draft model in another process; give logits as a tensor"
 GUIDES = {
@@ -94,6 +93,7 @@ class Translator:
             priority=_priority(request.priority),
             allotted_time_ms=request.allotted_time_ms,
             prompt_table=_table(request.prompt_tuning_config),
+            return_perf_metrics=request.output_config.return_perf_metrics,
             **_drafts(request.external_draft_tokens_config),
         )
 

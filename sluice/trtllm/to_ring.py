@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from sluice import executor
-from sluice.ring.tensors import HIDDEN_STATES
+from sluice.ring.tensors import HIDDEN_STATES, LAYER_PREFIX
 from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.config import (
     ExecutorConfig,
@@ -23,7 +23,7 @@ from sluice.trtllm.speculation import DecodingConfig
 log = logging.getLogger("sluice.trtllm")
 
 TENSORS = "an engine's inputs and outputs are not kept"
-OUTPUTS = "of a model's own, hidden_states alone; functions of yours are the engine's setting output_tensors"
+OUTPUTS = "of a model's own, hidden_states and layers.N; functions of yours are the engine's setting output_tensors"
 CONFIG_REASONS = {
     "use_gpu_direct_storage": "it is not implemented",
     "gpu_weights_percent": "weights are always whole on the device",
@@ -64,6 +64,9 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
     engine_args = _processors(config.logits_post_processor_config)
     if config.enable_trt_overlap:
         engine_args["overlap"] = True
+    layers = {layer for each in config.additional_model_outputs or () if (layer := _layer(each.name)) is not None}
+    if layers:
+        engine_args["output_layers"] = sorted(layers)
     router_args = {} if config.max_queue_size is None else {"max_waiting": config.max_queue_size}
     return {
         "max_batch_size": config.max_batch_size,
@@ -73,7 +76,8 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
         "kv_cache_config": _kv_cache(config.kv_cache_config),
         "scheduler_config": _scheduler(config.scheduler_config, _policy(config)),
         "peft_cache_config": _adapters(config.peft_cache_config) if has_adapters(config) else None,
-        "iter_stats_max_iterations": max(config.iter_stats_max_iterations, config.request_stats_max_iterations),
+        # At least one, since requests may want their metrics.
+        "iter_stats_max_iterations": max(1, config.iter_stats_max_iterations, config.request_stats_max_iterations),
         "engine_args": engine_args,
         "router_args": router_args,
     }
@@ -81,6 +85,12 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
 
 def has_adapters(config: ExecutorConfig) -> bool:
     return config.peft_cache_config != NoAdapters()
+
+
+def _layer(name: str) -> int | None:
+    """N of layers.N; None: the name is another."""
+    number = name.removeprefix(LAYER_PREFIX)
+    return int(number) if number != name and number.isascii() and number.isdigit() else None
 
 
 def is_static(config: ExecutorConfig) -> bool:
@@ -106,7 +116,7 @@ def _check(config: ExecutorConfig) -> None:
     # Logits and outputs of the model are there whether or not they were announced.
     refuse_changed(config, defaults, CONFIG_REASONS)
     for each in config.additional_model_outputs or ():
-        if each.name != HIDDEN_STATES:
+        if each.name != HIDDEN_STATES and _layer(each.name) is None:
             raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {each.name!r}", OUTPUTS)
     if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
         raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")

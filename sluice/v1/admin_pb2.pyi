@@ -1144,6 +1144,8 @@ class RequestStats(_message.Message):
     BLOCKS_MISSED_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_ITERATION_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Id of the engine."""
     request_id: _builtins.str
@@ -1168,6 +1170,10 @@ class RequestStats(_message.Message):
     """Draft tokens that were checked."""
     accepted_draft_tokens: _builtins.int
     """Of those, accepted."""
+    first_iteration: _builtins.int
+    """Number of its first step, as in EngineStats.iteration; 0: none yet."""
+    iteration: _builtins.int
+    """Number of the engine's newest step when this was reported; once it has ended, of its last one."""
     @_builtins.property
     def arrival(self) -> _timestamp_pb2.Timestamp:
         """When the engine received it."""
@@ -1208,10 +1214,12 @@ class RequestStats(_message.Message):
         blocks_missed: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
         accepted_draft_tokens: _builtins.int = ...,
+        first_iteration: _builtins.int = ...,
+        iteration: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "last_token", b"last_token", "queued", b"queued"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "arrival", b"arrival", "blocks_allocated", b"blocks_allocated", "blocks_missed", b"blocks_missed", "blocks_reused", b"blocks_reused", "cached_tokens", b"cached_tokens", "draft_tokens", b"draft_tokens", "engine_id", b"engine_id", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "generated_tokens", b"generated_tokens", "last_token", b"last_token", "pauses", b"pauses", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "request_id", b"request_id", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "arrival", b"arrival", "blocks_allocated", b"blocks_allocated", "blocks_missed", b"blocks_missed", "blocks_reused", b"blocks_reused", "cached_tokens", b"cached_tokens", "draft_tokens", b"draft_tokens", "engine_id", b"engine_id", "first_iteration", b"first_iteration", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "generated_tokens", b"generated_tokens", "iteration", b"iteration", "last_token", b"last_token", "pauses", b"pauses", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "request_id", b"request_id", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

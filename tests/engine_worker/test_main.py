@@ -176,6 +176,20 @@ def test_settings_by_flag_environment_and_default(monkeypatch):
     assert settings.block_reuse is True
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--output-layers", "1,2,1"], "output_layers: must name each layer once"),
+        (["--output-layers", "-1"], "output_layers"),
+        (["--output-tensors", '{"layers.1": "module:function"}'], "'layers.1' cannot be the name of a tensor"),
+        (["--output-tensors", '{"logits": "module:function"}'], "'logits' cannot be the name of a tensor"),
+    ],
+)
+def test_names_of_tensors(flags, message):
+    with pytest.raises(SystemExit, match=message):
+        load_settings(EngineSettings, ["--model", "m", *flags])
+
+
 def test_attention_windows_are_one_number_or_several(monkeypatch, tmp_path):
     def windows(*flags: str) -> tuple[int, ...]:
         return load_settings(EngineSettings, ["--model", "m", *flags]).max_attention_window

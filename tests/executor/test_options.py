@@ -196,6 +196,7 @@ def test_options_of_a_request() -> None:
         "sampling_params",
         "streaming",
         "return_all_generated_tokens",
+        "return_perf_metrics",
     }
     found = build_spec("x", GenerationRequest("x", **REQUEST).client_options("id"))
     assert (found.request_id, found.lora_id, found.model, found.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)

@@ -113,6 +113,8 @@ def test_requests(address, script) -> None:
         blocks_missed=10,
         draft_tokens=11,
         accepted_draft_tokens=12,
+        first_iteration=13,
+        iteration=14,
     )
     ours = pb.RequestStats(request_id=wire_id, stage=99)
     older = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
@@ -140,6 +142,8 @@ def test_requests(address, script) -> None:
         "missed_blocks_per_request": 10,
         "num_draft_tokens": 11,
         "num_accepted_draft_tokens": 12,
+        "first_iter": 13,
+        "iter": 14,
     }
     assert (second.id, second.stage) == (1, RequestStage.UNKNOWN)
 

@@ -69,6 +69,7 @@ class EngineHarness:
         output_tensors: dict[str, str] | None = None,
         processors: ProcessorNames = ProcessorNames(),  # noqa: B008 - frozen
         draft_model: Path | None = None,
+        output_layers: tuple[int, ...] = (),
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -85,6 +86,7 @@ class EngineHarness:
             max_batch_size=max_batch_size,
             max_tokens_per_step=max_tokens_per_step,
             max_attention_window=max_attention_window,
+            output_layers=output_layers,
         )
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.leader: Leader | None = None

@@ -16,14 +16,17 @@ from tests.parity.harness import EngineHarness
 
 GREEDY = SamplingParams(temperature=0.0)
 TEN = StopParams(max_tokens=10)
-ALL = TensorParams((CONTEXT_LOGITS, HIDDEN_STATES), (GENERATION_LOGITS, HIDDEN_STATES))
+LAYERS = (2, 0)
+"""The last of one of the models, which transformers gives after its norm only, and one in the middle of the other."""
+NAMES = (HIDDEN_STATES, *(f"layers.{layer}" for layer in LAYERS))
+ALL = TensorParams((CONTEXT_LOGITS, *NAMES), (GENERATION_LOGITS, *NAMES))
 
 
 class Right(NamedTuple):
     """Of every position of some tokens."""
 
     logits: Tensor
-    hidden: Tensor
+    named: dict[str, Tensor]
 
 
 Oracle = Callable[[tuple[int, ...]], Right]
@@ -32,12 +35,16 @@ Oracle = Callable[[tuple[int, ...]], Right]
 @pytest.fixture(scope="module")
 def oracle(model_folder) -> Oracle:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    before_norm: list[Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0][0].clone()))
 
     @cache
     @torch.inference_mode()
     def of(tokens: tuple[int, ...]) -> Right:
         found = model(torch.tensor([tokens]), output_hidden_states=True)
-        return Right(found.logits[0], found.hidden_states[-1][0])
+        states = [each[0] for each in found.hidden_states]
+        outputs = [*states[1:-1], before_norm[-1]]
+        return Right(found.logits[0], {HIDDEN_STATES: states[-1]} | {f"layers.{i}": outputs[i] for i in LAYERS})
 
     return of
 
@@ -52,17 +59,19 @@ def check(harness: EngineHarness, request: int, prompt: list[int], oracle: Oracl
         right = oracle((*prompt, *tokens[:-1]))
         first = len(prompt) - 1
         assert near(harness.tensor(request, GENERATION_LOGITS, index), right.logits[first:])
-        assert near(harness.tensor(request, HIDDEN_STATES, index), right.hidden[first:])
+        for name in NAMES:
+            assert near(harness.tensor(request, name, index), right.named[name][first:]), name
     right = oracle(tuple(prompt))
     assert near(harness.tensor(request, CONTEXT_LOGITS, context=True), right.logits)
-    assert near(harness.tensor(request, HIDDEN_STATES, context=True), right.hidden)
+    for name in NAMES:
+        assert near(harness.tensor(request, name, context=True), right.named[name]), name
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_each_length_at_once(model_folder, prompts, oracle, overlap, backend):
     """Together with requests that want none."""
-    harness = EngineHarness(model_folder, backend=backend, overlap=overlap)
+    harness = EngineHarness(model_folder, output_layers=LAYERS, backend=backend, overlap=overlap)
     some = [*prompts[:5], *prompts[10:40:6]]
     asked = [(prompt, harness.send(prompt, GREEDY, TEN, tensors=ALL)) for prompt in some]
     others = [harness.send(prompt, GREEDY, TEN) for prompt in some]
@@ -82,6 +91,7 @@ def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend)
         for rows in (1, 50, 1000):
             harness = EngineHarness(
                 model_folder,
+                output_layers=LAYERS,
                 backend=backend,
                 overlap=overlap,
                 max_tokens_per_step=chunk,
@@ -96,7 +106,7 @@ def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend)
 
 
 def test_what_is_cached_is_computed_again(model_folder, prompts, oracle):
-    harness = EngineHarness(model_folder, max_tokens_per_step=64)
+    harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=64)
     prompt = prompts[5][:200]
     harness.send(prompt, GREEDY, TEN)
     harness.run()
@@ -118,7 +128,13 @@ def test_what_is_cached_is_computed_again(model_folder, prompts, oracle):
 def test_pauses(model_folder, prompts, oracle, options):
     """What came before the pause is not computed again where it is cached, and never comes twice."""
     harness = EngineHarness(
-        model_folder, kv_cache_tokens=640, max_tokens_per_step=48, tokens_per_block=16, max_batch_size=16, **options
+        model_folder,
+        output_layers=LAYERS,
+        kv_cache_tokens=640,
+        max_tokens_per_step=48,
+        tokens_per_block=16,
+        max_batch_size=16,
+        **options,
     )
     some = [prompt[:300] for prompt in prompts[14:38:2]]
     asked = [
@@ -132,7 +148,7 @@ def test_pauses(model_folder, prompts, oracle, options):
 
 
 def test_every_output_has_its_own(model_folder, prompts, oracle):
-    harness = EngineHarness(model_folder, max_tokens_per_step=70)
+    harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=70)
     number = harness.send(prompts[20], SamplingParams(seed=3), StopParams(max_tokens=5), n=4, tensors=ALL)
     harness.run()
     check(harness, number, prompts[20], oracle, 4)
@@ -142,12 +158,14 @@ def test_every_output_has_its_own(model_folder, prompts, oracle):
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_resume_with_any_rows_missing(model_folder, prompts, oracle, options):
     """Another attempt computes exactly the missing rows, even of an output that is complete."""
-    harness = EngineHarness(model_folder, tokens_per_block=8, max_tokens_per_step=32, max_batch_size=32, **options)
+    harness = EngineHarness(
+        model_folder, output_layers=LAYERS, tokens_per_block=8, max_tokens_per_step=32, max_batch_size=32, **options
+    )
     prompt = prompts[12][:50]
     plain = harness.send(prompt, GREEDY, TEN)
     harness.run()
     tokens = harness.stream(plain).tokens
-    right, hidden = oracle((*prompt, *tokens[:-1]))
+    right, named = oracle((*prompt, *tokens[:-1]))
     first = len(prompt) - 1
     for have in range(len(tokens) + 1):
         for rows in {0, have // 2, max(0, have - 1), have}:
@@ -158,14 +176,19 @@ def test_resume_with_any_rows_missing(model_folder, prompts, oracle, options):
                 assert harness.stream(number).tokens == tokens
                 if rows < len(tokens):
                     assert near(harness.tensor(number, GENERATION_LOGITS), right[first + rows :])
-                    assert near(harness.tensor(number, HIDDEN_STATES), hidden[first + rows :])
+                    for name in NAMES:
+                        assert near(harness.tensor(number, name), named[name][first + rows :]), name
                 if context < len(prompt):
                     found = harness.tensor(number, CONTEXT_LOGITS, context=True)
-                    assert near(found, oracle(tuple(prompt)).logits[context:])
+                    prompts_own = oracle(tuple(prompt))
+                    assert near(found, prompts_own.logits[context:])
+                    for name in NAMES:
+                        rows_found = harness.tensor(number, name, context=True)
+                        assert near(rows_found, prompts_own.named[name][context:]), name
 
 
 def test_two_ranks(model_folder, prompts, oracle):
-    harness = EngineHarness(model_folder, max_tokens_per_step=100, tensor_parallel=2)
+    harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=100, tensor_parallel=2)
     try:
         number = harness.send(prompts[20], GREEDY, TEN, tensors=ALL)
         harness.run()

@@ -18,20 +18,25 @@ from sluice.launch import Ring
 
 PAGE = Path(__file__).parents[2] / "docs" / "tensors.md"
 LONG = [(7 * i + i // 100) % 4000 for i in range(1900)]
-ALL = {"context_logits": True, "generation_logits": True, "tensors": [{"name": "hidden_states", "context": True}]}
+NAMES = ("hidden_states", "layers.3")
+ALL = {
+    "context_logits": True,
+    "generation_logits": True,
+    "tensors": [{"name": name, "context": True} for name in NAMES],
+}
 TOLERANCE = 0.05
 """Of logits: the engine's cache may be of less precision than transformers'."""
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    """(logits, hidden states) of every position, as numpy arrays."""
+    """(logits, hidden states, those after layer 3) of every position, as numpy arrays."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32).eval()
 
     @torch.inference_mode()
     def of(tokens):
         found = model(torch.tensor([list(tokens)]), output_hidden_states=True)
-        return found.logits[0].numpy(), found.hidden_states[-1][0].numpy()
+        return tuple(each[0].numpy() for each in (found.logits, found.hidden_states[-1], found.hidden_states[3 + 1]))
 
     return of
 
@@ -45,8 +50,7 @@ def ring(tmp_path_factory):
     """With the functions of the page, in the working directory of a user."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "summaries.py").write_text(next(each for each in blocks("python") if each.startswith("# summaries.py")))
-    (settings,) = blocks("yaml")
-    (folder / "engine.yaml").write_text(settings)
+    (folder / "engine.yaml").write_text("".join(blocks("yaml")))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         with Ring(engines=1, detokenizers=1, engine_args={"config": folder / "engine.yaml"}) as ring:
@@ -80,14 +84,19 @@ def joined(tensors) -> dict[tuple[int, str, bool], np.ndarray]:
 
 def check(found, prompt, outputs, oracle) -> None:
     """`found`: all of `ALL`. `outputs`: token ids."""
-    logits, hidden = oracle(prompt)
-    assert near(found.pop((0, "context_logits", True)), logits)
-    assert near(found.pop((0, "hidden_states", True)), hidden)
+    for name, right in zip(("context_logits", *NAMES), oracle(prompt), strict=True):
+        assert near(found.pop((0, name, True)), right)
     for index, tokens in enumerate(outputs):
-        logits, hidden = oracle([*prompt, *tokens[:-1]])
-        assert near(found.pop((index, "generation_logits", False)), logits[len(prompt) - 1 :])
-        assert near(found.pop((index, "hidden_states", False)), hidden[len(prompt) - 1 :])
+        right = oracle([*prompt, *tokens[:-1]])
+        for name, rows in zip(("generation_logits", *NAMES), right, strict=True):
+            assert near(found.pop((index, name, False)), rows[len(prompt) - 1 :])
     assert not found
+
+
+def test_what_is_offered(client):
+    assert [*client.models()[0].tensors] == ["best_three", "entropy", "hidden_states", "layers.1", "layers.3"]
+    with pytest.raises(InvalidRequest, match=r"layers\.2"):
+        client.generate("x", tensors=[{"name": "layers.2"}], max_tokens=1)
 
 
 def test_the_calls_of_the_page(client, oracle, capsys):
@@ -132,7 +141,7 @@ def test_a_resumed_stream_brings_what_is_missing(client, oracle):
     prompt = LONG[:100]
     options = {**ALL, "temperature": 0, "max_tokens": 6, "token_ids": True}
     ids = client.generate(prompt, **options).outputs[0].token_ids
-    logits, hidden = oracle([*prompt, *ids[:-1]])
+    logits, *named = oracle([*prompt, *ids[:-1]])
     resume = {"index": 0, "token_ids": ids[:4], "tensor_rows": 2}
     rest = client.generate(prompt, **options, resume=[resume], resume_context_rows=70)
     assert rest.outputs[0].token_ids == ids[4:]
@@ -140,9 +149,10 @@ def test_a_resumed_stream_brings_what_is_missing(client, oracle):
     found = {(each.name, each.context): each.array() for each in rest.tensors}
     assert starts == {key: 70 if key[1] else 2 for key in found}
     assert near(found["context_logits", True], logits[70:100])
-    assert near(found["hidden_states", True], hidden[70:100])
     assert near(found["generation_logits", False], logits[101:])
-    assert near(found["hidden_states", False], hidden[101:])
+    for name, rows in zip(NAMES, named, strict=True):
+        assert near(found[name, True], rows[70:100])
+        assert near(found[name, False], rows[101:])
 
 
 @pytest.mark.timeout(300)
@@ -150,7 +160,7 @@ async def test_services_die_in_the_midst_of_them(oracle):
     """No client notices: each row comes once, and is right."""
     prompts = [LONG[i : i + 400] for i in range(0, 64, 8)]
     # Chunks so small that the prompts take seconds.
-    engine = {"max_tokens_per_step": 8, "max_batch_size": 4}
+    engine = {"max_tokens_per_step": 8, "max_batch_size": 4, "output_layers": (3,)}
     with Ring(routers=1, engines=2, detokenizers=2, engine_args=engine) as ring:
         async with AsyncClient(ring.address, timeout=200) as client:
 

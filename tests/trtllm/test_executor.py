@@ -31,6 +31,7 @@ def start(**options) -> trtllm.Executor:
 def executor():
     processors = trtllm.LogitsPostProcessorConfig({"only_42": only_42}, only_43)
     options = {"max_beam_width": 4, "request_stats_max_iterations": 100}
+    options["additional_model_outputs"] = [trtllm.AdditionalModelOutput("layers.4")]
     with start(logits_post_processor_config=processors, **options) as executor:
         yield executor
 
@@ -182,7 +183,7 @@ def test_what_the_server_refuses_is_in_the_response(executor) -> None:
 
 
 def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
-    outputs = [trtllm.AdditionalModelOutput("hidden_states", True)]
+    outputs = [trtllm.AdditionalModelOutput(name, True) for name in ("hidden_states", "layers.4")]
     config = trtllm.OutputConfig(
         return_context_logits=True, return_generation_logits=True, additional_model_outputs=outputs
     )
@@ -193,7 +194,11 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     torch.testing.assert_close(whole.generation_logits[0, 0], whole.context_logits[-1])
     shapes = {each.name: tuple(each.output.shape) for each in whole.additional_outputs}
     hidden = shapes["hidden_states"][2]
-    assert shapes == {"context_hidden_states": (4, hidden), "hidden_states": (1, 5, hidden)}
+    assert shapes == {
+        f"{prefix}{name}": (*rows, hidden)
+        for name in ("hidden_states", "layers.4")
+        for prefix, rows in (("context_", (4,)), ("", (1, 5)))
+    }
     found = results(executor, output_config=config, streaming=True)
     assert [each.generation_logits.shape for each in found] == [(1, 1, vocab)] * 5
     assert [each.output_token_ids for each in found] == [[[token]] for token in GREEDY]
@@ -221,6 +226,76 @@ def test_statistics(executor) -> None:
     assert steps[-1].kv_cache_stats.max_num_blocks > 0
     assert max(each.num_generated_tokens for each in requests) > 0
     assert executor.get_latest_debug_tensors() == []
+
+
+METRICS = trtllm.OutputConfig(return_perf_metrics=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_perf_metrics(executor, streaming) -> None:
+    prompt = [3900 + streaming, 2, 3, 4]
+    found = results(executor, prompt=prompt, streaming=streaming, output_config=METRICS)
+    assert len(found) == (5 if streaming else 1)
+    for number, result in enumerate(found):
+        metrics, times = result.request_perf_metrics, result.request_perf_metrics.timing_metrics
+        assert timedelta(0) < times.arrival_time < times.first_scheduled_time < times.first_token_time
+        cache = metrics.kv_cache_metrics
+        assert (cache.num_total_allocated_blocks, cache.num_reused_blocks, cache.num_missed_blocks) == (1, 0, 1)
+        if not result.is_final:
+            assert (times.last_token_time, metrics.last_iter) == (timedelta(0), None)
+            assert metrics.iter == metrics.first_iter + number
+    assert times.first_token_time < times.last_token_time
+    assert metrics.iter == metrics.last_iter == metrics.first_iter + 4
+    (result,) = results(executor, prompt=prompt)
+    assert result.request_perf_metrics is None
+
+
+def test_perf_metrics_of_a_reused_prompt(executor) -> None:
+    prompt = [3800 - i for i in range(100)]
+    run(executor, prompt=prompt)
+    (result,) = results(executor, prompt=[*prompt[:64], *GREEDY], output_config=METRICS)
+    cache = result.request_perf_metrics.kv_cache_metrics
+    assert (cache.num_new_allocated_blocks, cache.num_reused_blocks, cache.num_missed_blocks) == (1, 2, 1)
+    assert cache.kv_cache_hit_rate == pytest.approx(2 / 3)
+
+
+def test_perf_metrics_of_drafts(executor) -> None:
+    expected = results(executor, 40)[0].output_token_ids[0][len(PROMPT) :]
+    drafts = trtllm.ExternalDraftTokensConfig([*expected[:30], *(token ^ 1 for token in expected[30:])])
+    found = trtllm.SpeculativeDecodingMetrics()
+
+    def accepted() -> bool:
+        nonlocal found
+        (result,) = results(executor, 40, external_draft_tokens_config=drafts, output_config=METRICS)
+        assert result.output_token_ids == [PROMPT + expected]
+        found = result.request_perf_metrics.speculative_decoding
+        return found.total_accepted_draft_tokens > 0
+
+    # Whether a step has drafts depends on how long steps take here.
+    assert wait_until(accepted)
+    assert found.total_accepted_draft_tokens <= min(30, found.total_draft_tokens)
+    assert found.acceptance_rate == found.total_accepted_draft_tokens / found.total_draft_tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_return_sequences": 2}, {"sampling_config": trtllm.SamplingConfig(2)}], ids=str
+)
+def test_perf_metrics_of_several_outputs(executor, options) -> None:
+    *_, last = results(executor, output_config=METRICS, **options)
+    assert last.is_final
+    assert last.request_perf_metrics.last_iter > last.request_perf_metrics.first_iter
+
+
+def test_perf_metrics_of_a_request_that_is_cancelled(executor) -> None:
+    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 2000, streaming=True, output_config=METRICS))
+    (first, *_) = executor.await_responses(request_id, LIMIT)
+    assert first.result.request_perf_metrics.last_iter is None
+    executor.cancel_request(request_id)
+    result = first.result
+    while not result.is_final:
+        result = executor.await_responses(request_id, LIMIT)[-1].result
+    assert result.finish_reasons == [Finish.CANCELLED]
+    assert result.request_perf_metrics.last_iter > result.request_perf_metrics.first_iter
 
 
 def test_kv_cache_events(executor) -> None:

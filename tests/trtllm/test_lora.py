@@ -197,9 +197,9 @@ def test_a_pickle_is_not_read(tmp_path) -> None:
 @pytest.mark.parametrize("kind", [AdapterNotFound, AdapterMissing])
 def test_the_error_at_which_programs_send_the_weights(kind) -> None:
     def message(error: Exception, **options) -> str:
-        request = OpenRequest(trtllm.Request([1], 1, **options), 1)
+        request = OpenRequest(trtllm.Request([1], 1, **options), 1, 0.0)
         failed = Response(1, None, error=RequestError(1, None, error))
-        (response,) = request.read(None, failed)
+        (response,) = request.read(None, failed, 1)
         return response.error_msg
 
     told = "LoRA task 10 not found in cache. Please send LoRA weights with request"

@@ -36,7 +36,7 @@ STEP = pb.EngineStats(
 
 def test_a_step() -> None:
     found = read_step(executor_step(STEP), is_static=False)
-    assert (found.iter, found.num_active_requests, found.num_queued_requests) == (8, 3, 2)
+    assert (found.iter, found.num_active_requests, found.num_queued_requests) == (7, 3, 2)
     assert found.kv_cache_stats.free_num_blocks == 4
     assert found.inflight_batching_stats.num_gen_requests == 2
     assert found.inflight_batching_stats.avg_num_decoded_tokens_per_iter == 2.0

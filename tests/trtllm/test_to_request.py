@@ -179,7 +179,6 @@ GDS = trtllm.KvCacheTransferMode.GDS
         ({"position_ids": [5, 6]}, "position_ids"),
         ({"type": trtllm.RequestType.REQUEST_TYPE_CONTEXT_ONLY}, "request_type"),
         ({"logits_post_processor": print}, "logits_post_processor"),
-        ({"output_config": trtllm.OutputConfig(return_perf_metrics=True)}, "return_perf_metrics"),
         ({"output_config": trtllm.OutputConfig(return_encoder_output=True)}, "return_encoder_output"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_decay=0.5)}, "top_p_decay"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_min=0.5)}, "top_p_min"),

@@ -78,6 +78,12 @@ def test_processors_on_rank_0_alone() -> None:
     assert ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=without))["engine_args"] == {}
 
 
+def test_layers_that_are_announced_are_offered() -> None:
+    outputs = [trtllm.AdditionalModelOutput(name) for name in ("layers.12", "hidden_states", "layers.3", "layers.12")]
+    found = ring_arguments(trtllm.ExecutorConfig(additional_model_outputs=outputs))
+    assert found["engine_args"] == {"output_layers": [3, 12]}
+
+
 def processors(**options) -> dict:
     return {"logits_post_processor_config": trtllm.LogitsPostProcessorConfig(**options)}
 
@@ -98,6 +104,10 @@ def cache(**options) -> dict:
         ({"peft_cache_config": trtllm.PeftCacheConfig(num_copy_streams=4)}, r"PeftCacheConfig\.num_copy_streams = 4"),
         ({"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)}, "max_pages_per_block_host"),
         ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
+        *(
+            ({"additional_model_outputs": [trtllm.AdditionalModelOutput(name)]}, f"additional_model_outputs: {name!r}")
+            for name in ("layers.", "layers.-1", "layers.x", "layers.²", "encoder_output")
+        ),
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent"),
         ({"use_gpu_direct_storage": True}, "use_gpu_direct_storage"),
         ({"spec_dec_config": trtllm.SpeculativeDecodingConfig(True)}, "fast_logits"),

@@ -21,6 +21,7 @@ from engine_worker.models.config import Windows
 from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by, context_of
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
+from engine_worker.models.taps import Taps
 from sluice.ring.checkpoint import CheckpointError
 
 TOLERANCE = 0.02
@@ -63,6 +64,8 @@ class Adapter:
         self._head: Any = None
         self._layers: dict[nn.Module, int] = {}
         self.takes_embeds = False
+
+    has_taps = False
 
     @property
     def graphs(self) -> bool:
@@ -116,6 +119,7 @@ class Adapter:
         inputs: AttentionInputs,
         adapters: StepAdapters | None = None,  # noqa: ARG002 - transformers' modules have no targets
         embeds: Embeds | None = None,
+        taps: Taps | None = None,  # noqa: ARG002 - see `has_taps`
     ) -> Tensor:
 
         def attend(call: AttentionCall) -> Tensor:

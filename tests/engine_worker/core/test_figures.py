@@ -104,6 +104,27 @@ def test_blocks_behind_a_window_are_not_reused():
     assert (ended.cached_tokens, ended.blocks_reused, ended.blocks_missed) == (32, 2, 0)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_of_a_request_by_number(overlap):
+    """A prompt of one step, then a token per step."""
+    bench = EngineBench(overlap=overlap)
+    lengths = (5, 1, 9, 3)
+    requests = []
+    for i, length in enumerate(lengths):
+        requests.append(bench.submit(range(20 * i, 20 * i + PROMPT), max_tokens=length))
+        bench.step()
+    bench.run()
+    assert told(bench, requests[0])[0].first_iteration == 1
+    for request, length in zip(requests, lengths, strict=True):
+        reports = told(bench, request)
+        first, last = reports[-1].first_iteration, reports[-1].iteration
+        assert last == first + length - 1
+        by_number = {report.step.iteration: report for report in bench.reports if report.step is not None}
+        assert any(each.request == request and each.stage is Stage.ENDED for each in by_number[last].requests)
+        assert {each.first_iteration for each in reports if each.first_scheduled is not None} == {first}
+        assert all(each.first_iteration == 0 for each in reports if each.first_scheduled is None)
+
+
 def test_the_host_tier_is_told_with_what_lies_there():
     bench = EngineBench(num_blocks=8, tokens_per_block=BLOCK, num_host_blocks=16)
     latest = bench.engine.stats.latest

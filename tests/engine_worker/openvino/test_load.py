@@ -62,6 +62,11 @@ def test_another_version_is_refused(folder, monkeypatch):
         load(folder)
 
 
+def test_a_layer_that_the_model_does_not_have_is_refused(folder):
+    with pytest.raises(ValueError, match=r"output_layers: the model has no layer 9, its last is \d+$"):
+        load(folder, output_layers=(0, 9))
+
+
 @pytest.mark.parametrize(("config", "why"), [("qwen3 moe", "mixture of experts")])
 def test_models_without_a_graph_are_refused(tmp_path, config, why):
     write_checkpoint(tmp_path, CONFIGS[config])

@@ -10,7 +10,7 @@ from engine_worker.parallel.commands import CallMethod, ComputeStep, Heartbeat, 
 from engine_worker.parallel.leader import without_rows
 from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.step import Draw, Move, MoveKind, Slice
+from engine_worker.step import Draw, Kept, Move, MoveKind, Slice
 from sluice.ring.calls import MethodCall
 from sluice.ring.params import SamplingParams
 from sluice.ring.tables import PromptTables, VirtualTokens
@@ -20,17 +20,19 @@ from tests.fakes.tables import random_table
 
 SLICES = st.lists(
     st.builds(
-        lambda tokens, start, draws, follows: Slice(
+        lambda tokens, start, draws, follows, kept: Slice(
             tokens,
             start,
             list(range(start // 4, start // 4 + 40)),
             tuple(Draw(SamplingParams(), i, 0) for i in range(draws)),
             follows,
+            kept=() if kept is None else (Kept(0, 1, (kept,), True),),
         ),
         st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9),
         st.integers(0, 50),
         st.integers(0, 2),
         st.none() | st.integers(0, 3),
+        st.sampled_from([None, "logits", "layers.1"]),
     ),
     min_size=1,
     max_size=8,

@@ -20,7 +20,7 @@ from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import load_weights
-from engine_worker.step import Draw, Slice, Step
+from engine_worker.step import Draw, Kept, Slice, Step
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.engine_worker.runner.generate import generate
@@ -60,7 +60,7 @@ def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = 
                 capture,
                 lambda *_: None,
             )
-        return ModelRunner(TorchForward(model, cache, backend, CPU, graphs), overlap)
+        return ModelRunner(TorchForward(model, cache, backend, CPU, graphs, output_layers=(0, 1)), overlap)
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22], [23, 24]]
@@ -137,6 +137,28 @@ def test_a_step_is_eager_where_no_graph_fits(checkpoint):
     widths = [build_arrays([step], TOKENS_PER_BLOCK, runner.window).block_tables.shape[1] for step in steps]
     assert max(widths) > 4
     assert sum(graph.replays for graph in capture.graphs) == sum(width <= 4 for width in widths)
+
+
+def test_steps_that_want_layers_are_eager(checkpoint):
+    """Also of a batch that has a graph; the next step has it again."""
+
+    def step(start: int, *names: str) -> Step:
+        kept = (Kept(start, 1, names, True),) if names else ()
+        draws = (Draw(GREEDY, 0, start),)
+        return Step((Slice([9 + start], start, range(12), draws, kept=kept), Slice([5], start, range(20, 32), draws)))
+
+    steps = [step(0), step(1, "layers.1", "layers.0"), step(2), step(3, "logits", "hidden_states"), step(4, "layers.0")]
+    capture = FakeCapture()
+    tokens, rows = [], []
+    for runner in (make(checkpoint, None), make(checkpoint, capture)):
+        launched = [runner.launch(each) for each in steps]
+        tokens.append([[drawn.token for drawn in each.collect()] for each in launched])
+        rows.append([part for each in launched for kept in each.kept_rows() for part in kept])
+    assert tokens[0] == tokens[1]
+    assert [each.name for each in rows[1]] == ["layers.1", "layers.0", "logits", "hidden_states", "layers.0"]
+    for expected, found in zip(*rows, strict=True):
+        np.testing.assert_allclose(*(np.frombuffer(each.data, np.float32) for each in (found, expected)), atol=1e-5)
+    assert sum(graph.replays for graph in capture.graphs) == 3
 
 
 def test_padding_writes_nothing_and_leaves_nothing(checkpoint):

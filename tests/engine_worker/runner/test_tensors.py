@@ -10,7 +10,9 @@ from engine_worker.runner.tensors import LARGEST_ROW, OutputTensors
 from engine_worker.step import Kept, Slice
 
 HERE = "tests.engine_worker.runner.test_tensors"
-FORWARD = SimpleNamespace(hidden_size=8, hidden_dtype=torch.bfloat16, vocab_size=20, device=torch.device("cpu"))
+FORWARD = SimpleNamespace(
+    hidden_size=8, hidden_dtype=torch.bfloat16, vocab_size=20, device=torch.device("cpu"), output_layers=(3, 1)
+)
 no_function = 7
 
 
@@ -56,7 +58,7 @@ def short_later(hidden, logits):
 
 def test_sizes_of_rows():
     found = OutputTensors.of(FORWARD, {"best": f"{HERE}:best_two", "sure": f"{HERE}:sure"})
-    assert found.row_bytes == {"logits": 80, "hidden_states": 16, "best": 8, "sure": 1}
+    assert found.row_bytes == {"logits": 80, "hidden_states": 16, "layers.3": 16, "layers.1": 16, "best": 8, "sure": 1}
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,12 @@ def test_a_module_that_is_not_there():
 
 def test_rows_in_several_calls():
     functions = OutputTensors.of(FORWARD, {"best": f"{HERE}:best_two"}).functions
-    kept = Kept(5, 3, ("logits", "best", "hidden_states"), True)
+    kept = Kept(5, 3, ("logits", "best", "hidden_states", "layers.1"), True)
     tensors = KeptTensors([Slice([1, 2, 3, 4], 4, [0], kept=(kept,))], functions)
     logits, hidden = torch.randn(3, 20), torch.randn(3, 8).bfloat16()
-    tensors.add(0, 0, hidden[:2], logits[:2])
-    tensors.add(0, 2, hidden[2:], logits[2:])
+    layer = torch.randn(3, 8).bfloat16()
+    tensors.add(0, 0, hidden[:2], logits[:2], {1: layer[:2]})
+    tensors.add(0, 2, hidden[2:], logits[2:], {1: layer[2:]})
     tensors.finish()
     expected, logits = logits.clone(), logits.zero_()
     (found,) = tensors.collect()
@@ -97,12 +100,14 @@ def test_rows_in_several_calls():
         ("logits", 5, (2, 20), "float32"),
         ("best", 5, (2, 2), "int32"),
         ("hidden_states", 5, (2, 8), "bfloat16"),
+        ("layers.1", 5, (2, 8), "bfloat16"),
         ("logits", 7, (1, 20), "float32"),
         ("best", 7, (1, 2), "int32"),
         ("hidden_states", 7, (1, 8), "bfloat16"),
+        ("layers.1", 7, (1, 8), "bfloat16"),
     ]
     # Copies: the memory of the step may have been used again.
-    assert found[0].data.tobytes() + found[3].data.tobytes() == expected.numpy().tobytes()
+    assert found[0].data.tobytes() + found[4].data.tobytes() == expected.numpy().tobytes()
     assert found[1].data.tobytes() == expected[:2].topk(2).indices.int().numpy().tobytes()
 
 

@@ -157,6 +157,13 @@ def test_more_than_one_rank_is_refused(tmp_path):
         Adapter(Adapter.read_config(config_of(tmp_path)), None, Place(torch.float32, CPU, Two()))
 
 
+def test_single_layers_are_refused(tmp_path):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    config = RunnerConfig("cpu", kv_cache_tokens=256, output_layers=(0,))
+    with pytest.raises(ValueError, match="output_layers: a model that runs through transformers"):
+        load_runner(open_written(tmp_path), config, lambda *_: None)
+
+
 class Recurrent(torch.nn.Module):
     """Adds to each token half of the one before it."""
 

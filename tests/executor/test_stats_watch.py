@@ -1,0 +1,60 @@
+"""A request's statistics for its result: the wait for them, and its end without them."""
+
+import asyncio
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from sluice.executor import GenerationExecutor, session, stats_watch
+from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
+from sluice.v1 import admin_pb2 as pb
+from tests.fakes.processes import wait_until
+
+QUEUED = pb.RequestStats(stage=pb.REQUEST_STAGE_QUEUED)
+STARTED = pb.RequestStats(stage=pb.REQUEST_STAGE_GENERATION, first_token=Timestamp(seconds=1))
+ENDED = pb.RequestStats(stage=pb.REQUEST_STAGE_ENDED, first_token=Timestamp(seconds=1), generated_tokens=4)
+
+
+@pytest.mark.parametrize(("reached", "expected"), [(has_token, STARTED), (has_ended, ENDED)])
+async def test_waits_for_what_is_asked_for(reached, expected):
+    watch = StatsWatch()
+    waiting = asyncio.ensure_future(watch.wait(reached))
+    for stats in (QUEUED, STARTED, ENDED):
+        watch.put(stats)
+        await asyncio.sleep(0.01)
+        assert waiting.done() == (stats is ENDED or stats is expected)
+    assert waiting.result() is expected
+
+
+async def test_what_came_before_needs_no_wait(monkeypatch):
+    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 0.0)
+    watch = StatsWatch()
+    assert await watch.wait(has_ended) is None
+    watch.put(STARTED)
+    assert await watch.wait(has_ended) is STARTED
+
+
+def test_a_request_whose_engine_reports_nothing_ends_without_them(address, monkeypatch):
+    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 0.1)
+    with GenerationExecutor.connect(address) as executor:
+        for streaming in (False, True):
+            result = executor.generate_async("x", streaming=streaming, return_perf_metrics=True).result(60)
+            assert result.outputs[0].token_ids
+            assert result.stats is None
+
+
+def test_an_abort_after_the_answer_changes_nothing(address, monkeypatch):
+    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 1.0)
+    monkeypatch.setattr(session, "ABORT_AGAIN_SECONDS", 0.01)
+    with GenerationExecutor.connect(address) as executor:
+        result = executor.generate_async("x", return_perf_metrics=True)
+        assert wait_until(lambda: any(call.answered for call in list(executor._session._calls.values())))
+        result.abort()
+        assert result.result(60).outputs[0].finish_reason == "stop"
+
+
+def test_statistics_that_are_not_followed(address):
+    with GenerationExecutor.connect(address, iter_stats_max_iterations=0) as executor:
+        with pytest.raises(ValueError, match="iter_stats_max_iterations"):
+            executor.generate_async("x", return_perf_metrics=True)
+        executor.generate("x")

@@ -1,0 +1,78 @@
+"""An engine's statistics of a request as TensorRT-LLM's metrics."""
+
+from datetime import timedelta
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from sluice.executor.stats import read_request
+from sluice.trtllm.read_metrics import read_metrics
+from sluice.v1 import admin_pb2 as pb
+
+BLOCK = 32
+STATS = {
+    "stage": pb.REQUEST_STAGE_ENDED,
+    "first_scheduled": Timestamp(seconds=10),
+    "first_token": Timestamp(seconds=11),
+    "last_token": Timestamp(seconds=14),
+    "prompt_tokens": 4,
+    "generated_tokens": 5,
+    "first_iteration": 8,
+    "iteration": 12,
+}
+
+
+def metrics(num_tokens=5, is_final=True, arrival=9.5, **changed):
+    stats = read_request(pb.RequestStats(**STATS | changed), 1)
+    return read_metrics(stats, arrival, BLOCK, num_tokens, is_final=is_final)
+
+
+def seconds(count: float) -> timedelta:
+    return timedelta(seconds=count)
+
+
+def test_times() -> None:
+    found = metrics().timing_metrics
+    assert (found.arrival_time, found.first_scheduled_time) == (seconds(9.5), seconds(10))
+    assert (found.first_token_time, found.last_token_time) == (seconds(11), seconds(14))
+    assert metrics(arrival=10.5).timing_metrics.arrival_time == seconds(10)
+
+
+def test_steps_are_counted_from_0() -> None:
+    found = metrics()
+    assert (found.first_iter, found.iter, found.last_iter) == (7, 11, 11)
+
+
+@pytest.mark.parametrize("reported", [1, 3, 5])
+def test_within_a_stream(reported) -> None:
+    """Whatever the engine had reported when the response was read."""
+    report = {"stage": pb.REQUEST_STAGE_GENERATION, "generated_tokens": reported, "iteration": 7 + reported}
+    for num_tokens in range(1, 5):
+        found = metrics(num_tokens, is_final=False, **report)
+        assert (found.first_iter, found.iter, found.last_iter) == (7, 6 + num_tokens, None)
+        assert found.timing_metrics.last_token_time == seconds(0)
+        assert found.timing_metrics.first_token_time == seconds(11)
+    assert metrics(None, is_final=False, **report).iter is None
+
+
+def test_a_request_that_never_ran() -> None:
+    stats = read_request(pb.RequestStats(stage=pb.REQUEST_STAGE_ENDED, prompt_tokens=4, iteration=3), 1)
+    found = read_metrics(stats, 9.5, BLOCK, 0, is_final=True)
+    assert (found.first_iter, found.iter, found.last_iter) == (None, None, None)
+    assert (found.timing_metrics.arrival_time, found.timing_metrics.first_token_time) == (seconds(9.5), seconds(0))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "reused", "missed", "rate"),
+    [(4, 0, 0, 1, 0.0), (40, 35, 2, 0, 1.0), (64, 32, 1, 1, 0.5), (33, 0, 0, 2, 0.0)],
+)
+def test_blocks_of_the_prompt(prompt, cached, reused, missed, rate) -> None:
+    found = metrics(prompt_tokens=prompt, cached_tokens=cached).kv_cache_metrics
+    assert (found.num_reused_blocks, found.num_missed_blocks, found.kv_cache_hit_rate) == (reused, missed, rate)
+    assert found.num_total_allocated_blocks == found.num_new_allocated_blocks == missed
+
+
+def test_drafts() -> None:
+    found = metrics(draft_tokens=4, accepted_draft_tokens=2).speculative_decoding
+    assert (found.acceptance_rate, found.total_accepted_draft_tokens, found.total_draft_tokens) == (0.5, 2, 4)
+    assert metrics().speculative_decoding.acceptance_rate == 0
