@@ -137,7 +137,7 @@ def _check_adapters(adapters: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """LoRA adapters"""
+    """Loading of LoRA adapters"""
 
     lora_adapters: Annotated[dict[str, str], AfterValidator(_check_adapters)] = field(default_factory=dict)
     """Adapters that are loaded from the start, such as {"sql": "/adapters/sql"}: folders on the engines' machines. See

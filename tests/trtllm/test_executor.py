@@ -206,8 +206,7 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
 
 
 def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
-    tuning = trtllm.PromptTuningConfig(torch.ones(2, 2))
-    for option in ({"prompt_tuning_config": tuning}, {"lora_config": trtllm.LoraConfig(1)}):
+    for option in ({"multimodal_embedding": torch.ones(2, 2)}, {"lora_config": trtllm.LoraConfig(1)}):
         with pytest.raises(NotImplementedError, match=next(iter(option))):
             executor.enqueue_request(trtllm.Request(PROMPT, 1, **option))
     assert executor.get_num_responses_ready() == 0

@@ -21,7 +21,7 @@ from sluice.ring.prompt_logprobs import Row
 from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
-from tests.engine_worker.core.machine import QUIET, EngineMachine
+from tests.engine_worker.core.machine import EVENT_BUFFER, QUIET, EngineMachine
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
 from tests.examples import examples
@@ -78,6 +78,7 @@ class OpenVinoMachine(EngineMachine):
             chunked_context=chunked,
             block_reuse=reuse,
             max_requests=12,
+            kv_event_buffer=EVENT_BUFFER,
             log=QUIET,
             schedulers=SchedulerNames(policy),
         )
