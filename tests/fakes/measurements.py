@@ -21,6 +21,7 @@ from bench.topics import (
     guided,
     long_context,
     long_prompt,
+    lora,
     peers,
     policies,
     programs,
@@ -126,6 +127,11 @@ def beams_result() -> beams.BeamsResult:
         beams.BeamsPoint(model, width, 900.0 * width, 1.0 - width / 40) for model in ("tiny", "25M") for width in (2, 8)
     ]
     return beams.BeamsResult(widths=(2, 8), points=points)
+
+
+def lora_result() -> lora.LoraResult:
+    points = [lora.LoraPoint(name, 900.0, 0.99, (0.95, 0.9, 0.8), 1.4) for name in ("tiny", "25M")]
+    return lora.LoraResult(points=points)
 
 
 def prompt_logprobs_result() -> prompt_logprobs.PromptLogprobsResult:
@@ -274,6 +280,7 @@ RESULTS = {
     "speculation": speculation_result,
     "guided": guided_result,
     "beams": beams_result,
+    "lora": lora_result,
     "prompt_logprobs": prompt_logprobs_result,
     "cache": cache_result,
     "peers": peers_result,
