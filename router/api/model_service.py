@@ -7,7 +7,7 @@ from typing import Any
 
 from router.api.rpc import Context
 from router.errors import RequestError, Violation, Violations
-from router.peers.adapters import Adapters
+from router.peers.adapters import LOAD_SECONDS, Adapters
 from router.requests.dispatcher import Dispatcher
 from router.validate.adapter import adapter_not_found, check_id, parse_files
 from router.validate.model import Model
@@ -16,8 +16,6 @@ from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry,
 from sluice.ring.errors import ErrorCode
 from sluice.v1 import admin_pb2 as pb
 
-LOAD_SECONDS = 300.0
-"""For each engine to load an adapter."""
 DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
 MAX_UPLOADS = 4
 """At a time: each may take twice its size in memory."""

@@ -30,6 +30,8 @@ from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.message import Message
 
 SYNC_SECONDS = 1.0
+LOAD_SECONDS = 300.0
+"""For each engine to load an adapter."""
 FULL_LANE_RETRY_SECONDS = 0.005
 LEAST_STEP_SECONDS = 0.001
 """Between two changes of an id, so that the later one counts, whatever the clocks say."""
@@ -154,15 +156,20 @@ class Adapters:
         return (engine.epoch, version) in self._supplies
 
     async def run(self) -> None:
-        """Keep the engines' registries up to date, until it is cancelled."""
-        while True:
-            self._sync()
-            await self._load_configured()
-            await asyncio.sleep(SYNC_SECONDS)
+        """Load what is configured, and keep the engines' registries up to date, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            # Beside each other: a load may take minutes.
+            tasks.create_task(self._load_configured())
+            tasks.create_task(self._keep_in_sync())
 
     def close(self) -> None:
         for task in list(self._supplies.values()):
             task.cancel()
+
+    async def _keep_in_sync(self) -> None:
+        while True:
+            self._sync()
+            await asyncio.sleep(SYNC_SECONDS)
 
     def _sync(self) -> None:
         for engine in self._engines():
@@ -173,15 +180,16 @@ class Adapters:
                 engine.lane.send(AdapterEntries(engine.epoch, missing[start : start + NEWS_ENTRIES]))
 
     async def _load_configured(self) -> None:
-        for adapter_id, path in list(self._configured.items()):
-            if not self._engines():
-                return
+        while not self._engines():
+            await asyncio.sleep(SYNC_SECONDS)
+        # Engines that ran before may know newer changes of these ids.
+        await asyncio.sleep(SYNC_SECONDS)
+        for adapter_id, path in self._configured.items():
             if self._registry.latest(adapter_id) is None:
                 try:
-                    await self.load_path(adapter_id, path, seconds=60.0)
+                    await self.load_path(adapter_id, path, seconds=LOAD_SECONDS)
                 except RequestError as error:
                     self._log.error("adapter_not_loaded", adapter=adapter_id, path=path, reason=error.message)
-            del self._configured[adapter_id]
 
     def _engines(self) -> list[EnginePeer]:
         """Those that take adapters."""
