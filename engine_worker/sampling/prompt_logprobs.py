@@ -11,10 +11,6 @@ from engine_worker.sampling.host import on_host
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.step import Slice
 
-MOST_LOGITS = 1 << 21
-"""At once on a CPU. Above 32 MiB glibc gives memory back to the kernel at each free, which takes more time than what is
-computed in it."""
-
 
 class PromptScores:
     """Of all slices of a step that have `scored`. On a device nothing waits before `collect`."""
@@ -31,11 +27,9 @@ class PromptScores:
 
     def add(self, logits: Tensor) -> None:
         """[N, vocab] float32, of the next N rows."""
-        size = max(1, MOST_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-        for part in logits.split(size):
-            tokens = self._tokens[self._start : self._start + len(part)]
-            self._blocks.append(compute_logprobs(part, tokens, self._most))
-            self._start += len(part)
+        tokens = self._tokens[self._start : self._start + len(logits)]
+        self._blocks.append(compute_logprobs(logits, tokens, self._most))
+        self._start += len(logits)
 
     def finish(self) -> None:
         """All rows have come: start their way to the host."""

@@ -29,6 +29,8 @@ ANSWERS = {
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # A request may not bring an adapter.
+    grpc.StatusCode.PERMISSION_DENIED,
 }
 METHODS = [
     method for service in (GENERATION, MODELS, ADMIN, HEALTH) for method in service.methods if method.name != DRAINS

@@ -26,6 +26,9 @@ async def test_bad_input_harms_nobody_else(ring):
         beside = asyncio.gather(*(streamed(client, i, f"live-{i}") for i in range(STREAMS)))
         seconds = {}
         for name, spec, code, field in SPECS:
+            if spec.HasField("prompt_embeds"):
+                # Those are as wide as the model of the fake engines.
+                continue
             start = time.perf_counter()
             details = await refused(stub.Generate(pb.GenerateRequest(spec=spec)))
             seconds[name] = time.perf_counter() - start

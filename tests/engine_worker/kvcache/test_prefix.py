@@ -58,7 +58,7 @@ def test_salts_do_not_share():
 
 
 def test_a_hash_collision_is_a_miss(monkeypatch):
-    monkeypatch.setattr(prefix, "block_hash", lambda parent, tokens: b"same")
+    monkeypatch.setattr(prefix, "block_hash", lambda parent, tokens, virtual: b"same")
     bench = EngineBench()
     requests = [bench.submit(prompt, max_tokens=9) for prompt in (range(9), range(20, 29), [*range(4), *range(30, 36)])]
     for _ in range(2):
