@@ -226,9 +226,13 @@ class AsyncClient:
         return await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
-        try:
-            return await self._routers.start(router, method, request, timeout)
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            if is_task_cancelled():
-                raise
-            raise from_rpc_error(error) from None
+        for tries_left in reversed(range(loras.UPLOADS)):
+            try:
+                return await self._routers.start(router, method, request, timeout)
+            except (grpc.RpcError, asyncio.CancelledError) as error:
+                if is_task_cancelled():
+                    raise
+                if tries_left and loras.is_cut_short(request, error):
+                    continue
+                raise from_rpc_error(error) from None
+        raise AssertionError("the last try returns or raises")

@@ -7,6 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
+import grpc
+from grpc import aio
+
 from sluice.client.connection import Router
 from sluice.client.errors import AdapterNotFound, SluiceError
 from sluice.v1 import admin_pb2 as pb
@@ -16,6 +19,8 @@ MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 20
 """Of an upload: what a client holds in memory of a file."""
 PAGE_SIZE = 1000
+UPLOADS = 3
+"""Times that an upload is tried; see `is_cut_short`."""
 
 Folder = str | PathLike[str]
 
@@ -94,6 +99,16 @@ class Upload:
         # In a thread: a disk may be slow, and the loop has other calls.
         while (part := await asyncio.to_thread(next, parts, None)) is not None:
             yield part
+
+
+def is_cut_short(request: object, error: BaseException) -> bool:
+    """Whether the router has answered an upload before its end, with an error that gRPC replaced by one of its own: it
+    reports a write that failed, not why."""
+    return (
+        isinstance(request, Upload)
+        and isinstance(error, aio.AioRpcError)
+        and (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "Internal error from Core")
+    )
 
 
 class LoraList:

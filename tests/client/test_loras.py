@@ -19,7 +19,7 @@ from sluice.client import (
     Unavailable,
     read_lora,
 )
-from sluice.client.loras import PART_BYTES
+from sluice.client.loras import PART_BYTES, Upload, is_cut_short
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.server import Failure, Script, serve
@@ -208,3 +208,15 @@ def test_errors_of_adapters(address, script, code, reason, kind) -> None:
     with Client(address) as client, pytest.raises(kind, match="it is gone") as caught:
         client.generate("x", lora_id="sql")
     assert (caught.value.reason, caught.value.retryable) == (reason, False)
+
+
+def test_an_upload_whose_answer_grpc_has_lost_is_tried_again() -> None:
+    def status(code, details):
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+    lost = status(grpc.StatusCode.INTERNAL, "Internal error from Core")
+    upload = Upload.__new__(Upload)
+    assert is_cut_short(upload, lost)
+    assert not is_cut_short(admin_pb2.LoadLoraRequest(), lost)
+    assert not is_cut_short(upload, status(grpc.StatusCode.INTERNAL, "an internal error"))
+    assert not is_cut_short(upload, ValueError("no status"))
