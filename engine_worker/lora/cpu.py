@@ -103,11 +103,13 @@ class CpuAdapters:
         self._placed.pop(number, None)
 
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "CpuStep":
+        # With several threads torch wakes all of them for a batched product, however small it is; for a plain one not.
+        stackable = self._method.stackable and torch.get_num_threads() == 1
         alone: list[Group] = []
         alike: dict[object, list[Group]] = {}
         for group in groups(numbers, query_start):
             pairs = self._placed[group.number]
-            if self._method.stackable and len(group.tokens) <= STACKED_ROWS and _size(pairs) <= STACKED_VALUES:
+            if stackable and len(group.tokens) <= STACKED_ROWS and _size(pairs) <= STACKED_VALUES:
                 alike.setdefault(_shape(pairs), []).append(group)
             else:
                 alone.append(group)
@@ -189,7 +191,7 @@ class _One(NamedTuple):
         pair = self.pairs.get(key)
         if pair is not None:
             added = x.index_select(0, self.rows).mm(pair.a).mm(pair.b)
-            out.index_add_(0, self.tokens, added[: len(self.tokens)])
+            _add_rows(out, self.tokens, added[: len(self.tokens)])
 
 
 class _Several(NamedTuple):
@@ -211,7 +213,17 @@ class _Several(NamedTuple):
             added = torch.bmm(torch.bmm(inputs, pair.a), pair.b).view(len(self.rows), -1)
             if len(self.used) < len(self.rows):
                 added = added.index_select(0, self.used)
-            out.index_add_(0, self.tokens, added)
+            _add_rows(out, self.tokens, added)
+
+
+def _add_rows(out: Tensor, tokens: Tensor, added: Tensor) -> None:
+    """`tokens`: each once."""
+    if out.dtype is not torch.float32:
+        out.index_add_(0, tokens, added)
+        return
+    # By numpy: torch wakes the other threads for a few rows, which takes a hundred times as long as the sums.
+    rows, places = out.numpy(), tokens.numpy()
+    rows[places] += added.numpy()
 
 
 class CpuStep(NamedTuple):
