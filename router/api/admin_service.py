@@ -80,7 +80,7 @@ class AdminService:
         with self._cache_events.open(message.engine_id) as reader:
             await context.send_initial_metadata(())
             while True:
-                # The next answer is asked for once this one is written: a slow client gets gaps, and holds up nobody.
+                # The next answer is asked for once this one is written: a slow client gets gaps and delays no other.
                 await context.write(events_message(await reader.next()))
 
     async def drain(self, message: pb.DrainRequest, _: Context) -> pb.DrainResponse:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 from router.errors import RequestError, Violation, Violations, shown
 from router.validate.model import Model
-from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
+from sluice.ring.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
 from sluice.v1 import generation_pb2 as pb
 
-ID = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_ID_CHARS}}}", re.ASCII)
 VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
 SEPARATOR = "."
 """Between the model's fingerprint and the adapter's version, in what `Started` returns."""
@@ -58,7 +57,7 @@ def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
 
 
 def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None:
-    if not ID.fullmatch(adapter_id):
+    if not ADAPTER_ID.fullmatch(adapter_id):
         bad.add(field, f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]", private=True)
     elif adapter_id == model.name:
         bad.add(field, f"is {shown(adapter_id)}, the name of the model")

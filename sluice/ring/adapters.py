@@ -1,5 +1,6 @@
 """LoRA adapters on the ring: what a request names, an adapter's files, and the messages that load them."""
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
@@ -24,6 +25,8 @@ PART_BYTES = 1 << 18
 """Of uploaded files in one message: what is behind it on the lane waits for it."""
 MAX_PARTS = (MAX_FILE_BYTES + MAX_CONFIG_BYTES) // PART_BYTES + 1
 
+ADAPTER_ID = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_ID_CHARS}}}", re.ASCII)
+"""An id that a caller or an operator may choose."""
 AdapterId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 AdapterVersion = Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{2 * VERSION_BYTES}}}$")]
 

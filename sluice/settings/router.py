@@ -1,14 +1,12 @@
 """Sections of the router's settings, which its parts take whole."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from sluice.ring.adapters import ADAPTER_ID
 from sluice.settings.fields import ByteCount, PortNumber, PositiveInt, PositiveSeconds, PriorityAging, Range, Seconds
-
-ADAPTER_ID = re.compile(r"[A-Za-z0-9._:/-]{1,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
