@@ -54,6 +54,21 @@ def ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
     return statistics.median(rate(a) / rate(b) for a, b in zip(runs, base, strict=True))
 
 
+def sustained_rate(run: Run) -> float:
+    """Of the time while another request took each place that became free: without the end of a run, where the last of
+    few sequences decides when it is over."""
+    began, ended = (end(trace.submitted for trace in run.traces) for end in (min, max))
+    if ended == began:
+        return rate(run)
+    arrived = ((at, count) for trace in run.traces for at, count in zip(trace.arrivals, trace.counts, strict=True))
+    return sum(count for at, count in arrived if at <= ended) / (ended - began)
+
+
+def sustained_ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
+    """As `ratio`."""
+    return statistics.median(sustained_rate(a) / sustained_rate(b) for a, b in zip(runs, base, strict=True))
+
+
 def percentile(samples: Sequence[float], percent: float) -> float:
     """0 if there are no samples."""
     return float(np.percentile(samples, percent)) if len(samples) else 0.0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bench.harness.load import Load, Run, System
 from bench.harness.models import TINY, write_deepened_tiny
-from bench.harness.stats import ratio
+from bench.harness.stats import sustained_ratio
 from bench.harness.tables import Table, number, table
 from bench.harness.topic import Plan, Step, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
@@ -67,7 +67,7 @@ def _point(kind: str, batch: int, drafter: str, plain: Sequence[Run], runs: Sequ
             raise RuntimeError(f"{kind}: drafts of the {drafter} have changed the tokens")
     saved = 1 - statistics.median(b.steps / a.steps for a, b in zip(plain, runs, strict=True))
     accepted = sum(run.accepted for run in runs) / max(1, sum(run.drafted for run in runs))
-    return DrafterPoint(kind, batch, drafter, ratio(runs, plain), saved, accepted)
+    return DrafterPoint(kind, batch, drafter, sustained_ratio(runs, plain), saved, accepted)
 
 
 def tables(found: Sequence[DrafterPoint], copies: int) -> list[Table]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
-from bench.harness.stats import rate, ratio
+from bench.harness.stats import sustained_rate, sustained_ratio
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
 from bench.harness.tables import Section, Table, number, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave
@@ -42,7 +42,7 @@ class SpeculationPlan(DrafterPlan, frozen=True):
     spread: int = 40
     """Outputs are up to so much shorter or longer: otherwise all sequences of a batch would begin and end together, but
     only without drafts."""
-    requests: int = 3
+    requests: int = 4
     """For each place in the batch, one after the other."""
 
 
@@ -122,8 +122,8 @@ def _point(engine: System, plan: SpeculationPlan, kind: str, load: Load, step: S
     plain, drafted = interleave(sides, plan.repeats, step)
     _check_tokens(kind, plain, drafted)
     saved = 1 - statistics.median(b.steps / a.steps for a, b in zip(plain, drafted, strict=True))
-    speed = statistics.median(map(rate, plain))
-    return SpeculationPoint(kind, load.width, speed, ratio(drafted, plain), saved)
+    speed = statistics.median(map(sustained_rate, plain))
+    return SpeculationPoint(kind, load.width, speed, sustained_ratio(drafted, plain), saved)
 
 
 def _check_tokens(kind: str, plain: Sequence[Run], drafted: Sequence[Run]) -> None:
@@ -139,7 +139,7 @@ def section(result: SpeculationResult) -> Section:
         "Speculation",
         f"The tiny model, the engine driven in process: {result.tokens} ± {result.spread} tokens after "
         f"{result.prompt}, with up to {result.drafts} draft tokens per step and without, in turns; the tokens of both "
-        "are equal. Prompt lookup, but for the edit. "
+        "are equal. Prompt lookup, but for the edit. Speed counts while each place that becomes free is filled again. "
         + " ".join(f"*{kind[0].upper()}{kind[1:]}*: {about}." for kind, about in KINDS.items()),
         [
             f"One stream: repetitive text **{result.speed_up(REPETITIVE):.2f}×** (goal: 1.5×), an edit "

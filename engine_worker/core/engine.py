@@ -68,7 +68,7 @@ class Engine:
         model = None
         if runner.draft_context is not None:
             model = ModelDrafting(DraftModel(runner, self.cache, batching.max_tokens_per_step, draw_after, log))
-        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch, model)
+        self.drafting = Drafting(batching.max_tokens_per_step, batching.max_draft_batch, clock, model)
         self.live = LiveRequests(self.cache, runner.adapters)
         self._beams = BeamRounds(self.live, self.cache, batching.max_batch_size)
         self._tensors = TensorGate(self.live.with_tensors, runner.tensors, hooks.tensor_room)

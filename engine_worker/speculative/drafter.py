@@ -5,11 +5,6 @@ from collections.abc import Sequence
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.pace import EXPECTED, EXPECTED_OF_CALLER, Pace
 
-PATIENCE = 8
-"""Looks for a draft in a row that found no right token, after which there is one for every REST tokens: looking takes
-time, too."""
-REST = 4
-
 
 class Drafter:
     """By what the caller expects, while the output follows it; else by lookup in that, the prompt and the output.
@@ -33,8 +28,6 @@ class Drafter:
         self._fed = 0
         self._guess: int | None = None
         """Of the token after those fed."""
-        self._misses = 0
-        """Looks in a row that found nothing, or no right token."""
         self.by_model = False
         """Whether the draft model has made the latest proposal."""
         self.drafted = 0
@@ -50,10 +43,6 @@ class Drafter:
         """Whether it would draft, if it finds what to draft. `cost`: of a drafted token, in tokens."""
         return self._pace.length(cost) > 0
 
-    def rests(self, num_output: int) -> bool:
-        """Whether not to look for a draft after so many tokens."""
-        return self._misses >= PATIENCE and num_output % REST > 0
-
     def propose(self, output: Sequence[int], room: int, cost: float) -> Sequence[int]:
         """At most `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
         self._feed(output)
@@ -62,8 +51,6 @@ class Drafter:
         found = self._find(max(1, length))
         # Learned from even if it is not drafted, which costs nothing.
         self._guess = found[0] if found else None
-        if not found:
-            self._misses += 1
         return found[: max(0, min(length, room))]
 
     def expects(self, drafted: int) -> float:
@@ -78,23 +65,19 @@ class Drafter:
         if self.by_model and self.model_pace is not None:
             self.model_pace.record(drafted, accepted)
         else:
-            self._learn(drafted, accepted)
+            self._pace.record(drafted, accepted)
 
     def _feed(self, output: Sequence[int]) -> None:
         if len(output) == self._fed:
             return
         new = output[self._fed :]
         if self._guess is not None:
-            self._learn(1, int(self._guess == new[0]))
+            self._pace.record(1, int(self._guess == new[0]))
             self._guess = None
         if self._follows and self._expected[self._fed : self._fed + len(new)] != tuple(new):
             self._follows = False
         self._lookup.extend(new)
         self._fed += len(new)
-
-    def _learn(self, guessed: int, right: int) -> None:
-        self._pace.record(guessed, right)
-        self._misses = 0 if right else self._misses + 1
 
     def _find(self, length: int) -> Sequence[int]:
         found = self._expected[self._fed : self._fed + length] if self._follows else ()

@@ -1,6 +1,7 @@
 """Which sequences of a step get drafts, and how many."""
 
 from collections import abc
+from collections.abc import Callable
 from typing import NamedTuple
 
 from engine_worker.request import Sequence
@@ -8,6 +9,7 @@ from engine_worker.scheduling.simple import Schedule
 from engine_worker.speculative.cost import Cost
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.gain import Gain
+from engine_worker.speculative.looks import Looks
 from engine_worker.speculative.model_drafting import ModelDrafting, room_of
 
 Drafts = dict[Sequence, abc.Sequence[int]]
@@ -23,14 +25,22 @@ class Drafting:
     """Drafts take what the context leaves of a step's tokens, and the room that sequences have in their blocks: nothing
     is allocated for guesses."""
 
-    def __init__(self, max_tokens_per_step: int, max_batch_size: int, model: ModelDrafting | None = None) -> None:
+    def __init__(
+        self,
+        max_tokens_per_step: int,
+        max_batch_size: int,
+        clock: Callable[[], float],
+        model: ModelDrafting | None = None,
+    ) -> None:
         """`max_batch_size`: steps of more sequences have no drafts, which would slow down all of them. `model`: guesses
         before lookups do."""
+        self._clock = clock
         self._max_tokens_per_step = max_tokens_per_step
         self._max_batch_size = max_batch_size
         self.model = model
         self.gain = Gain()
         """Of drafts that take no time to find."""
+        self._looks = Looks()
         self._counts = DraftCounts()
 
     def wants(self, in_flight: Schedule) -> bool:
@@ -39,7 +49,7 @@ class Drafting:
         if len(sequences) > self._max_batch_size:
             return False
         cost, model = self.gain.cost.of(len(sequences)), self.model
-        if any(_may_draft(sequence, cost) for sequence in sequences):
+        if self._looks.due and any(_may_draft(sequence, cost) for sequence in sequences):
             return True
         return model is not None and any(_asks(each) and model.wants(each, len(sequences)) for each in sequences)
 
@@ -79,6 +89,8 @@ class Drafting:
         # What drafts cost is learned where some may come, so that other steps do not pay for it.
         if batch_size <= self._max_batch_size and not schedule.context and any(map(_asks, schedule.generation)):
             if self.model is None or not self.model.asked:
+                cost = self.gain.cost.of(batch_size)
+                self._looks.record(self.gain.of(cost, drafted), batch_size / seconds if seconds else 0.0)
                 self.gain.cost.record(batch_size, drafted, seconds)
             if self.model is not None:
                 self.model.record_time(batch_size, drafted, seconds)
@@ -91,18 +103,24 @@ class Drafting:
     def _propose(self, asking: list[Sequence], batch_size: int, budget: int) -> Drafts:
         """What callers expect, and what is looked up."""
         cost = self.gain.cost.of(batch_size)
+        if cost is None:
+            return {}
+        if not self._looks.due:
+            self._looks.skip()
+            return {}
+        # Before the clock starts: the first look of a sequence reads its prompt.
+        drafters = list(map(self._drafter, asking))
+        start = self._clock()
         found: Drafts = {}
-        expected, token_cost = 0.0, 1.0 if cost is None else cost.token
-        for sequence in asking:
-            drafter = self._drafter(sequence)
-            if drafter.rests(len(sequence.output)):
-                continue
-            drafts = drafter.propose(sequence.output, min(budget, room_of(sequence)), token_cost)
+        expected = 0.0
+        for sequence, drafter in zip(asking, drafters, strict=True):
+            drafts = drafter.propose(sequence.output, min(budget, room_of(sequence)), cost.token)
             if drafts:
                 found[sequence] = drafts
                 budget -= len(drafts)
                 expected += drafter.expects(len(drafts))
-        if cost is None or not self.gain.pays(cost, expected, sum(map(len, found.values()))):
+        self._looks.add(self._clock() - start)
+        if not self.gain.pays(cost, expected, sum(map(len, found.values()))):
             return {}
         self.gain.expect(expected)
         return found

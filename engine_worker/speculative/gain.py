@@ -21,6 +21,10 @@ class Gain:
         """Whether a step should draft so many tokens, of which so many should be accepted."""
         return self._trust * expected >= MARGIN * (cost.step + cost.token * drafted)
 
+    def of(self, cost: Cost | None, drafted: int) -> float:
+        """Tokens that the latest drafts gained, where there were so many. `cost`: None where it is unknown."""
+        return 0.0 if cost is None or not drafted else self._accepted - cost.step - cost.token * drafted
+
     def expect(self, accepted: float) -> None:
         """The next step has drafts, of which so many tokens should be accepted."""
         self._expected, self._accepted = accepted, 0

@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[3]
     ("line", "number"),
     [
         ("", signal.SIGKILL),
-        ("the machine …", signal.SIGTERM),
+        ("cpu …", signal.SIGTERM),
         ("cpu …", signal.SIGKILL),
         ("default path …", signal.SIGINT),
     ],
 )
 def test_the_page_is_whole(tmp_path, line, number):
-    """Cut off as soon as the page is there, before torch is imported, or as soon as it prints this line."""
+    """Cut off as soon as the page is there, before torch is imported, or as soon as it prints this line, whose part lasts seconds."""
     page = tmp_path / "gpu.md"
     command = [sys.executable, "-m", "bench.gpu", "first", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.speculative.drafter import PATIENCE, REST, Drafter
+from engine_worker.speculative.drafter import Drafter
 
 ROOM, COST = 100, 0.01
 
@@ -74,16 +74,3 @@ def test_it_learns_from_guesses_that_were_not_drafted():
         drafter.propose(output, 0, COST)
         output.append(200 + count)
     assert not drafter.pays(0.5)
-
-
-def test_a_drafter_without_right_guesses_looks_at_every_fourth_token_only_until_one_is_right():
-    drafter, output = Drafter([1, 2, 3], 4), [100]
-    for token in range(101, 101 + PATIENCE):
-        assert not drafter.rests(len(output))
-        assert not drafter.propose(output, 4, COST)
-        output.append(token)
-    assert [count % REST for count in range(50, 50 + 2 * REST) if not drafter.rests(count)] == [0, 0]
-    output += [100, 101]
-    guess = drafter.propose(output, 4, COST)
-    drafter.propose([*output, guess[0]], 4, COST)
-    assert not drafter.rests(len(output) + 1)

@@ -1,3 +1,52 @@
 """When the sequences of a step draft: if what is expected to be accepted outweighs what it costs."""
 
-PLAIN = 0.010
+import pytest
+
+from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.looks import REST
+from sluice.ring.params import Speculation
+from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.runner import continuation
+
+PROMPT = list(range(20))
+STEPS = 400
+DRAFTS = Speculation(max_draft_tokens=3)
+
+
+@pytest.fixture
+def bench():
+    return EngineBench(num_blocks=64, tokens_per_block=8)
+
+
+@pytest.fixture
+def looks(bench, monkeypatch):
+    """The clock's seconds at each look of a sequence, which takes as long as a step does."""
+    times = []
+
+    def propose(drafter, *arguments):
+        times.append(bench.clock.now)
+        bench.clock.now += 0.01
+        return original(drafter, *arguments)
+
+    original = Drafter.propose
+    monkeypatch.setattr(Drafter, "propose", propose)
+    return times
+
+
+def generate(bench, **asked):
+    spec = spec_of(PROMPT, STEPS, seed=1, speculation=Speculation(max_draft_tokens=3, **asked))
+    bench.send(spec)
+    bench.run()
+    assert bench.output(spec.request) == continuation(PROMPT, spec.stopping, 1)
+
+
+def test_looks_that_find_nothing_become_rare(bench, looks):
+    generate(bench)
+    assert STEPS / REST - 5 < len(looks) < STEPS / REST + 50
+
+
+def test_looks_that_bring_more_than_they_cost_do_not(bench, looks):
+    expected = continuation(PROMPT, spec_of(PROMPT, STEPS).stopping, 1)
+    generate(bench, draft_token_ids=tuple(expected))
+    assert bench.engine.stats.accepted_draft_tokens > STEPS / 2
+    assert len(looks) > 0.9 * (bench.engine.stats.latest.iteration - 10)
