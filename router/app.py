@@ -16,6 +16,7 @@ from router.api.generation_service import GenerationService
 from router.api.health import HEALTH, HealthService
 from router.api.listener import Listener
 from router.api.model_service import ModelService
+from router.api.prompt_adapters import PromptAdapterCalls
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
@@ -77,6 +78,15 @@ class RouterApp:
             self._on_change,
             log,
         )
+        self._prompt_adapters = PromptAdapterCalls(
+            self._model,
+            self._limits,
+            self.ring.dispatcher,
+            self.ring.prompt_adapters,
+            settings.prompt_adapter_folders,
+            settings.prompt_adapters,
+            log,
+        )
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._metrics_port = metrics_port
@@ -106,6 +116,7 @@ class RouterApp:
         forever = [
             self.ring.start(),
             self.ring.adapters.run(),
+            self._prompt_adapters.run(),
             self._access.reloads.run(RELOAD_SECONDS),
             self._touch_beacon(),
         ]
@@ -168,6 +179,7 @@ class RouterApp:
             ring.admission,
             ring.dispatcher,
             ring.adapters,
+            ring.prompt_adapters,
             settings.lora_in_requests,
             ring.counters,
             log,
@@ -186,7 +198,7 @@ class RouterApp:
             settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
-        models = ModelService(self._model, ring.dispatcher, ring.adapters)
+        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
         if settings.admin_port is not None:

@@ -17,6 +17,7 @@ from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
+from router.peers.prompt_adapters import PromptAdapters
 from router.readiness import Readiness
 from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
@@ -32,6 +33,7 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
+from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.tensors import TensorBatch
 from sluice.ring.wire import TextBatch, ToRouter
 from sluice.settings.services import RouterSettings
@@ -125,6 +127,7 @@ class RingSide:
         self.adapters = Adapters(
             self.membership, self.address, settings.lora_upload_memory, settings.lora_adapters, log
         )
+        self.prompt_adapters = PromptAdapters(self.membership, self.address, log)
         self.requests = Requests(settings.max_open, settings.max_tenant_requests)
         self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()
@@ -202,6 +205,7 @@ class RingSide:
         if not peer.alive:
             self.calls.on_peer_lost(peer)
             self.adapters.on_peer_lost(peer)
+            self.prompt_adapters.on_peer_lost(peer)
 
     def _update_readiness(self) -> None:
         grace = self._readiness.update(self.membership.ready.is_set())
@@ -228,6 +232,7 @@ class RingSide:
             tokenizer,
             self.placement.cache_version,
             lambda epoch: self.adapters.known(epoch),
+            lambda epoch: self.prompt_adapters.known(epoch),
             self._log,
             security,
         )
@@ -263,6 +268,9 @@ class RingSide:
         if isinstance(message, AdapterLoaded):
             self.adapters.on_loaded(message)
             return
+        if isinstance(message, PromptAdapterRead):
+            self.prompt_adapters.on_read(message)
+            return
         if isinstance(message, CacheEvents):
             self.cache_events.on_answer(message)
             return
@@ -270,6 +278,7 @@ class RingSide:
             if self.membership.on_heartbeat(message):
                 self.placement.on_engine_heartbeat(message)
                 self.adapters.on_heartbeat(message)
+                self.prompt_adapters.on_heartbeat(message)
                 self._catch_up()
                 self._on_engine_heartbeat(message)
             return

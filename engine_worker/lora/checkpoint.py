@@ -151,7 +151,7 @@ class _Config(NamedTuple):
     def read(cls, data: bytes) -> "_Config":
         try:
             raw = msgspec.json.decode(data, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise AdapterError(f"{CONFIG} is not a JSON object: {error}") from error
         if raw.get("peft_type") != "LORA":
             raise AdapterError(f"{CONFIG}: peft_type must be LORA, not {_shown(raw.get('peft_type'))}")

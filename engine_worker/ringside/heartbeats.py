@@ -23,9 +23,12 @@ from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
+from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
-Answer = CallAnswer | AdapterLoaded
+Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
+Changes = Callable[[int], AdapterNews | None]
+"""Of adapters; see `AdapterRegistry.since`."""
 
 CONNECT_SECONDS = 0.05
 """Until the next heartbeat after a lane was opened: the first one is usually refused, as the lane is not connected
@@ -42,7 +45,9 @@ class LastHello(NamedTuple):
     cache_known: int
     """Number of the last prefix cache change that the router knows."""
     adapters_known: int = 0
-    """The same for changes of the adapters."""
+    """The same for changes of the LoRA adapters."""
+    prompt_adapters_known: int = 0
+    """The same for changes of the prompt adapters."""
     epochs: Epochs = Epochs()
     """Of the routers at this address; the latest sent this hello."""
 
@@ -63,7 +68,13 @@ class RouterTable:
         epochs = known.epochs if known else Epochs()
         # A late hello of a replaced router must not undo what its successor has said.
         if not epochs.is_former(hello.epoch):
-            last = LastHello(self._clock(), hello.cache_known, hello.adapters_known, epochs.after(hello.epoch))
+            last = LastHello(
+                self._clock(),
+                hello.cache_known,
+                hello.adapters_known,
+                hello.prompt_adapters_known,
+                epochs.after(hello.epoch),
+            )
             self.last_hellos = live | {hello.address: last}
         return True
 
@@ -91,10 +102,11 @@ class Heartbeats(threading.Thread):
         take_events: Callable[[], Iterable[tuple[str, CacheEvents]]],
         log: BoundLogger,
         security: Security = PLAIN,
-        adapter_changes: Callable[[int], AdapterNews | None] = lambda _: None,
+        adapter_changes: Changes = lambda _: None,
+        prompt_adapter_changes: Changes = lambda _: None,
     ) -> None:
-        """`heartbeat`, `cache_changes` (see `Journal.since`), `take_events` (see `EventReads.take`) and
-        `adapter_changes` (see `AdapterRegistry.since`) are called from this thread."""
+        """`heartbeat`, `cache_changes` (see `Journal.since`), `take_events` (see `EventReads.take`) and the changes of
+        adapters are called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
         self._context = context
         self._routers = routers
@@ -104,6 +116,7 @@ class Heartbeats(threading.Thread):
         self._stats_log = stats_log
         self._cache_changes = cache_changes
         self._adapter_changes = adapter_changes
+        self._prompt_adapter_changes = prompt_adapter_changes
         self._take_events = take_events
         self._lanes: dict[str, Lane] = {}
         self._host_names = HostNames()
@@ -161,6 +174,7 @@ class Heartbeats(threading.Thread):
                 requests=stats.latest_requests,
                 cache=self._cache_changes(last_hello.cache_known),
                 adapters=self._adapter_changes(last_hello.adapters_known),
+                prompt_adapters=self._prompt_adapter_changes(last_hello.prompt_adapters_known),
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor

@@ -19,6 +19,7 @@ from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
+from engine_worker.ringside.prompt_adapters import PromptAdapters
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import LOGITS, DeviceLostError, Runner
@@ -30,6 +31,7 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
@@ -101,6 +103,9 @@ class Worker:
         self._adapters = Adapters(
             runner.adapters, self.epoch, lambda router, loaded: self._heartbeats.answer(router, loaded), log
         )
+        self._prompt_adapters = PromptAdapters(
+            self.epoch, lambda router, read: self._heartbeats.answer(router, read), log
+        )
         self._event_reads = EventReads(self._engine.cache.tiers.events, settings.id, self.epoch)
         self._heartbeats = Heartbeats(
             self._context,
@@ -112,6 +117,7 @@ class Worker:
             log,
             to_router,
             self._adapters.news,
+            self._prompt_adapters.news,
         )
         self._calls = Calls(runner, self.epoch, self._heartbeats.answer, log)
         self._callback = self._make_callback()
@@ -285,7 +291,7 @@ class Worker:
                 self._handle(message)
         return found
 
-    def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage) -> None:
+    def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage | PromptAdapterMessage) -> None:
         if isinstance(message, Gap):
             self._on_gap(message)
         elif isinstance(message, Flush):
@@ -295,6 +301,8 @@ class Worker:
         elif isinstance(message, ReadCacheEvents):
             if not self._event_reads.put(message):
                 self._mailbox.dropped["cache_events"] += 1
+        elif isinstance(message, StorePromptAdapter | ReadPromptAdapter):
+            self._prompt_adapters.on_message(message)
         else:
             self._adapters.on_message(message)
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.api.paging import page_of
+from router.api.prompt_adapters import PromptAdapterCalls
 from router.api.rpc import Context
 from router.errors import RequestError, Violation, Violations
 from router.peers.adapters import LOAD_SECONDS, Adapters
@@ -16,7 +18,6 @@ from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry,
 from sluice.ring.errors import ErrorCode
 from sluice.v1 import admin_pb2 as pb
 
-DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
 MAX_UPLOADS = 4
 """At a time: each may take twice its size in memory."""
 
@@ -26,10 +27,13 @@ class ModelService:
     _model: Model
     _dispatcher: Dispatcher
     _adapters: Adapters
+    _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
-    async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[self._describe()])
+    async def list_models(self, message: pb.ListModelsRequest, _: Context) -> pb.ListModelsResponse:
+        """Raises RequestError."""
+        page, token = page_of([self._describe()], lambda model: model.name, message)
+        return pb.ListModelsResponse(models=page, next_page_token=token)
 
     async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
         check_model(message.model, self._model, "model")
@@ -91,13 +95,28 @@ class ModelService:
 
     async def list_loras(self, message: pb.ListLorasRequest, _: Context) -> pb.ListLorasResponse:
         """Raises RequestError."""
-        size = message.page_size or DEFAULT_PAGE
-        if size > LONGEST_PAGE:
-            raise RequestError.invalid([Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}")])
-        found = [entry for entry in self._adapters.loaded() if entry.id > message.page_token]
-        page = found[:size]
-        token = page[-1].id if len(found) > size else ""
+        page, token = page_of(self._adapters.loaded(), lambda entry: entry.id, message)
         return pb.ListLorasResponse(loras=map(_message, page), next_page_token=token)
+
+    async def load_prompt_adapter(
+        self, message: pb.LoadPromptAdapterRequest, context: Context
+    ) -> pb.LoadPromptAdapterResponse:
+        """Raises RequestError."""
+        _check_admin(context)
+        return await self._prompt_adapters.load(message)
+
+    async def unload_prompt_adapter(
+        self, message: pb.UnloadPromptAdapterRequest, context: Context
+    ) -> pb.UnloadPromptAdapterResponse:
+        """Raises RequestError."""
+        _check_admin(context)
+        return self._prompt_adapters.unload(message)
+
+    async def list_prompt_adapters(
+        self, message: pb.ListPromptAdaptersRequest, _: Context
+    ) -> pb.ListPromptAdaptersResponse:
+        """Raises RequestError."""
+        return self._prompt_adapters.list(message)
 
     def _check(self, adapter_id: str, model: str, prefix: str = "") -> Violations:
         check_model(model, self._model, f"{prefix}model")
@@ -129,4 +148,4 @@ def _check_admin(context: Context) -> None:
 
 
 def _message(entry: AdapterEntry) -> pb.Lora:
-    return pb.Lora(lora_id=entry.id, path=entry.path, rank=entry.rank, version=entry.version)
+    return pb.Lora(lora_id=entry.id, path=entry.path, rank=entry.size, version=entry.version)

@@ -77,7 +77,7 @@ class ResponseBuilder:
     async def started(self) -> pb.Started:
         started, model, prompt_logprobs = (
             self._request.log.started,
-            joined_fingerprint(self._request.model, self._spec.adapter),
+            joined_fingerprint(self._spec.began(self._request.model)),
             self._request.log.prompt.rows(),
         )
         # First: from here on another attempt has the same model and sends these no more.

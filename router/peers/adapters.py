@@ -33,8 +33,6 @@ SYNC_SECONDS = 1.0
 LOAD_SECONDS = 300.0
 """For each engine to load an adapter."""
 FULL_LANE_RETRY_SECONDS = 0.005
-LEAST_STEP_SECONDS = 0.001
-"""Between two changes of an id, so that the later one counts, whatever the clocks say."""
 
 
 @dataclass(eq=False)
@@ -108,7 +106,7 @@ class Adapters:
         """New requests cannot name it any more; those that do go on. False: it was not loaded."""
         entry = self._registry.find(adapter_id)
         if entry is not None:
-            self._change(AdapterEntry(entry.id, 0.0, entry.version, entry.path, entry.rank, removed=True))
+            self._change(AdapterEntry(entry.id, 0.0, entry.version, entry.path, entry.size, removed=True))
         return entry is not None
 
     # What the ring's messages do.
@@ -269,9 +267,9 @@ class Adapters:
         return self._change(AdapterEntry(adapter_id, 0.0, loaded.version, path, rank))
 
     def _change(self, entry: AdapterEntry) -> AdapterEntry:
-        latest, now = self._registry.latest(entry.id), self._unix_time()
-        at = now if latest is None else max(now, latest.changed_at + LEAST_STEP_SECONDS)
-        changed = AdapterEntry(entry.id, at, entry.version, entry.path, entry.rank, entry.removed)
+        now = self._unix_time()
+        at = self._registry.moment_of_change(entry.id, now)
+        changed = AdapterEntry(entry.id, at, entry.version, entry.path, entry.size, entry.removed)
         self._registry.merge(changed, now)
         self._log.info("adapter_changed", adapter=entry.id, version=entry.version, removed=entry.removed)
         self._sync()

@@ -47,15 +47,19 @@ class Membership:
         tokenizer: str,
         cache_version: Callable[[int], int],
         adapters_version: Callable[[int], int],
+        prompt_adapters_version: Callable[[int], int],
         log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`tokenizer`: fingerprint that all peers must report. `cache_version`, `adapters_version`: how far
-        the changes of an epoch's prefix cache and of its adapters are known."""
+        """`tokenizer`: fingerprint that all peers must report. `cache_version`, `adapters_version` and
+        `prompt_adapters_version`: how far the changes of an epoch's prefix cache and of its adapters are known."""
 
         def to_engine(epoch: int) -> Hello:
             return msgspec.structs.replace(
-                hello, cache_known=cache_version(epoch), adapters_known=adapters_version(epoch)
+                hello,
+                cache_known=cache_version(epoch),
+                adapters_known=adapters_version(epoch),
+                prompt_adapters_known=prompt_adapters_version(epoch),
             )
 
         timeouts = settings.peer_timeout, settings.stall_timeout

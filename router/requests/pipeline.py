@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 from router.access.principal import Principal
 from router.errors import RequestError, Violation, logged
 from router.peers.adapters import Adapters
+from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
 from router.requests.registry import RequestCounters, Requests
@@ -41,6 +42,7 @@ class RequestPipeline:
     _admission: Admission
     _dispatcher: Dispatcher
     _adapters: Adapters
+    _prompt_adapters: PromptAdapters
     _lora_in_requests: bool
     """Whether requests may bring adapters."""
     _counters: RequestCounters
@@ -51,7 +53,7 @@ class RequestPipeline:
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool
     ) -> AsyncIterator[RequestState]:
         """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError."""
-        request = self._enter(message, caller, peer, streaming)
+        request = await self._enter(message, caller, peer, streaming)
         # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
@@ -88,13 +90,15 @@ class RequestPipeline:
         self._dispatcher.abort(request)
         return True
 
-    def _enter(self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool) -> RequestState:
+    async def _enter(self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool) -> RequestState:
         # Not validated yet, so shortened and escaped for the log.
         request_id = logged(message.request_id)
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
-            spec = parse(message, self._model, self._limits, streaming, self._adapters.find)
+            if message.prompt_adapter_id:
+                await self._prompt_adapters.settle(message.prompt_adapter_id)
+            spec = parse(message, self._model, self._limits, streaming, self._adapters.find, self._prompt_adapters.find)
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant)
         except RequestError as error:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from router.errors import RequestError, Violation, Violations, shown
 from router.validate.model import Model
@@ -12,8 +13,22 @@ from sluice.v1 import generation_pb2 as pb
 VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
 SEPARATOR = "."
 """Between the model's fingerprint and the adapter's version, in what `Started` returns."""
+TABLE_SEPARATOR = "+"
+"""Before the version of the prompt adapter."""
 UNNAMED = "lora_weights"
 """Id of an adapter that a request brings without one."""
+
+
+class Began(NamedTuple):
+    """What a stream began with, that a request resumes; each part is empty if there was none, or if it is unknown."""
+
+    model: str = ""
+    """Its fingerprint."""
+    adapter: str = ""
+    """Version of the LoRA adapter."""
+    table: str = ""
+    """Version of the prompt adapter."""
+
 
 Find = Callable[[str], Adapter | None]
 """By id."""
@@ -35,7 +50,7 @@ def parse_adapter(
         return found, files
     if not adapter_id:
         if version:
-            raise _changed("the stream began with an adapter: name it in spec.lora_id")
+            raise changed("the stream began with an adapter: name it in spec.lora_id")
         return None, None
     current = find(adapter_id)
     if version:
@@ -43,7 +58,7 @@ def parse_adapter(
         same = current is not None and current.version == version
         return Adapter(adapter_id, version, current.path if current is not None and same else ""), None
     if any(part.token_ids for part in spec.resume) and any(part.model_fingerprint for part in spec.resume):
-        raise _changed("the stream began without an adapter")
+        raise changed("the stream began without an adapter")
     if current is None:
         raise adapter_not_found(field, adapter_id)
     return current, None
@@ -57,10 +72,16 @@ def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
 
 
 def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None:
-    if not ADAPTER_ID.fullmatch(adapter_id):
-        bad.add(field, f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]", private=True)
-    elif adapter_id == model.name:
+    if check_form(field, adapter_id, bad) and adapter_id == model.name:
         bad.add(field, f"is {shown(adapter_id)}, the name of the model")
+
+
+def check_form(field: str, adapter_id: str, bad: Violations) -> bool:
+    """Whether it may be the id of an adapter of any kind."""
+    if ADAPTER_ID.fullmatch(adapter_id):
+        return True
+    bad.add(field, f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]", private=True)
+    return False
 
 
 def parse_files(field: str, message: pb.LoraWeights, bad: Violations) -> AdapterFiles:
@@ -72,14 +93,21 @@ def parse_files(field: str, message: pb.LoraWeights, bad: Violations) -> Adapter
     return AdapterFiles(message.config_json, message.safetensors)
 
 
-def split_fingerprint(text: str) -> tuple[str, str]:
-    """(fingerprint of the model, version of the adapter or "") from `Started.model_fingerprint`."""
-    fingerprint, _, version = text.partition(SEPARATOR)
-    return fingerprint, version
+def split_fingerprint(text: str) -> Began:
+    """From `Started.model_fingerprint`."""
+    both, _, table = text.partition(TABLE_SEPARATOR)
+    model, _, adapter = both.partition(SEPARATOR)
+    return Began(model, adapter, table)
 
 
-def joined_fingerprint(model: str, adapter: Adapter | None) -> str:
-    return model if adapter is None else f"{model}{SEPARATOR}{adapter.version}"
+def joined_fingerprint(began: Began) -> str:
+    adapter = began.adapter and f"{SEPARATOR}{began.adapter}"
+    table = began.table and f"{TABLE_SEPARATOR}{began.table}"
+    return f"{began.model}{adapter}{table}"
+
+
+def changed(message: str) -> RequestError:
+    return RequestError(ErrorCode.MODEL_CHANGED, message)
 
 
 def adapter_not_found(field: str, adapter_id: str) -> RequestError:
@@ -97,7 +125,3 @@ def _named(spec: pb.GenerationSpec, model: Model, bad: Violations) -> tuple[str,
             bad.add("spec.lora_id", both, private=True)
         return "spec.lora_id", spec.lora_id
     return "spec.model", by_model
-
-
-def _changed(message: str) -> RequestError:
-    return RequestError(ErrorCode.MODEL_CHANGED, message)

@@ -4,12 +4,9 @@ from router.errors import RequestError, Violation
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
 
-REJECTED = frozenset(
-    {
-        "prompt_adapter_id",
-    }
-)
-"""A test walks the descriptor: it has a sample of each field of the .proto that is not in this table."""
+REJECTED: frozenset[str] = frozenset()
+"""None at present: a field that is to be built later is listed here meanwhile. A test walks the descriptor: it has a
+sample of each field of the .proto that is not in this table."""
 
 GROUPS = frozenset(path.partition(".")[0] for path in REJECTED if "." in path)
 """Messages of which some fields are rejected."""

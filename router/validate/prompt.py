@@ -10,7 +10,7 @@ from google.protobuf import struct_pb2
 
 from router.errors import Range, Violations, shown
 from router.validate.model import Limits, Model
-from router.validate.tables import TABLE_FIELD, GivenTable
+from router.validate.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.v1 import generation_pb2 as pb
 
@@ -60,7 +60,7 @@ def parse_prompt(
     """The result is meaningless if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
     if kind == "token_ids":
-        return _ids(spec, 0 if table is None else table.rows, model, limits, bad)
+        return _ids(spec, table, model, limits, bad)
     if kind == "prompt_embeds":
         return _rows(spec, table, model, bad)
     if kind == "chat":
@@ -72,8 +72,7 @@ def parse_prompt(
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
 
 
-def _ids(spec: pb.GenerationSpec, rows: int, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
-    """`rows`: of its table."""
+def _ids(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
@@ -81,21 +80,21 @@ def _ids(spec: pb.GenerationSpec, rows: int, model: Model, limits: Limits, bad: 
     # Checked before the copy: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
-        if rows:
-            _check_virtual(field, ids, rows, model.vocab_size, bad)
+        if table is not None:
+            _check_virtual(field, ids, table, model.vocab_size, bad)
         else:
             bad.token_ids(field, ids, model.vocab_size)
     _check_unchanged(spec, "token ids", bad)
     return IdsPrompt(ids)
 
 
-def _check_virtual(field: str, ids: tuple[int, ...], rows: int, vocab_size: int, bad: Violations) -> None:
-    largest = max(ids)
-    if largest >= vocab_size + rows:
-        found = f"is {largest}, the vocabulary has {vocab_size} tokens and {TABLE_FIELD} {rows} rows"
+def _check_virtual(field: str, ids: tuple[int, ...], table: GivenTable, vocab_size: int, bad: Violations) -> None:
+    largest, source = max(ids), ADAPTER_FIELD if table.version else TABLE_FIELD
+    if largest >= vocab_size + table.rows:
+        found = f"is {largest}, the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
         bad.add(f"{field}[{ids.index(largest)}]", found)
     elif largest < vocab_size:
-        bad.add(field, f"has no row of {TABLE_FIELD}: {vocab_size} is row 0, and so on")
+        bad.add(field, f"has no row of {source}: {vocab_size} is row 0, and so on")
 
 
 def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: Violations) -> IdsPrompt:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.errors import Range, RequestError, Violation, Violations, shown
-from router.validate.adapter import VERSION, Find, parse_adapter, split_fingerprint
+from router.validate.adapter import VERSION, Began, Find, parse_adapter, split_fingerprint
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
@@ -16,7 +16,7 @@ from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
 from router.validate.speculation import parse_speculation
-from router.validate.tables import GivenTable, parse_table
+from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
 from router.validate.tensors import parse_tensors
 from sluice.ring.adapters import Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
@@ -80,6 +80,11 @@ class Spec:
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
 
+    def began(self, model: str) -> Began:
+        """`model`: fingerprint of the one that it began with."""
+        adapter = "" if self.adapter is None else self.adapter.version
+        return Began(model, adapter, "" if self.table is None else self.table.version)
+
     @property
     def domain(self) -> Domain:
         return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
@@ -118,17 +123,22 @@ def no_adapters(_: str) -> None:
 
 
 def parse(
-    spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool, find_adapter: Find = no_adapters
+    spec: pb.GenerationSpec,
+    model: Model,
+    limits: Limits,
+    streaming: bool,
+    find_adapter: Find = no_adapters,
+    find_table: FindTable = no_tables,
 ) -> Spec:
-    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND or MODEL_CHANGED, else
-    INVALID_ARGUMENT with every bad field."""
+    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or
+    MODEL_CHANGED, else INVALID_ARGUMENT with every bad field."""
     # First what makes other violations pointless, then all of these in one answer.
     if find_adapter(spec.model) is None:
         check_model(spec.model, model, "spec.model")
     reject_unbuilt(spec)
     bad = Violations()
-    resume_model, version = _resume_model(spec.resume, bad)
-    adapter, adapter_files = parse_adapter(spec, model, find_adapter, version, bad)
+    began = _began(spec.resume, bad)
+    adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
     logprobs, prompt_logprobs = parse_logprobs(spec.output, model, limits, bad)
@@ -136,7 +146,7 @@ def parse(
     drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
     sampling = parse_beams(spec, sampling, n, bad)
-    table = parse_table(spec, limits, bad)
+    table = parse_table(spec, limits, bad, find_table, began)
     resume = _resume(spec.resume, n, stopping, model, bad)
     _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
@@ -164,7 +174,7 @@ def parse(
         guide=parse_guide(spec.guided, limits, bad),
         speculation=parse_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
-        resume_model=resume_model,
+        resume_model=began.model,
         adapter=adapter,
         adapter_files=adapter_files,
         tensors=parse_tensors(spec, bad),
@@ -302,19 +312,19 @@ def _resume(
     return found
 
 
-def _resume_model(given: Sequence[pb.ResumeFrom], bad: Violations) -> tuple[str, str]:
-    """Fingerprint of the model that generated the tokens, version of its adapter; empty if the caller gives none."""
+def _began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     found = given[0].model_fingerprint if given else ""
-    fingerprint, version = split_fingerprint(found)
-    if found and not (FINGERPRINT.fullmatch(fingerprint) and (not version or VERSION.fullmatch(version))):
+    began = split_fingerprint(found)
+    versions = [version for version in began[1:] if version]
+    if found and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
         bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")
-        return "", ""
+        return Began()
     for i, part in enumerate(given):
         if part.model_fingerprint != found:
             both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
             bad.add(f"spec.resume[{i}].model_fingerprint", both)
             break
-    return fingerprint, version
+    return began
 
 
 def _check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:

@@ -1,12 +1,16 @@
-"""Prompt tables: rows of embeddings that a request brings, and the virtual tokens that stand for them."""
+"""Prompt tables: rows of embeddings that a request brings, or names by the id of a prompt adapter, and the virtual
+tokens that stand for them."""
 
 import re
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from router.errors import RequestError, Violation, Violations, shown
+from router.validate.adapter import Began, adapter_not_found, changed, check_form
 from router.validate.model import Limits
+from sluice.ring.errors import ErrorCode
+from sluice.ring.prompt_adapters import version_of
 from sluice.ring.tables import FLOAT_BYTES, MAX_TABLE_BYTES, FloatType, PromptTables, Table
 from sluice.v1 import generation_pb2 as pb
 
@@ -18,21 +22,32 @@ HUGE = {"float16": re.compile(rb"[\x7c-\x7f\xfc-\xff]")} | dict.fromkeys(
 no model can compute with."""
 PROMPT_FIELD = "spec.prompt_embeds"
 TABLE_FIELD = "spec.prompt_table"
+ADAPTER_FIELD = "spec.prompt_adapter_id"
+
+FindTable = Callable[[str, str], Table | None]
+"""By the id of a prompt adapter, and by version; an empty version is the current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTable:
-    """Its sizes are checked, its values are not."""
+    """Its sizes are checked, its values are not, unless it is of a prompt adapter."""
 
     field: str
     rows: int
     hidden_size: int
     dtype: FloatType
-    data: bytes
-    extra_ids: tuple[int, ...]
+    data: bytes | memoryview
+    extra_ids: tuple[int, ...] = ()
     """Of the prompt's tokens."""
-    prepended: bool
+    prepended: bool = False
     """Its rows come before the tokens of a text or a chat; else the prompt has their ids."""
+    table: Table | None = None
+    """Of a prompt adapter."""
+
+    @property
+    def version(self) -> str:
+        """Of the prompt adapter; empty: the request brought the rows."""
+        return "" if self.table is None else version_of(self.table)
 
     @property
     def num_prepended(self) -> int:
@@ -40,49 +55,50 @@ class GivenTable:
 
     def load(self) -> PromptTables:
         """Takes some milliseconds per megabyte. Raises RequestError for values that are not finite."""
+        return PromptTables((self.table or self.checked(),), self.extra_ids)
+
+    def checked(self) -> Table:
+        """Raises as `load`."""
         size = FLOAT_BYTES[self.dtype]
         found = HUGE[self.dtype].search(self.data[size - 1 :: size])
         if found is not None:
             row, column = divmod(found.start(), self.hidden_size)
             description = f"has a value in row {row}, column {column} that is infinite, not a number, or too large"
             raise RequestError.invalid([Violation(f"{self.field}.data", description)])
-        table = Table.of(self.rows, self.hidden_size, self.dtype, self.data)
-        return PromptTables((table,), self.extra_ids)
+        return Table.of(self.rows, self.hidden_size, self.dtype, self.data)
 
 
-def parse_table(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> GivenTable | None:
-    """None if there is none, or if it has violations."""
+def no_tables(_: str, __: str) -> None:
+    """See `FindTable`."""
+
+
+def parse_table(
+    spec: pb.GenerationSpec, limits: Limits, bad: Violations, find: FindTable, began: Began
+) -> GivenTable | None:
+    """None if there is none, or if it has violations. `began`: what the stream that it resumes began with.
+
+    Raises RequestError: ADAPTER_NOT_FOUND, ADAPTER_MISSING, MODEL_CHANGED.
+    """
     kind = spec.WhichOneof("prompt")
     for field, reason in _conflicts(spec, kind):
         bad.add(field, reason)
+    if spec.prompt_adapter_id:
+        return _loaded(spec, find, began, bad)
+    if began.table:
+        raise changed(f"the stream began with a prompt adapter: name it in {ADAPTER_FIELD}")
     if kind == "prompt_embeds":
-        return _given(PROMPT_FIELD, spec.prompt_embeds, (), False, limits, bad)
+        return check_rows(PROMPT_FIELD, spec.prompt_embeds, limits, bad)
     if not spec.HasField("prompt_table"):
         return None
     table = spec.prompt_table
-    extra_ids = tuple(table.token_extra_ids)
-    return _given(f"{TABLE_FIELD}.embeddings", table.embeddings, extra_ids, kind != "token_ids", limits, bad)
+    found = check_rows(f"{TABLE_FIELD}.embeddings", table.embeddings, limits, bad)
+    if found is None:
+        return None
+    return replace(found, extra_ids=tuple(table.token_extra_ids), prepended=kind != "token_ids")
 
 
-def check_hidden_size(table: GivenTable | None, known: Set[int] | None) -> None:
-    """Raises RequestError if no engine takes such rows. `known`: hidden sizes of those that take some; None: no engine
-    has said it."""
-    if table is None or known is None or table.hidden_size in known:
-        return
-    takes = "no engine takes any with this model"
-    if known:
-        takes = f"the model's hidden size is {' or '.join(map(str, sorted(known)))}"
-    raise RequestError.invalid([Violation(f"{table.field}.shape", f"has rows of {table.hidden_size}; {takes}")])
-
-
-def _given(
-    field: str,
-    message: pb.Embeddings,
-    extra_ids: tuple[int, ...],
-    prepended: bool,
-    limits: Limits,
-    bad: Violations,
-) -> GivenTable | None:
+def check_rows(field: str, message: pb.Embeddings, limits: Limits, bad: Violations) -> GivenTable | None:
+    """None if they have violations. Their values are not checked yet."""
     before, shape, dtype = len(bad.found), list(message.shape), message.dtype
     if len(shape) != 2 or 0 in shape:
         bad.add(f"{field}.shape", f"is {shown(shape[:8])}, must be two sizes of at least 1: rows, hidden size")
@@ -99,16 +115,52 @@ def _given(
     kind: FloatType = dtype  # type: ignore[assignment]  # checked above
     if len(bad.found) > before:
         return None
-    return GivenTable(field, rows, hidden_size, kind, data, extra_ids, prepended)
+    return GivenTable(field, rows, hidden_size, kind, data)
+
+
+def check_hidden_size(table: GivenTable | None, known: Set[int] | None) -> None:
+    """Raises RequestError if no engine takes such rows. `known`: hidden sizes of those that take some; None: no engine
+    has said it."""
+    if table is None or known is None or table.hidden_size in known:
+        return
+    takes = "no engine takes any with this model"
+    if known:
+        takes = f"the model's hidden size is {' or '.join(map(str, sorted(known)))}"
+    field = f"{table.field}.shape" if table.table is None else table.field
+    raise RequestError.invalid([Violation(field, f"has rows of {table.hidden_size}; {takes}")])
+
+
+def _loaded(spec: pb.GenerationSpec, find: FindTable, began: Began, bad: Violations) -> GivenTable | None:
+    """Of a prompt adapter."""
+    adapter_id = spec.prompt_adapter_id
+    if not check_form(ADAPTER_FIELD, adapter_id, bad):
+        return None
+    if began.model and not began.table and any(part.token_ids for part in spec.resume):
+        raise changed("the stream began without a prompt adapter")
+    # That of its beginning, whatever the id stands for now.
+    table = find(adapter_id, began.table)
+    if table is None and began.table:
+        message = f"the rows of {shown(adapter_id)} with which the stream began are not here any more"
+        raise RequestError(ErrorCode.ADAPTER_MISSING, message, private=True)
+    if table is None:
+        raise adapter_not_found(ADAPTER_FIELD, adapter_id)
+    prepended = spec.WhichOneof("prompt") != "token_ids"
+    return GivenTable(
+        ADAPTER_FIELD, table.rows, table.hidden_size, table.dtype, table.data, prepended=prepended, table=table
+    )
 
 
 def _conflicts(spec: pb.GenerationSpec, kind: str | None) -> list[tuple[str, str]]:
-    found = []
-    if kind != "prompt_embeds" and not spec.HasField("prompt_table"):
+    """The fields that cannot be combined, with the reasons."""
+    sources = {
+        PROMPT_FIELD: kind == "prompt_embeds",
+        TABLE_FIELD: spec.HasField("prompt_table"),
+        ADAPTER_FIELD: bool(spec.prompt_adapter_id),
+    }
+    given, *others = [field for field, is_set in sources.items() if is_set] or [""]
+    if not given:
         return []
-    given = PROMPT_FIELD if kind == "prompt_embeds" else TABLE_FIELD
-    if kind == "prompt_embeds" and spec.HasField("prompt_table"):
-        found.append((TABLE_FIELD, f"is set, cannot be combined with {PROMPT_FIELD}"))
+    found = [(field, f"is set, cannot be combined with {given}") for field in others]
     if spec.output.HasField("prompt_logprobs"):
         reason = f"is {spec.output.prompt_logprobs}, cannot be combined with {given}, whose rows have no probability"
         found.append(("spec.output.prompt_logprobs", reason))
@@ -121,6 +173,6 @@ def _conflicts(spec: pb.GenerationSpec, kind: str | None) -> list[tuple[str, str
         if extra:
             found.append((f"{TABLE_FIELD}.token_extra_ids", f"has {extra} ids, may have some with spec.token_ids only"))
         if kind != "prompt_embeds" and spec.HasField("truncate_prompt_tokens"):
-            reason = f"is {spec.truncate_prompt_tokens}, cannot be combined with {TABLE_FIELD}, unless with token ids"
+            reason = f"is {spec.truncate_prompt_tokens}, cannot be combined with {given}, unless with token ids"
             found.append(("spec.truncate_prompt_tokens", reason))
     return found

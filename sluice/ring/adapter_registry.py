@@ -7,6 +7,8 @@ from sluice.ring.adapters import MAX_ADAPTERS, NEWS_ENTRIES, AdapterEntry, Adapt
 REMOVED_SECONDS = 3600.0
 """For which it is remembered that an id was unloaded: longer than a process is cut off from all others."""
 MAX_REMOVED = 1024
+LEAST_STEP_SECONDS = 0.001
+"""Between two changes of an id, so that the later one counts, whatever the clocks say."""
 
 
 class AdapterRegistry:
@@ -36,6 +38,11 @@ class AdapterRegistry:
     def latest(self, adapter_id: str) -> AdapterEntry | None:
         """Also if it was removed."""
         return self._numbered.get(adapter_id, (0, None))[1]
+
+    def moment_of_change(self, adapter_id: str, now: float) -> float:
+        """For an entry that is to replace all that are known here."""
+        latest = self.latest(adapter_id)
+        return now if latest is None else max(now, latest.changed_at + LEAST_STEP_SECONDS)
 
     def merge(self, entry: AdapterEntry, now: float) -> bool:
         """Whether it is news. `now`: seconds of the Unix epoch. Not remembered: a removal that is too old, and a new id

@@ -72,7 +72,8 @@ class AdapterEntry(msgspec.Struct, frozen=True, array_like=True):
     version: AdapterVersion
     path: Name = ""
     """As in `Adapter`."""
-    rank: Count = 0
+    size: Count = 0
+    """The rank of a LoRA adapter, the rows of a prompt adapter."""
     removed: bool = False
     """It was unloaded."""
 

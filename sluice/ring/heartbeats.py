@@ -22,7 +22,9 @@ class Hello(Message, frozen=True):
     epoch: Number = 0
     """Drawn at every start of the process: requests of a former epoch at this address are orphaned."""
     adapters_known: Total = 0
-    """As `cache_known`, of its adapters."""
+    """As `cache_known`, of its LoRA adapters."""
+    prompt_adapters_known: Total = 0
+    """As `cache_known`, of its prompt adapters."""
 
 
 class KeepAlive(Message, frozen=True):
@@ -99,6 +101,8 @@ class EngineHeartbeat(Message, frozen=True):
     """Whether it keeps KV cache events, for `ReadCacheEvents`."""
     hidden_size: Count = 0
     """Of the rows of tables that prompts may have; 0: they may have none."""
+    prompt_adapters: AdapterNews | None = None
+    """For the router that this heartbeat goes to."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

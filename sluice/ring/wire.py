@@ -30,6 +30,7 @@ from sluice.ring.message import (
     TokenId,
 )
 from sluice.ring.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
+from sluice.ring.prompt_adapters import PromptAdapterMessage, PromptAdapterRead
 from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.tables import NO_TABLES, PromptTables
 from sluice.ring.tensors import TensorBatch, TensorParams
@@ -292,7 +293,18 @@ class TextBatch(Message, frozen=True):
             at += count
 
 
-ToEngine = Hello | Submit | Cancel | Flush | Call | ReadCacheEvents | AdapterEntries | AdapterPart | LoadAdapter
+ToEngine = (
+    Hello
+    | Submit
+    | Cancel
+    | Flush
+    | Call
+    | ReadCacheEvents
+    | AdapterEntries
+    | AdapterPart
+    | LoadAdapter
+    | PromptAdapterMessage
+)
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
 ToRouter = (
     TextBatch
@@ -300,6 +312,7 @@ ToRouter = (
     | DetokenizerHeartbeat
     | CallAnswer
     | AdapterLoaded
+    | PromptAdapterRead
     | TensorBatch
     | KeepAlive
     | CacheEvents

@@ -135,7 +135,7 @@ def _check_adapters(adapters: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """Loading of LoRA adapters"""
+    """Loading of LoRA adapters and prompt adapters"""
 
     lora_adapters: Annotated[dict[str, str], AfterValidator(_check_adapters)] = field(default_factory=dict)
     """Adapters that are loaded from the start, such as {"sql": "/adapters/sql"}: folders on the engines' machines. See
@@ -144,6 +144,11 @@ class AdapterSettings:
     """Whether requests may bring adapters (`lora_weights`)."""
     lora_upload_memory: ByteCount = 1 << 30
     """Memory for the files of uploaded adapters, from which engines that lack them get them."""
+    prompt_adapters: Annotated[dict[str, str], AfterValidator(_check_adapters)] = field(default_factory=dict)
+    """Prompt adapters that are loaded from the start, such as {"terse": "/prompts/terse"}: folders on this machine, in
+    `prompt_adapter_folders`. See docs/prompt_tables.md."""
+    prompt_adapter_folders: tuple[str, ...] = ()
+    """Folders on this machine from which prompt adapters may be loaded. Empty: they can only be uploaded."""
 
 
 @dataclass(frozen=True)

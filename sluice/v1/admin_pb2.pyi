@@ -88,12 +88,21 @@ class ListModelsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most so many, up to 1000. Default 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before. Empty: from the start."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,18 +115,22 @@ class ListModelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty: this is the last one."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """Every served model."""
+        """The served models, by name."""
 
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,6 +520,229 @@ class ListLorasResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
+
+@_typing.final
+class LoadPromptAdapterRequest(_message.Message):
+    """Request of LoadPromptAdapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    prompt_adapter_id: _builtins.str
+    """Chosen by the caller: up to 256 of [A-Za-z0-9._:/-]."""
+    path: _builtins.str
+    """A folder that peft saved, on the machine of the router that gets this call, below one of its setting
+    prompt_adapter_folders.
+    """
+    model: _builtins.str
+    """Model; empty is the default."""
+    @_builtins.property
+    def files(self) -> Global___PromptAdapterFiles:
+        """The files of such a folder."""
+
+    @_builtins.property
+    def rows(self) -> _generation_pb2.Embeddings:
+        """The rows."""
+
+    def __init__(
+        self,
+        *,
+        prompt_adapter_id: _builtins.str = ...,
+        path: _builtins.str = ...,
+        files: Global___PromptAdapterFiles | None = ...,
+        rows: _generation_pb2.Embeddings | None = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "path", b"path", "rows", b"rows", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "model", b"model", "path", b"path", "prompt_adapter_id", b"prompt_adapter_id", "rows", b"rows", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["path", "files", "rows"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___LoadPromptAdapterRequest: _TypeAlias = LoadPromptAdapterRequest  # noqa: Y015
+
+@_typing.final
+class PromptAdapterFiles(_message.Message):
+    """The two files of a prompt that peft has tuned (PROMPT_TUNING)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    SAFETENSORS_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.bytes
+    """adapter_config.json, at most 1 MiB."""
+    safetensors: _builtins.bytes
+    """adapter_model.safetensors, with rows of at most 8 MiB."""
+    def __init__(
+        self,
+        *,
+        config_json: _builtins.bytes = ...,
+        safetensors: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "safetensors", b"safetensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptAdapterFiles: _TypeAlias = PromptAdapterFiles  # noqa: Y015
+
+@_typing.final
+class LoadPromptAdapterResponse(_message.Message):
+    """Response of LoadPromptAdapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompt_adapter(self) -> Global___PromptAdapter:
+        """The prompt adapter."""
+
+    def __init__(
+        self,
+        *,
+        prompt_adapter: Global___PromptAdapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_adapter", b"prompt_adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_adapter", b"prompt_adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadPromptAdapterResponse: _TypeAlias = LoadPromptAdapterResponse  # noqa: Y015
+
+@_typing.final
+class PromptAdapter(_message.Message):
+    """A loaded prompt adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    prompt_adapter_id: _builtins.str
+    """The id."""
+    path: _builtins.str
+    """Folder it was loaded from; empty if it was uploaded."""
+    rows: _builtins.int
+    """Its virtual tokens."""
+    version: _builtins.str
+    """Hash of its rows."""
+    def __init__(
+        self,
+        *,
+        prompt_adapter_id: _builtins.str = ...,
+        path: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "prompt_adapter_id", b"prompt_adapter_id", "rows", b"rows", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptAdapter: _TypeAlias = PromptAdapter  # noqa: Y015
+
+@_typing.final
+class UnloadPromptAdapterRequest(_message.Message):
+    """Request of UnloadPromptAdapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    prompt_adapter_id: _builtins.str
+    """The id."""
+    def __init__(
+        self,
+        *,
+        prompt_adapter_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_adapter_id", b"prompt_adapter_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadPromptAdapterRequest: _TypeAlias = UnloadPromptAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadPromptAdapterResponse(_message.Message):
+    """Response of UnloadPromptAdapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadPromptAdapterResponse: _TypeAlias = UnloadPromptAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ListPromptAdaptersRequest(_message.Message):
+    """Request of ListPromptAdapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most so many, up to 1000. Default 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before. Empty: from the start."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPromptAdaptersRequest: _TypeAlias = ListPromptAdaptersRequest  # noqa: Y015
+
+@_typing.final
+class ListPromptAdaptersResponse(_message.Message):
+    """Response of ListPromptAdapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_ADAPTERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty: this is the last one."""
+    @_builtins.property
+    def prompt_adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptAdapter]:
+        """Loaded prompt adapters, by id."""
+
+    def __init__(
+        self,
+        *,
+        prompt_adapters: _abc.Iterable[Global___PromptAdapter] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "prompt_adapters", b"prompt_adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPromptAdaptersResponse: _TypeAlias = ListPromptAdaptersResponse  # noqa: Y015
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):

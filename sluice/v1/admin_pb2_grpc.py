@@ -65,6 +65,21 @@ class ModelServiceStub(object):
                 request_serializer=sluice_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
                 _registered_method=True)
+        self.LoadPromptAdapter = channel.unary_unary(
+                '/sluice.v1.ModelService/LoadPromptAdapter',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.LoadPromptAdapterRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.LoadPromptAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadPromptAdapter = channel.unary_unary(
+                '/sluice.v1.ModelService/UnloadPromptAdapter',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.UnloadPromptAdapterRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.UnloadPromptAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListPromptAdapters = channel.unary_unary(
+                '/sluice.v1.ModelService/ListPromptAdapters',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ListPromptAdaptersRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ListPromptAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer(object):
@@ -72,7 +87,7 @@ class ModelServiceServicer(object):
     """
 
     def ListModels(self, request, context):
-        """List the served models.
+        """List the served models, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +130,29 @@ class ModelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadPromptAdapter(self, request, context):
+        """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
+        stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
+        know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadPromptAdapter(self, request, context):
+        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPromptAdapters(self, request, context):
+        """The loaded prompt adapters by id, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +185,21 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ListLoras,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.ListLorasRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.ListLorasResponse.SerializeToString,
+            ),
+            'LoadPromptAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadPromptAdapter,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.LoadPromptAdapterRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.LoadPromptAdapterResponse.SerializeToString,
+            ),
+            'UnloadPromptAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadPromptAdapter,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.UnloadPromptAdapterRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.UnloadPromptAdapterResponse.SerializeToString,
+            ),
+            'ListPromptAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPromptAdapters,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ListPromptAdaptersRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ListPromptAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +365,87 @@ class ModelService(object):
             '/sluice.v1.ModelService/ListLoras',
             sluice_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadPromptAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ModelService/LoadPromptAdapter',
+            sluice_dot_v1_dot_admin__pb2.LoadPromptAdapterRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.LoadPromptAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadPromptAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ModelService/UnloadPromptAdapter',
+            sluice_dot_v1_dot_admin__pb2.UnloadPromptAdapterRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.UnloadPromptAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPromptAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ModelService/ListPromptAdapters',
+            sluice_dot_v1_dot_admin__pb2.ListPromptAdaptersRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ListPromptAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,7 @@ class ModelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]
-    """List the served models."""
+    """List the served models, in pages."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]
     """Describe one model."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
@@ -48,6 +48,15 @@ class ModelServiceStub:
     """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
     """The loaded adapters by id, in pages."""
+    LoadPromptAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadPromptAdapterRequest, _admin_pb2.LoadPromptAdapterResponse]
+    """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
+    stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
+    know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+    """
+    UnloadPromptAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadPromptAdapterRequest, _admin_pb2.UnloadPromptAdapterResponse]
+    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+    ListPromptAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPromptAdaptersRequest, _admin_pb2.ListPromptAdaptersResponse]
+    """The loaded prompt adapters by id, in pages."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -55,7 +64,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """List the served models."""
+    """List the served models, in pages."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Describe one model."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
@@ -69,6 +78,15 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
     """The loaded adapters by id, in pages."""
+    LoadPromptAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadPromptAdapterRequest, _admin_pb2.LoadPromptAdapterResponse]  # type: ignore[assignment]
+    """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
+    stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
+    know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+    """
+    UnloadPromptAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadPromptAdapterRequest, _admin_pb2.UnloadPromptAdapterResponse]  # type: ignore[assignment]
+    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+    ListPromptAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPromptAdaptersRequest, _admin_pb2.ListPromptAdaptersResponse]  # type: ignore[assignment]
+    """The loaded prompt adapters by id, in pages."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The served models and their adapters."""
@@ -79,7 +97,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListModelsResponse, _abc.Awaitable[_admin_pb2.ListModelsResponse]]:
-        """List the served models."""
+        """List the served models, in pages."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(
@@ -123,6 +141,33 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
         """The loaded adapters by id, in pages."""
+
+    @_abc_1.abstractmethod
+    def LoadPromptAdapter(
+        self,
+        request: _admin_pb2.LoadPromptAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadPromptAdapterResponse, _abc.Awaitable[_admin_pb2.LoadPromptAdapterResponse]]:
+        """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
+        stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
+        know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadPromptAdapter(
+        self,
+        request: _admin_pb2.UnloadPromptAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnloadPromptAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadPromptAdapterResponse]]:
+        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+
+    @_abc_1.abstractmethod
+    def ListPromptAdapters(
+        self,
+        request: _admin_pb2.ListPromptAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPromptAdaptersResponse, _abc.Awaitable[_admin_pb2.ListPromptAdaptersResponse]]:
+        """The loaded prompt adapters by id, in pages."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -171,7 +171,9 @@ class GenerationSpec(_message.Message):
     cumulative_logprob. Not for streams. Default n.
     """
     prompt_adapter_id: _builtins.str
-    """Prompt-tuning (virtual token) table to use, by its loaded id."""
+    """Prompt adapter to use, by the id under which it was loaded (LoadPromptAdapter): its rows take the place of
+    prompt_table, with which it cannot be combined. They are those for which the id stands when the request is accepted.
+    """
     engine_deaths: _builtins.int
     """Engines that died under this request at the previous router, from `engine_deaths` in the metadata of that router's
     ErrorInfo. At most 8. It can only make the request end sooner.

@@ -11,9 +11,9 @@ import structlog
 import zmq
 
 from engine_worker.kvcache.events import EventLog
-from engine_worker.ringside.adapters import Adapters
+from engine_worker.ringside.adapters import AdapterMessage, Adapters
+from engine_worker.ringside.prompt_adapters import PromptAdapters
 from sluice.ring import wire
-from sluice.ring.adapters import AdapterEntries, AdapterPart, LoadAdapter
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
 from sluice.ring.errors import Fault, FinishReason
@@ -21,6 +21,7 @@ from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
+from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import (
     Cancel,
@@ -221,6 +222,13 @@ class FakeEngine(FakePeer):
         self.cut_off: list[str] = []
         self.quarantine: int | None = None
         super().__init__(ring, name)
+        self.restart()
+
+    def restart(self) -> None:
+        """As a process that has just started at this address."""
+        self.epoch = random.getrandbits(63)
+        send = lambda router, read: self.lane(router).send(read)  # noqa: E731
+        self.prompt_adapters = PromptAdapters(self.epoch, send, structlog.get_logger())
 
     def serve_adapters(self) -> FakeLibrary:
         self.library = FakeLibrary()
@@ -254,6 +262,7 @@ class FakeEngine(FakePeer):
             adapters=None if self.adapters is None else self.adapters.news(hello.adapters_known),
             cache_events=self.events is not None,
             hidden_size=self.hidden_size,
+            prompt_adapters=self.prompt_adapters.news(hello.prompt_adapters_known),
         )
 
     def turn(self) -> None:
@@ -275,14 +284,18 @@ class FakeEngine(FakePeer):
             if (answers := self.answer_call(message.call)) is not None:
                 self.lane(message.router).send(CallAnswer(self.epoch, message.number, answers))
             return
-        if isinstance(message, AdapterEntries | AdapterPart | LoadAdapter):
-            if self.adapters is not None:
-                self.adapters.on_message(message)
-            return
         if isinstance(message, Submit):
             self._submit(message)
-        else:
+        elif isinstance(message, Cancel):
             self._cancel(message)
+        else:
+            self._take_adapters(message)
+
+    def _take_adapters(self, message: AdapterMessage | PromptAdapterMessage) -> None:
+        if isinstance(message, StorePromptAdapter | ReadPromptAdapter):
+            self.prompt_adapters.on_message(message)
+        elif self.adapters is not None:
+            self.adapters.on_message(message)
 
     def _submit(self, message: Submit) -> None:
         call = Call(message, self)

@@ -1,0 +1,60 @@
+"""Prompt adapters that an engine keeps for the routers: it computes their tables only as parts of requests."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from structlog.stdlib import BoundLogger
+
+from sluice.ring.adapters import AdapterNews
+from sluice.ring.prompt_adapters import (
+    PromptAdapterMessage,
+    PromptAdapterRead,
+    PromptAdapterStore,
+    StorePromptAdapter,
+)
+
+
+class PromptAdapters:
+    """For the engine's thread; `news` is called from others."""
+
+    def __init__(
+        self,
+        epoch: int,
+        send: Callable[[str, PromptAdapterRead], None],
+        log: BoundLogger,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        """`send`: to the address of a router."""
+        self._epoch = epoch
+        self._send = send
+        self._log = log
+        self._unix_time = unix_time
+        self._store = PromptAdapterStore()
+        self._lock = threading.Lock()
+        """Of the registry, which the heartbeats' thread reads."""
+
+    def news(self, known: int) -> AdapterNews | None:
+        """See `AdapterRegistry.since`."""
+        with self._lock:
+            return self._store.registry.since(known)
+
+    def on_message(self, message: PromptAdapterMessage) -> None:
+        # Meant for an earlier process at this address.
+        if message.engine_epoch != self._epoch:
+            self._log.warning("adapter_message_dropped", reason="other_epoch", kind=type(message).__name__)
+        elif isinstance(message, StorePromptAdapter):
+            self._on_store(message)
+        else:
+            entry = self._store.registry.find(message.id)
+            table = self._store.find(message.id)
+            # If it was removed meanwhile, the news say so.
+            if entry is not None and table is not None:
+                self._send(message.router, PromptAdapterRead(self._epoch, entry, table))
+
+    def _on_store(self, message: StorePromptAdapter) -> None:
+        entry = message.entry
+        with self._lock:
+            stored = self._store.merge(entry, message.table, self._unix_time())
+        if stored:
+            self._log.info("prompt_adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)

@@ -1,0 +1,55 @@
+"""Pages of a list, after https://google.aip.dev/158: a token, opaque to callers, names the last item before it."""
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from router.errors import RequestError, Violation, shown
+
+DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
+MAX_TOKEN_CHARS = 2048
+
+T = TypeVar("T")
+
+
+class ListRequest(Protocol):
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def page_token(self) -> str: ...
+
+
+def page_of(items: Iterable[T], name: Callable[[T], str], request: ListRequest) -> tuple[list[T], str]:
+    """The items of a page by name, and the token of the next one; empty: this is the last.
+
+    Items that come or go between two calls are listed or not; all others are listed once. Raises RequestError.
+    """
+    size = request.page_size or DEFAULT_PAGE
+    if size > LONGEST_PAGE:
+        raise RequestError.invalid([Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}")])
+    # Of another call, a token is invalid.
+    kind = type(request).__name__
+    last = _read(kind, request.page_token)
+    found = sorted((item for item in items if last is None or name(item) > last), key=name)
+    page = found[:size]
+    return page, _token(kind, name(page[-1])) if len(found) > size else ""
+
+
+def _token(kind: str, last: str) -> str:
+    return urlsafe_b64encode(f"{kind}:{last}".encode()).decode()
+
+
+def _read(kind: str, token: str) -> str | None:
+    if not token:
+        return None
+    try:
+        data = urlsafe_b64decode(token.encode()) if len(token) <= MAX_TOKEN_CHARS else b""
+        found, separator, last = data.decode().partition(":")
+    except (binascii.Error, ValueError):
+        found = separator = last = ""
+    # Decoding skips characters that are not of base64.
+    if not separator or found != kind or _token(kind, last) != token:
+        description = f"is {shown(token)}, must be the next_page_token of this call's last answer"
+        raise RequestError.invalid([Violation("page_token", description, private=True)])
+    return last

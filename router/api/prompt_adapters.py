@@ -1,0 +1,113 @@
+"""The calls of sluice.v1.ModelService for prompt adapters."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from structlog.stdlib import BoundLogger
+
+from router.api.paging import page_of
+from router.errors import RequestError, Violations
+from router.peers.prompt_adapters import PromptAdapters
+from router.requests.dispatcher import Dispatcher
+from router.validate.adapter import adapter_not_found, check_form
+from router.validate.model import Limits, Model
+from router.validate.prompt_files import PromptFiles, read_folder, read_rows
+from router.validate.spec import check_model
+from router.validate.tables import check_hidden_size, check_rows
+from sluice.ring.adapters import AdapterEntry
+from sluice.ring.errors import ErrorCode
+from sluice.ring.tables import Table
+from sluice.v1 import admin_pb2 as pb
+from sluice.v1.generation_pb2 import Embeddings
+
+ID_FIELD = "prompt_adapter_id"
+MAX_LOADING = 4
+"""At a time: each may take twice its size in memory."""
+CONFIGURED_SECONDS = 1.0
+"""Between two looks for engines, and until engines have said what they know."""
+
+
+@dataclass(frozen=True)
+class PromptAdapterCalls:
+    _model: Model
+    _limits: Limits
+    _dispatcher: Dispatcher
+    _adapters: PromptAdapters
+    _folders: tuple[str, ...]
+    """From which files may be read."""
+    _configured: Mapping[str, str]
+    """Paths by id, to be loaded from the start on."""
+    _log: BoundLogger
+    _loading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADING))
+
+    async def load(self, message: pb.LoadPromptAdapterRequest) -> pb.LoadPromptAdapterResponse:
+        """Raises RequestError."""
+        check_model(message.model, self._model, "model")
+        bad = Violations()
+        check_form(ID_FIELD, message.prompt_adapter_id, bad)
+        source = message.WhichOneof("source")
+        if not (message.path if source == "path" else source):
+            bad.add("path", "is empty, and neither files nor rows is set")
+        bad.at_most("path", len(message.path), 1024, "characters")
+        bad.raise_if_any()
+        if self._loading.locked():
+            raise RequestError(ErrorCode.OVERLOADED, f"{MAX_LOADING} prompt adapters are being loaded: try again later")
+        async with self._loading:
+            table = await self._table(message)
+        entry = self._adapters.load(message.prompt_adapter_id, message.path, table)
+        return pb.LoadPromptAdapterResponse(prompt_adapter=_message(entry))
+
+    def unload(self, message: pb.UnloadPromptAdapterRequest) -> pb.UnloadPromptAdapterResponse:
+        """Raises RequestError."""
+        if not self._adapters.unload(message.prompt_adapter_id):
+            raise adapter_not_found(ID_FIELD, message.prompt_adapter_id)
+        return pb.UnloadPromptAdapterResponse()
+
+    def list(self, message: pb.ListPromptAdaptersRequest) -> pb.ListPromptAdaptersResponse:
+        """Raises RequestError."""
+        page, token = page_of(self._adapters.loaded(), lambda entry: entry.id, message)
+        return pb.ListPromptAdaptersResponse(prompt_adapters=map(_message, page), next_page_token=token)
+
+    async def run(self) -> None:
+        """Keep all routers up to date, and load what is configured, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._load_configured())
+            await self._adapters.run()
+
+    async def _load_configured(self) -> None:
+        while not self._dispatcher.hidden_sizes:
+            await asyncio.sleep(CONFIGURED_SECONDS)
+        # Engines that ran before may know newer changes of these ids.
+        await asyncio.sleep(CONFIGURED_SECONDS)
+        for adapter_id, path in self._configured.items():
+            if self._adapters.is_unknown(adapter_id):
+                try:
+                    await self.load(pb.LoadPromptAdapterRequest(prompt_adapter_id=adapter_id, path=path))
+                except RequestError as error:
+                    self._log.error("adapter_not_loaded", adapter=adapter_id, path=path, reason=error.message)
+
+    async def _table(self, message: pb.LoadPromptAdapterRequest) -> Table:
+        """Raises RequestError."""
+        field = message.WhichOneof("source") or ""
+        rows = message.rows if field == "rows" else await asyncio.to_thread(self._read, field, message)
+        bad = Violations()
+        found = check_rows(field, rows, self._limits, bad)
+        bad.raise_if_any()
+        if found is None:
+            raise RequestError(ErrorCode.INTERNAL, "rows without a violation were refused")
+        known = self._dispatcher.hidden_sizes
+        if known is None:
+            raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
+        check_hidden_size(found, known)
+        return await asyncio.to_thread(found.checked)
+
+    def _read(self, field: str, message: pb.LoadPromptAdapterRequest) -> Embeddings:
+        """In a thread: it reads and parses files."""
+        if field == "path":
+            return read_rows(field, read_folder(message.path, self._folders))
+        return read_rows(field, PromptFiles(message.files.config_json, message.files.safetensors))
+
+
+def _message(entry: AdapterEntry) -> pb.PromptAdapter:
+    return pb.PromptAdapter(prompt_adapter_id=entry.id, path=entry.path, rows=entry.size, version=entry.version)

@@ -1,0 +1,144 @@
+"""A prompt that peft has tuned, as peft saves it -> its rows, not yet compared with the model.
+
+The files come from users: sizes are bounded before anything is parsed. Routers do without the package of safetensors,
+whose format (https://github.com/huggingface/safetensors#format) is a JSON object that says where each tensor's bytes
+are; a file of prompt tuning has one.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from router.errors import RequestError, Violation, shown
+from sluice.ring.adapters import MAX_CONFIG_BYTES
+from sluice.ring.tables import MAX_TABLE_BYTES
+from sluice.v1 import generation_pb2 as pb
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MAX_HEADER_BYTES = 1 << 16
+MAX_WEIGHTS_BYTES = MAX_TABLE_BYTES + MAX_HEADER_BYTES + 8
+TENSOR = "prompt_embeddings"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+WITHOUT_EFFECT = frozenset(
+    [
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "num_attention_heads",
+        "num_layers",
+        "prompt_tuning_init",
+        "prompt_tuning_init_text",
+        "tokenizer_name_or_path",
+        "tokenizer_kwargs",
+    ]
+)
+"""Options that matter in training only, or for other kinds of adapters."""
+READ = frozenset(["peft_type", "num_virtual_tokens", "token_dim", "num_transformer_submodules"])
+
+INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+Size = Annotated[int, Meta(ge=0, le=1 << 32)]
+
+
+class PromptFiles(NamedTuple):
+    config: bytes
+    weights: bytes
+
+
+class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: Annotated[tuple[Size, ...], Meta(max_length=8)]
+    data_offsets: tuple[Size, Size]
+    """Behind the header: the first byte, and the one after the last."""
+
+
+def read_folder(path: str, folders: Iterable[str]) -> PromptFiles:
+    """Reads files. Raises RequestError unless the path lies, without symbolic links, in one of `folders`."""
+    try:
+        folder = Path(path).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _refused("path", f"{shown(path)} is not a folder: {error}") from error
+    if not any(folder.is_relative_to(Path(allowed).resolve()) for allowed in folders):
+        raise _refused("path", f"{shown(path)} does not lie in one of prompt_adapter_folders")
+    return PromptFiles(_read(folder, CONFIG, MAX_CONFIG_BYTES), _read(folder, WEIGHTS, MAX_WEIGHTS_BYTES))
+
+
+def read_rows(field: str, files: PromptFiles) -> pb.Embeddings:
+    """`field`: of the call, for errors. Raises RequestError."""
+    for name, data, limit in (
+        (CONFIG, files.config, MAX_CONFIG_BYTES),
+        (WEIGHTS, files.weights, MAX_WEIGHTS_BYTES),
+    ):
+        if len(data) > limit:
+            raise _refused(field, f"{name} has {len(data)} bytes, at most {limit} are read")
+    raw = _read_config(field, files.config)
+    tensor, data = _read_tensor(field, files.weights)
+    if tensor.dtype not in DTYPES:
+        raise _refused(field, f"{WEIGHTS} has values of type {shown(tensor.dtype)}, must be one of {', '.join(DTYPES)}")
+    expected = [raw.get("num_virtual_tokens"), raw.get("token_dim")]
+    # peft may leave them out, or None.
+    known = [size for size, named in zip(tensor.shape, expected, strict=False) if named is not None]
+    if len(tensor.shape) != 2 or known != [size for size in expected if size is not None]:
+        found = f"{TENSOR} has the shape {list(tensor.shape)}, {CONFIG} says {shown(expected)}"
+        raise _refused(field, found)
+    return pb.Embeddings(shape=tensor.shape, dtype=DTYPES[tensor.dtype], data=data)
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    path = folder / name
+    try:
+        # A link may lead out of the folders.
+        if path.resolve() != path or (path.exists() and not path.is_file()):
+            raise _refused("path", f"{name} is not a file")
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        if name == WEIGHTS and (folder / PICKLE).exists():
+            reason = f"{PICKLE} is a pickle, which may run code: save the prompt as {WEIGHTS}"
+        else:
+            reason = f"{name} cannot be read: {error.strerror or error}"
+        raise _refused("path", reason) from error
+
+
+def _read_config(field: str, data: bytes) -> dict[str, Any]:
+    try:
+        raw = msgspec.json.decode(data, type=dict[str, Any])
+    except INVALID_JSON as error:
+        raise _refused(field, f"{CONFIG} is not a JSON object: {error}") from error
+    if raw.get("peft_type") != "PROMPT_TUNING":
+        raise _refused(field, f"{CONFIG}: peft_type must be PROMPT_TUNING, not {shown(raw.get('peft_type'))}")
+    for name, value in raw.items():
+        if name not in WITHOUT_EFFECT and name not in READ and value not in (None, False, [], {}, ""):
+            raise _refused(field, f"{CONFIG}: {shown(name)} = {shown(value)} is not supported")
+    if raw.get("num_transformer_submodules") not in (None, 1):
+        value = shown(raw["num_transformer_submodules"])
+        raise _refused(field, f"{CONFIG}: num_transformer_submodules = {value} is not supported")
+    return raw
+
+
+def _read_tensor(field: str, data: bytes) -> tuple[_Tensor, bytes]:
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
+        raise _refused(field, f"{WEIGHTS} is not a safetensors file: its header is said to have {size} bytes")
+    try:
+        header = msgspec.json.decode(data[8 : 8 + size], type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        if header.keys() != {TENSOR}:
+            raise _refused(field, f"{WEIGHTS} has the tensors {shown(sorted(header)[:8])}, must have {TENSOR} alone")
+        tensor = msgspec.json.decode(header[TENSOR], type=_Tensor)
+    except INVALID_JSON as error:
+        raise _refused(field, f"{WEIGHTS} is not a safetensors file: {error}") from error
+    values = data[8 + size :]
+    if tensor.data_offsets != (0, len(values)):
+        raise _refused(field, f"{WEIGHTS} has {len(values)} bytes of values, its header says {tensor.data_offsets}")
+    return tensor, values
+
+
+def _refused(field: str, description: str) -> RequestError:
+    return RequestError.invalid([Violation(field, description, private=True)])
