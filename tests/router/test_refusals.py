@@ -25,9 +25,9 @@ def chat(message: pb.ChatMessage, **fields) -> pb.GenerationSpec:
         ),
         (
             text_spec(prompt_adapter_id="p"),
-            "NOT_BUILT_YET",
+            "ADAPTER_NOT_FOUND",
             ["spec.prompt_adapter_id"],
-            "not built yet: spec.prompt_adapter_id",
+            "it quotes the request",
         ),
         (
             text_spec(stopping=StoppingCriteria(max_tokens=2048)),

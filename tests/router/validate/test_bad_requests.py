@@ -337,7 +337,8 @@ SPECS = [
         "spec.resume[0].model_fingerprint",
     ),
     ("resume of an output beyond n", text_spec(resume=[pb.ResumeFrom(index=1)]), INVALID, "spec.resume[0].index"),
-    ("prompt adapter", text_spec(prompt_adapter_id="p"), UNBUILT, "spec.prompt_adapter_id"),
+    ("an unknown prompt adapter", text_spec(prompt_adapter_id="p"), StatusCode.NOT_FOUND, "spec.prompt_adapter_id"),
+    ("a prompt adapter with a blank", text_spec(prompt_adapter_id="p q"), INVALID, "spec.prompt_adapter_id"),
     ("best_of below n", text_spec(best_of=1, n=2), INVALID, "spec.best_of"),
     ("best_of is 0", text_spec(best_of=0), INVALID, "spec.best_of"),
     ("many to choose from", text_spec(best_of=129), INVALID, "spec.best_of"),
@@ -495,7 +496,6 @@ SPECS = [
 ]
 REASONS = {
     INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"},
-    UNBUILT: {"NOT_BUILT_YET"},
     StatusCode.NOT_FOUND: {"ADAPTER_NOT_FOUND"},
     StatusCode.PERMISSION_DENIED: {"FORBIDDEN"},
 }
@@ -624,6 +624,14 @@ async def test_the_other_generation_calls(client, method, request_message, code,
         ("models", "LoadLora", admin_pb2.LoadLoraRequest(lora_id="x", path="/x"), UNBUILT, None),
         ("models", "UnloadLora", admin_pb2.UnloadLoraRequest(), StatusCode.NOT_FOUND, "lora_id"),
         ("models", "ListLoras", admin_pb2.ListLorasRequest(page_size=1001), INVALID, "page_size"),
+        ("models", "LoadPromptAdapter", admin_pb2.LoadPromptAdapterRequest(), INVALID, "prompt_adapter_id"),
+        (
+            "models",
+            "UnloadPromptAdapter",
+            admin_pb2.UnloadPromptAdapterRequest(),
+            StatusCode.NOT_FOUND,
+            "prompt_adapter_id",
+        ),
         ("admin", "Drain", admin_pb2.DrainRequest(timeout=Duration(seconds=-1)), INVALID, "timeout"),
     ],
 )

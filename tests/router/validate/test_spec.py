@@ -8,12 +8,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
 from router.errors import RequestError
+from router.validate import fields as unbuilt
 from router.validate.fields import REJECTED
 from router.validate.model import describe, limits_of
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.adapters import Adapter
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
+from sluice.ring.tables import Table
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
@@ -35,11 +37,12 @@ def model(checkpoint):
 
 
 ADAPTERS = {"sql": Adapter("sql", "0" * 32, "/sql")}
+TABLES = {"terse": Table.of(1, 2, "float16", bytes(4))}
 
 
 def spec_of(message, model, streaming=True):
     limits = limits_of(RouterSettings(model="m"), model.max_context_tokens)
-    return parse(message, model, limits, streaming, ADAPTERS.get)
+    return parse(message, model, limits, streaming, ADAPTERS.get, lambda name, _: TABLES.get(name))
 
 
 VOCABULARY = 4096
@@ -83,8 +86,10 @@ def at(path):
     return message
 
 
-@pytest.mark.parametrize("path", sorted(REJECTED))
-def test_what_is_refused_is_named(path, model):
+@pytest.mark.parametrize("path", ["client_id", "sampling.seed", *sorted(REJECTED)])
+def test_what_is_refused_is_named(path, model, monkeypatch):
+    monkeypatch.setattr(unbuilt, "REJECTED", REJECTED | {path})
+    monkeypatch.setattr(unbuilt, "GROUPS", {"sampling"})
     with pytest.raises(RequestError) as error:
         spec_of(at(path), model)
     assert error.value.code is ErrorCode.NOT_BUILT_YET
@@ -190,6 +195,7 @@ SAMPLES = {
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
     "prompt_embeds": {"prompt_embeds": ROW},
+    "prompt_adapter_id": {"prompt_adapter_id": "terse"},
     "prompt_table": {"prompt_table": pb.PromptTable(embeddings=ROW)},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
 }
