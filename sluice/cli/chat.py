@@ -13,6 +13,7 @@ from sluice.cli.common import (
     Seed,
     Server,
     Temperature,
+    TunedPrompt,
     asks_server,
     describe,
     fail,
@@ -35,9 +36,11 @@ def chat(
     temperature: Temperature = None,
     seed: Seed = None,
     lora: Adapter = None,
+    prompt_adapter: TunedPrompt = None,
 ) -> None:
     """Chat with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D quits."""
-    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed, lora_id=lora)
+    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    options |= Options(lora_id=lora, prompt_adapter_id=prompt_adapter)
     with server.client() as client:
         check_chat(client)
         Conversation(client, system, options).run()

@@ -12,6 +12,7 @@ from sluice.cli.generate import generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
 from sluice.cli.lora import lora
+from sluice.cli.prompt_adapter import prompt_adapter
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
@@ -35,6 +36,7 @@ app.command()(cache_events)
 app.command()(serving_version)
 app.command()(keygen)
 app.add_typer(lora, name="lora")
+app.add_typer(prompt_adapter, name="prompt-adapter")
 app.add_typer(protos, name="protos")
 
 

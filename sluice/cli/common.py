@@ -19,6 +19,7 @@ TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely to
 TopP = Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this probability mass")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text")]
 Adapter = Annotated[str | None, typer.Option(help="LoRA adapter to use, by its id")]
+TunedPrompt = Annotated[str | None, typer.Option("--prompt-adapter", help="Prompt adapter to use, by its id")]
 PEM = {"exists": True, "dir_okay": False}
 
 

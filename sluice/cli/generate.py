@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.cli.common import Adapter, MaxTokens, Seed, Server, Temperature, TopK, TopP, asks_server, notes
+from sluice.cli.common import Adapter, MaxTokens, Seed, Server, Temperature, TopK, TopP, TunedPrompt, asks_server, notes
 from sluice.client import FinishReason, Options, Stream
 
 
@@ -23,6 +23,7 @@ def generate(
     top_p: TopP = None,
     seed: Seed = None,
     lora: Adapter = None,
+    prompt_adapter: TunedPrompt = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable")] = None,
     json_schema: Annotated[Path | None, typer.Option(help="File of a JSON Schema that the output follows")] = None,
     json_object: Annotated[bool, typer.Option("--json", help="The output is a JSON object")] = False,
@@ -41,7 +42,8 @@ def generate(
     """Complete a text. Only the completion is written to stdout."""
     prompt = sys.stdin.read() if text == "-" else text
     options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    options |= Options(lora_id=lora, stop=stop, echo=echo or None, prompt_logprobs=prompt_logprobs)
+    options |= Options(lora_id=lora, prompt_adapter_id=prompt_adapter, stop=stop)
+    options |= Options(echo=echo or None, prompt_logprobs=prompt_logprobs)
     guided = _guide(json_schema, regex, grammar, choice, json_object=json_object)
     if guided:
         options["guided"] = guided

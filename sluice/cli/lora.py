@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server, describe, fail, print_error
-from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS
+from sluice.cli.common import Server, asks_server, fail
+from sluice.cli.each_router import print_lists, report
+from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import Lora, RouterLoras
 
 LoraId = Annotated[str, typer.Argument(metavar="ID", help="The name under which requests use it")]
@@ -61,33 +61,11 @@ def list_loras(server: Server) -> None:
     """List the adapters; if routers know different ones, those of each. Exit code 1 if a router failed."""
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         found = client.list_loras()
-    console = Console(highlight=False)
-    console.width = console.width if console.is_terminal else FILE_WIDTH
-    answered = [each for each in found if each.error is None]
-    if len({each.loras for each in answered}) == 1:
-        console.print(_table(answered[0].loras))
-    else:
-        for each in answered:
-            console.print(f"{each.address}:", markup=False)
-            console.print(_table(each.loras))
-    _check(found)
+    print_lists([(each.address, each.loras, each.error) for each in found], _table)
 
 
 def _report(found: Sequence[RouterLoras], done: str) -> None:
-    for each in found:
-        if each.error is None:
-            print(f"{each.address}: {' '.join([*map(_line, each.loras), done])}")
-    _check(found)
-
-
-def _check(found: Sequence[RouterLoras]) -> None:
-    """Raises typer.Exit if a router failed."""
-    failed = [each for each in found if each.error is not None]
-    for each in failed:
-        if each.error is not None:
-            print_error(f"{each.address}: {describe(each.error, each.address)}")
-    if failed:
-        raise typer.Exit(1)
+    report([(each.address, [_line(lora) for lora in each.loras], each.error) for each in found], done)
 
 
 def _line(found: Lora) -> str:

@@ -28,6 +28,7 @@ from sluice.client.errors import (
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
 from sluice.client.loras import Lora, LoraWeights, RouterLoras, read_lora
 from sluice.client.options import KvCache, Message, Options, Prompt, PromptEmbeds, TokenRangeRetention
+from sluice.client.prompt_adapters import PromptAdapter, RouterPromptAdapters
 from sluice.client.results import (
     Chunk,
     FinishReason,
@@ -47,7 +48,8 @@ __all__ = [
     "AsyncSteps", "AsyncStream", "CacheEvents", "Cancelled", "Chunk", "Client", "ClientOptions", "DeadlineExceeded",
     "Embeddings", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora", "LoraWeights",
     "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
-    "Overloaded", "Poison", "Prompt", "PromptEmbeds", "RankAnswer", "RouterLoras", "ServerError", "ServingVersion",
-    "SluiceError", "Steps", "Stream", "Tensor", "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention",
-    "Tokenization", "Unauthenticated", "Unavailable", "Usage", "Violation", "embeddings_of", "read_lora",
+    "Overloaded", "Poison", "Prompt", "PromptAdapter", "PromptEmbeds", "RankAnswer", "RouterLoras",
+    "RouterPromptAdapters", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor", "Timings",
+    "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable", "Usage",
+    "Violation", "embeddings_of", "read_lora",
 ]  # fmt: skip

@@ -9,13 +9,15 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from sluice.client import loras, requests
+from sluice.client import loras, prompt_adapters, requests
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
+from sluice.client.each_router import Listing
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
-from sluice.client.loras import AdapterFolder, Folder, LoraList, RouterLoras, Upload
+from sluice.client.loras import AdapterFolder, Folder, RouterLoras, Upload
 from sluice.client.options import Options, Prompt
+from sluice.client.prompt_adapters import RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import AsyncStream
@@ -63,7 +65,14 @@ class AsyncClient:
         return str((await self._call(lambda router: router.generation.Detokenize, request)).text)
 
     async def models(self) -> list[admin_pb2.Model]:
-        return list((await self._call(lambda router: router.models.ListModels, admin_pb2.ListModelsRequest())).models)
+        found: list[admin_pb2.Model] = []
+        request = admin_pb2.ListModelsRequest()
+        while True:
+            answer = await self._call(lambda router: router.models.ListModels, request)
+            found += answer.models
+            if not answer.next_page_token:
+                return found
+            request.page_token = answer.next_page_token
 
     async def stats(self) -> admin_pb2.Stats:
         """Statistics of the engines and detokenizers."""
@@ -160,13 +169,49 @@ class AsyncClient:
 
         Answers and errors are as those of `load_lora`.
         """
-        lists = [LoraList(router) for router in self._routers.all]
-        while unread := [each for each in lists if not each.is_complete]:
-            calls = [(each.router, each.next_request()) for each in unread]
-            answers = await self._all(lambda router: router.models.ListLoras, calls, timeout)
-            for each, answer in zip(unread, answers, strict=True):
-                each.add(answer)
+        lists = await self._list(loras.listing, lambda router: router.models.ListLoras, timeout)
         return loras.read_lists(self.addresses, lists)
+
+    async def load_prompt_adapter(
+        self,
+        prompt_adapter_id: str,
+        *,
+        rows: Any = None,
+        folder: Folder | None = None,
+        path: str | None = None,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> list[RouterPromptAdapters]:
+        """Load the rows of prompt tuning under an id that requests name as `prompt_adapter_id`: at every router.
+
+        `rows` are as in the option `prompt_table`; `folder` is one on this machine, as peft saves it, whose files are
+        uploaded; `path` is one on the routers' machines. An id that is loaded again stands for the new rows from then
+        on. The answers are in the order of `addresses`; a router that failed has an `error`, which is raised if all
+        failed. Not repeated after a failure. Raises SluiceError, OSError and ValueError for files that cannot be read,
+        TypeError unless one of the three is given.
+        """
+        request = await asyncio.to_thread(prompt_adapters.load_request, prompt_adapter_id, path, folder, rows, model)
+        answers = await self._each(lambda router: router.models.LoadPromptAdapter, request, timeout)
+        return prompt_adapters.read_loaded(self.addresses, answers)
+
+    async def unload_prompt_adapter(
+        self, prompt_adapter_id: str, *, timeout: float | None = None
+    ) -> list[RouterPromptAdapters]:
+        """Forget a prompt adapter, at every router; requests that have begun keep it.
+
+        Answers and errors are as those of `load_prompt_adapter`. Raises AdapterNotFound if no router knows the id.
+        """
+        request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
+        answers = await self._each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
+        return prompt_adapters.read_unloaded(self.addresses, answers)
+
+    async def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
+        """The loaded prompt adapters by id, as each router knows them: all know the same within seconds.
+
+        Answers and errors are as those of `load_prompt_adapter`.
+        """
+        lists = await self._list(prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout)
+        return prompt_adapters.read_lists(self.addresses, lists)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
@@ -214,6 +259,16 @@ class AsyncClient:
         self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None
     ) -> bool:
         return any_yes(yes, await self._each(method, request, timeout))
+
+    async def _list(self, listing: Callable[[Router], Listing], method: Method, timeout: float | None) -> list[Listing]:
+        """All pages of each router."""
+        lists = [listing(router) for router in self._routers.all]
+        while unread := [each for each in lists if not each.is_complete]:
+            calls = [(each.router, each.next_request()) for each in unread]
+            answers = await self._all(method, calls, timeout)
+            for each, answer in zip(unread, answers, strict=True):
+                each.add(answer)
+        return lists
 
     async def _each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
         """The answer or the error of each router."""

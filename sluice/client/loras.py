@@ -11,14 +11,14 @@ import grpc
 from grpc import aio
 
 from sluice.client.connection import Router
-from sluice.client.errors import AdapterNotFound, SluiceError
+from sluice.client.each_router import Listing, each_result, failed, of_unloads
+from sluice.client.errors import SluiceError
 from sluice.v1 import admin_pb2 as pb
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 20
 """Of an upload: what a client holds in memory of a file."""
-PAGE_SIZE = 1000
 UPLOADS = 3
 """Times that an upload is tried; see `is_cut_short`."""
 
@@ -111,32 +111,8 @@ def is_cut_short(request: object, error: BaseException) -> bool:
     )
 
 
-class LoraList:
-    """What one router has listed so far, page by page."""
-
-    def __init__(self, router: Router) -> None:
-        self.router = router
-        self.is_complete = False
-        self._token = ""
-        self._loras: list[Lora] = []
-        self._error: BaseException | None = None
-
-    def next_request(self) -> pb.ListLorasRequest:
-        return pb.ListLorasRequest(page_size=PAGE_SIZE, page_token=self._token)
-
-    def add(self, answer: Any) -> None:
-        """A response, or an error."""
-        if isinstance(answer, BaseException):
-            self._error, self.is_complete = answer, True
-            return
-        self._loras += map(_read, answer.loras)
-        self._token = answer.next_page_token
-        self.is_complete = not self._token
-
-    @property
-    def result(self) -> Any:
-        """The adapters, or an error."""
-        return self._error or tuple(self._loras)
+def listing(router: Router) -> Listing:
+    return Listing(router, pb.ListLorasRequest, lambda answer: [_read(each) for each in answer.loras])
 
 
 def load_request(lora_id: str, path: str, model: str) -> pb.LoadLoraRequest:
@@ -151,21 +127,17 @@ def check_source(path: str | None, folder: Folder | None) -> None:
 
 def read_loaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterLoras]:
     """Of LoadLora or UploadLora, or errors. Raises the first error if no router loaded it."""
-    return _by_router(addresses, [_failed(each) or (_read(each.lora),) for each in answers])
+    return each_result(addresses, [failed(each) or (_read(each.lora),) for each in answers], RouterLoras)
 
 
 def read_unloaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterLoras]:
     """Of UnloadLora, or errors. Raises the first error if no router unloaded it."""
-    results = [_failed(each) or () for each in answers]
-    if () in results:
-        # Routers tell each other: one may have been told before it was asked.
-        results = [() if isinstance(each, AdapterNotFound) else each for each in results]
-    return _by_router(addresses, results)
+    return each_result(addresses, of_unloads(answers), RouterLoras)
 
 
-def read_lists(addresses: Sequence[str], lists: Sequence[LoraList]) -> list[RouterLoras]:
+def read_lists(addresses: Sequence[str], lists: Sequence[Listing]) -> list[RouterLoras]:
     """Raises the first error if no router answered."""
-    return _by_router(addresses, [each.result for each in lists])
+    return each_result(addresses, [each.result for each in lists], RouterLoras)
 
 
 def raise_read_error(uploads: Sequence[Upload]) -> None:
@@ -173,23 +145,6 @@ def raise_read_error(uploads: Sequence[Upload]) -> None:
     for upload in uploads:
         if upload.error is not None:
             raise upload.error
-
-
-def _by_router(addresses: Sequence[str], results: Sequence[Any]) -> list[RouterLoras]:
-    """`results`: adapters or an error of each router."""
-    errors = [each for each in results if isinstance(each, BaseException)]
-    for error in errors:
-        # Anything else is a fault of this program.
-        if not isinstance(error, SluiceError) or len(errors) == len(results):
-            raise error
-    return [
-        RouterLoras(address, error=each) if isinstance(each, SluiceError) else RouterLoras(address, each)
-        for address, each in zip(addresses, results, strict=True)
-    ]
-
-
-def _failed(answer: Any) -> BaseException | None:
-    return answer if isinstance(answer, BaseException) else None
 
 
 def _read(lora: pb.Lora) -> Lora:

@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     lora_weights: LoraWeights | None
     """See `read_lora`."""
     prompt_adapter_id: str | None
+    """See `Client.load_prompt_adapter`."""
     prompt_table: Any
     """Rows [virtual tokens, hidden size], see `embeddings_of`, or a mapping with these as "embeddings" and, with token
     ids, "token_extra_ids"."""

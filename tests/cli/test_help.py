@@ -24,6 +24,8 @@ from sluice.cli.commands import app
         ["serving-version"],
         ["lora"],
         ["lora", "load"],
+        ["prompt-adapter"],
+        ["prompt-adapter", "load"],
         ["keygen"],
         ["protos"],
         ["protos", "export"],

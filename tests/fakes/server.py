@@ -52,10 +52,10 @@ def bad_request(field_name: str, description: str) -> Failure:
     )
 
 
-def adapter_not_found(lora_id: str) -> Failure:
+def adapter_not_found(name: str, field: str = "lora_id") -> Failure:
     """As of routers."""
     info = error_details_pb2.ErrorInfo(reason="ADAPTER_NOT_FOUND", domain="sluice")
-    return Failure(grpc.StatusCode.NOT_FOUND, f"lora_id is {lora_id!r}; no adapter is loaded under this id", (info,))
+    return Failure(grpc.StatusCode.NOT_FOUND, f"{field} is {name!r}; no adapter is loaded under this id", (info,))
 
 
 @dataclass
@@ -97,6 +97,8 @@ class Script:
     uploads: dict[str, list[bytes]] = field(default_factory=dict)
     """By id: adapter_config.json, then the parts of the weights, of the latest upload."""
     keeps_uploads: bool = True
+    prompt_adapters: dict[str, admin_pb2.PromptAdapter] = field(default_factory=dict)
+    """By id; LoadPromptAdapter and UnloadPromptAdapter change them."""
     steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
     """Told one after the other; after that nothing more comes."""
     cache_events: list[admin_pb2.StreamCacheEventsResponse] = field(default_factory=list)
@@ -228,6 +230,27 @@ class FakeServer(
         found = [lora for lora_id, lora in sorted(self.script.loras.items()) if lora_id > request.page_token]
         token = found[1].lora_id if len(found) > 2 else ""
         return admin_pb2.ListLorasResponse(loras=found[:2], next_page_token=token)
+
+    def LoadPromptAdapter(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        name = request.prompt_adapter_id
+        found = admin_pb2.PromptAdapter(prompt_adapter_id=name, path=request.path, rows=8, version="1")
+        self.script.prompt_adapters[name] = found
+        return admin_pb2.LoadPromptAdapterResponse(prompt_adapter=found)
+
+    def UnloadPromptAdapter(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        if self.script.prompt_adapters.pop(request.prompt_adapter_id, None) is None:
+            adapter_not_found(request.prompt_adapter_id, "prompt_adapter_id").abort(context)
+        return admin_pb2.UnloadPromptAdapterResponse()
+
+    def ListPromptAdapters(self, request: Any, context: Any) -> Any:
+        """Two in a page."""
+        self._note(request, context)
+        every = sorted(self.script.prompt_adapters.items())
+        found = [adapter for name, adapter in every if name > request.page_token]
+        token = found[1].prompt_adapter_id if len(found) > 2 else ""
+        return admin_pb2.ListPromptAdaptersResponse(prompt_adapters=found[:2], next_page_token=token)
 
     def GetStats(self, request: Any, context: Any) -> Any:
         self._note(request, context)
