@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.ring.adapters import AdapterFiles
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
@@ -251,8 +250,8 @@ class AdapterLibrary(Protocol):
     def load(self, path: str) -> Loading:
         """From a folder on this machine."""
 
-    def offer(self, files: AdapterFiles) -> Loading:
-        """That was uploaded."""
+    def offer(self, version: str, parts: Sequence[bytes]) -> Loading:
+        """That was uploaded: the data of all parts, see `AdapterPart`. ADAPTER_MISSING: not this version."""
 
     def held(self) -> list[str]:
         """Versions in host memory."""
