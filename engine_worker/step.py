@@ -205,6 +205,10 @@ class Launched(Protocol):
     def collect(self) -> list[Drawn]:
         """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
 
+    def missing_adapters(self) -> Mapping[int, str]:
+        """Once collected: adapters of its slices that are not on the device, because their load failed in this step or
+        in one before, by number, with the reason. The results of these slices are meaningless."""
+
     def prompt_logprobs(self) -> list[bytes]:
         """Once collected: of each slice with `scored`, in order, the rows as in `sluice.ring.prompt_logprobs`."""
 
