@@ -171,7 +171,7 @@ class ScriptedRunner:
         """The same."""
         self.violations: list[str] = []
         self.fail: str | None = None
-        """At "launch", "before", "after" computing: the next step raises; "load": it lacks the first adapter that it loads."""
+        """At "launch", "before", "after" computing: the next step raises; "load": the first of its loads fails."""
         self.fail_moving = False
         """The next step that brings blocks to the device raises in the midst of that."""
         self.missing: dict[int, str] = {}
