@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.ring.adapters import AdapterFiles
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
@@ -206,6 +205,10 @@ class Launched(Protocol):
     def collect(self) -> list[Drawn]:
         """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
 
+    def missing_adapters(self) -> Mapping[int, str]:
+        """Once collected: adapters of its slices that are not on the device, because their load failed in this step or
+        in one before, by number, with the reason. The results of these slices are meaningless."""
+
     def prompt_logprobs(self) -> list[bytes]:
         """Once collected: of each slice with `scored`, in order, the rows as in `sluice.ring.prompt_logprobs`."""
 
@@ -251,8 +254,8 @@ class AdapterLibrary(Protocol):
     def load(self, path: str) -> Loading:
         """From a folder on this machine."""
 
-    def offer(self, files: AdapterFiles) -> Loading:
-        """That was uploaded."""
+    def offer(self, version: str, parts: Sequence[bytes]) -> Loading:
+        """That was uploaded: the data of all parts, see `AdapterPart`. ADAPTER_MISSING: not this version."""
 
     def held(self) -> list[str]:
         """Versions in host memory."""

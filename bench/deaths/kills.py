@@ -6,15 +6,16 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
-from bench.deaths import streams
+from bench.deaths import adapters, streams
 from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
 from bench.harness.stats import thinned
@@ -30,6 +31,8 @@ class KillPlan(streams.StreamsPlan, frozen=True):
     kills: int = 50
     seconds_between: float = 2.0
     seed: int = 0
+    adapters: "KillPlan | None" = None
+    """Afterwards the same with LoRA adapters, in a ring of its own; see `bench.deaths.adapters`."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -53,6 +56,11 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     memory: list[Trail]
     rounded: int = 0
     """Of the wrong ones, how many differ by rounding alone."""
+    adapters: "KillResult | None" = None
+
+    @property
+    def parts(self) -> "list[KillResult]":
+        return [self] if self.adapters is None else [self, self.adapters]
 
     @property
     def killed(self) -> dict[str, int]:
@@ -82,13 +90,20 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
     return deaths
 
 
-def measure(plan: KillPlan, _: Path, step: Step) -> KillResult:
+def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     with plan.ring({}) as ring:
-        return asyncio.run(_measure(ring, plan, step))
+        found = asyncio.run(_measure(ring, plan, plan.requests, step))
+    if plan.adapters is None:
+        return found
+    beside = replace(plan.adapters, threads=plan.threads)
+    adapters.write_adapters(folder)
+    with adapters.ring(beside, folder) as ring:
+        asked = adapters.requests(beside, folder)
+        return replace(found, adapters=asyncio.run(_measure(ring, beside, asked, step)))
 
 
-async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
-    asked, watch, counter = plan.requests, MemoryWatch(ring), streams.StreamCounter()
+async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[streams.StreamRequest], step: Step) -> KillResult:
+    watch, counter = MemoryWatch(ring), streams.StreamCounter()
     async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await streams.undisturbed(client, asked, lambda: step("undisturbed"))
@@ -121,9 +136,13 @@ def section(result: KillResult) -> Section:
         "Streams while services die",
         f"{plan.text}, of which a random one gets SIGKILL every {plan.seconds_between:g} s. "
         "Each is compared with its undisturbed run: text, token ids, logprobs, finish reason, usage.",
-        [_answer(result)],
+        [_answer(result), *([] if result.adapters is None else [_adapters(result.adapters)])],
         [_pauses(result), _memory(result)],
     )
+
+
+def _adapters(result: KillResult) -> str:
+    return f"Then, on engines with `lora`, {result.plan.text}: {_answer(result)}"
 
 
 def soak_section(result: KillResult) -> Section:
@@ -218,6 +237,8 @@ def draw_soak(result: KillResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(KillPlan(), KillPlan(8, 60, kills=3), measure, KillResult, section, draw)
+WITH_ADAPTERS = KillPlan(21, 120, kills=20, seed=8, mixed=adapters.MIXED)
+QUICK = KillPlan(8, 60, kills=3, adapters=replace(WITH_ADAPTERS, streams=7, max_tokens=60, kills=3))
+TOPIC = Topic(KillPlan(adapters=WITH_ADAPTERS), QUICK, measure, KillResult, section, draw)
 QUICK_SOAK = soak_plan(0.1, 5.0, streams=8, max_tokens=60)
 SOAK = Topic(soak_plan(30.0, 20.0), QUICK_SOAK, measure, KillResult, soak_section, draw_soak)

@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -121,26 +122,28 @@ class StreamsPlan(Plan, frozen=True):
 
     @property
     def requests(self) -> list[StreamRequest]:
-        """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
-        kinds = list(KINDS.items())
-        found = []
-        for i in range(self.streams):
-            kind, options = kinds[i % len(kinds)]
-            common = {"max_tokens": self.max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
-            prompt = PROMPTS[i // len(kinds) % len(PROMPTS)] * REPEATED.get(kind, 1)
-            found.append(StreamRequest(kind, prompt, {**common, **options}))
-        return found
+        return in_turns(KINDS, self.streams, self.max_tokens)
 
-    def ring(self, engine: Mapping[str, Any], **options: Any) -> Ring:
-        """`engine`: further settings of the engines."""
+    def ring(self, engine: Mapping[str, Any], router: Mapping[str, Any] | None = None, **options: Any) -> Ring:
+        """`engine`, `router`: further settings of these."""
         return Ring(
             engines=self.engines,
             detokenizers=self.detokenizers,
             routers=self.routers,
             engine_args={**ENGINE, "threads": max(1, self.threads // self.engines), **engine},
-            router_args={"peer_timeout": PEER_SECONDS},
+            router_args={"peer_timeout": PEER_SECONDS, **(router or {})},
             **options,
         )
+
+
+def in_turns(kinds: Mapping[str, Mapping[str, Any]], streams: int, max_tokens: int) -> list[StreamRequest]:
+    """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
+    found = []
+    for i, (kind, options) in zip(range(streams), cycle(kinds.items()), strict=False):
+        common = {"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
+        prompt = PROMPTS[i // len(kinds) % len(PROMPTS)] * REPEATED.get(kind, 1)
+        found.append(StreamRequest(kind, prompt, {**common, **options}))
+    return found
 
 
 def connect(addresses: Sequence[str]) -> AsyncClient:

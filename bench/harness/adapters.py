@@ -20,8 +20,8 @@ TARGETS = {
 DEVIATION = 0.01
 
 
-def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> Adapter:
-    """With all targets of the model."""
+def write_adapter(folder: Path, model: Path, rank: int, seed: int, deviation: float = DEVIATION) -> Adapter:
+    """With all targets of the model; `deviation`: of both factors' values."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     sizes = {
@@ -36,7 +36,7 @@ def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> Adapter:
         for target, (inputs, outputs) in TARGETS.items():
             for side, shape in (("A", (rank, sizes[inputs])), ("B", (sizes[outputs], rank))):
                 name = f"base_model.model.model.layers.{layer}.{target}.lora_{side}.weight"
-                tensors[name] = DEVIATION * torch.randn(shape, generator=generator)
+                tensors[name] = deviation * torch.randn(shape, generator=generator)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))

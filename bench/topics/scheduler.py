@@ -115,6 +115,9 @@ class Done(NamedTuple):
     def collect(self) -> list[Drawn]:
         return self.drawn
 
+    def missing_adapters(self) -> Mapping[int, str]:
+        return {}
+
     def prompt_logprobs(self) -> list[bytes]:
         return []
 

@@ -6,7 +6,7 @@ emits the previous step and plans the next. Without overlap each step is collect
 
 import time
 from collections import abc, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from itertools import islice
 
 from structlog.stdlib import BoundLogger
@@ -33,6 +33,10 @@ from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
 
 STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed while computing this request; see its log")
+
+LOAD_FAILED = Fault(
+    ErrorCode.STEP_FAILED.name, "the request's LoRA adapter could not be copied to the device; see the engine's log"
+)
 
 
 class Engine:
@@ -188,6 +192,8 @@ class Engine:
         if results is None:
             num_drawn, lost = 0, self._fail(step, now)
         else:
+            if results.missing:
+                self._end_missing(step, results.missing, now)
             # Before the tokens: whoever has a token has these too.
             self._respond_scored(results, restarting)
             self._respond_tensors(results, restarting)
@@ -311,6 +317,16 @@ class Engine:
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
         moves = [move for later in (step, *self._in_flight) for move in later.moves]
         return self.cache.undo([*moves, *self.cache.tiers.take_moves()])
+
+    def _end_missing(self, step: InFlightStep, missing: Mapping[int, str], now: float) -> None:
+        """End the requests whose adapter is not on the device; what the step computed for them is dropped."""
+        requests = dict.fromkeys(each.sequence.request for each in step.entries if each.sequence.adapter in missing)
+        names = sorted(request.spec.name for request in requests)
+        self._log.error("adapter_load_failed", requests=names, reasons=sorted(set(missing.values())))
+        for request in requests:
+            self.live.end_request(request, FinishReason.ERROR, now, fault=LOAD_FAILED)
+        if self.cache.adapters is not None:
+            self.cache.adapters.requeue(load for load in step.loads if load.number in missing)
 
     def _respond(self) -> None:
         responses = self.live.take_responses()

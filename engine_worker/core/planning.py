@@ -95,7 +95,7 @@ class InFlightStep:
         context = self.entries[len(self.schedule.generation) :]
         scored = [entry for entry in context if entry.scored is not None]
         logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
-        return StepResults(drawn, logprobs, self._tensors(self.launched))
+        return StepResults(drawn, logprobs, self._tensors(self.launched), self.launched.missing_adapters())
 
     def _tensors(self, launched: Launched) -> "list[tuple[StepEntry, list[list[KeptRows]]]]":
         if not self.kept:
@@ -130,6 +130,8 @@ class StepResults(NamedTuple):
     """Of the entries with `scored`."""
     tensors: list[tuple[StepEntry, list[list[KeptRows]]]]
     """Of the entries with `kept`: the rows of each."""
+    missing: abc.Mapping[int, str]
+    """See `Launched.missing_adapters`."""
 
 
 class StepPlan(NamedTuple):

@@ -11,19 +11,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles
+from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, TensorFileError, read_matrices
+from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-MAX_HEADER_BYTES = 8 << 20
 PREFIX = "base_model.model.model."
 """Of tensor names: peft's wrapper, then the causal language model's decoder."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MAX_PATTERN = 4096
 PLAIN_KEY = re.compile(r"\^?(?P<name>[\w.]{1,256})\$?", re.ASCII)
 """A key of rank_pattern and alpha_pattern that is a module's name or the end of one; peft allows any expression."""
@@ -222,26 +220,13 @@ def _shown(value: Any) -> str:
     return repr(value)[:80]
 
 
-def _tensors(data: bytes, limit: int) -> dict[str, Tensor]:
+def _tensors(data: Data, limit: int) -> dict[str, Tensor]:
     if len(data) > limit:
         raise AdapterError(f"{WEIGHTS} has {len(data)} bytes; an adapter for this model has at most {limit}")
-    header = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or header > min(MAX_HEADER_BYTES, len(data) - 8):
-        raise AdapterError(f"{WEIGHTS} is not a safetensors file")
     try:
-        found = deserialize(data)  # type: ignore[no-untyped-call]
-    except SafetensorError as error:
-        raise AdapterError(f"{WEIGHTS} is not a safetensors file: {error}") from error
-    return {name: _tensor(name, info) for name, info in found}
-
-
-def _tensor(name: str, info: Mapping[str, Any]) -> Tensor:
-    dtype, shape = DTYPES.get(info["dtype"]), info["shape"]
-    if dtype is None:
-        raise AdapterError(f"tensor {_shown(name)} has type {info['dtype']}; supported: {', '.join(DTYPES)}")
-    if len(shape) != 2 or not all(shape):
-        raise AdapterError(f"tensor {_shown(name)} has shape {_shown(shape)}, not that of a matrix")
-    return torch.frombuffer(info["data"], dtype=dtype).view(shape)
+        return read_matrices(data)
+    except TensorFileError as error:
+        raise AdapterError(f"{WEIGHTS} {error}") from error
 
 
 def _place(name: str, targets: Mapping[str, Target]) -> tuple[str, str]:

@@ -102,6 +102,9 @@ class CpuAdapters:
     def drop(self, number: int) -> None:
         self._placed.pop(number, None)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._placed
+
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "CpuStep":
         # With several threads torch wakes all of them for a batched product, however small it is; for a plain one not.
         stackable = self._method.stackable and torch.get_num_threads() == 1

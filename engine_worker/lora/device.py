@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.layers.adapters import Target
+from engine_worker.layers.adapters import StepAdapters, Target
 from engine_worker.layers.shard import Shard
 from engine_worker.lora.checkpoint import AdapterWeights
-from engine_worker.lora.placed import PlacedAdapters, PlacedModule, share
+from engine_worker.lora.placed import NO_ADAPTER, PlacedAdapters, PlacedModule, share
 from engine_worker.step import AdapterLoad
 
 
@@ -41,15 +43,42 @@ class DeviceAdapters:
         self._dtype = dtype
         self._device = device
         self._shard = shard
+        self._failed: dict[int, str] = {}
+        """Why loads failed, by number, until they succeed or are dropped."""
 
     def load(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights]) -> None:
-        """`weights`: of each; only rank 0 has them."""
+        """`weights`: of each; only rank 0 has them. Raises whatever a load raises if there are several ranks: the
+        others may wait for it."""
         for plan in plans:
             for number in plan.load.dropped:
                 self.placed.drop(number)
+                self._failed.pop(number, None)
         for i, plan in enumerate(plans):
-            modules = self._modules(plan, weights[i] if weights else None)
-            self.placed.place(plan.load.number, modules, plan.load.pages)
+            self._load(plan, weights[i] if weights else None)
+
+    def _load(self, plan: LoadPlan, weights: AdapterWeights | None) -> None:
+        number = plan.load.number
+        try:
+            self.placed.place(number, self._modules(plan, weights), plan.load.pages)
+        except Exception as error:
+            if self._shard.size > 1:
+                raise
+            # The sequences that need it end, the others of the step do not.
+            self._failed[number] = f"{type(error).__name__}: {error}"
+        else:
+            self._failed.pop(number, None)
+
+    def missing(self, numbers: NDArray[np.int64]) -> dict[int, str]:
+        """Those of a step's adapters that are not on the device, with the reason."""
+        gone = {number for number in numbers.tolist() if number != NO_ADAPTER and number not in self.placed}
+        return {number: self._failed.get(number, "the step that loads it failed") for number in gone}
+
+    def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> StepAdapters | None:
+        """See `PlacedAdapters.step`; without those that are missing. None: none is left."""
+        missing = self.missing(numbers)
+        if missing:
+            numbers = np.where(np.isin(numbers, list(missing)), NO_ADAPTER, numbers)
+        return self.placed.step(numbers, query_start) if numbers.any() else None
 
     def _modules(self, plan: LoadPlan, weights: AdapterWeights | None) -> Iterator[PlacedModule]:
         for i, (index, rank) in enumerate(plan.modules):

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from engine_worker.layers.adapters import Target
 from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
-from sluice.ring.adapters import Adapter, AdapterFiles
+from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.settings.engine import LoraOptions
 
@@ -23,8 +24,8 @@ MAX_LOADING = 64
 """Adapters that load, or wait for a thread or for host memory, beside those that requests wait for."""
 
 
-class AdapterChangedError(AdapterError):
-    """The folder has other files than those that were asked for."""
+class OtherFilesError(AdapterError):
+    """The files are not those that were asked for."""
 
 
 class Loaded(NamedTuple):
@@ -111,9 +112,9 @@ class AdapterLibrary:
         """From a folder on this machine."""
         return self._bounded(partial(self._read_path, path, None))
 
-    def offer(self, files: AdapterFiles) -> Loading:
-        """That was uploaded."""
-        return self._bounded(partial(self._read, files))
+    def offer(self, version: str, parts: Sequence[bytes]) -> Loading:
+        """That was uploaded: the data of all parts, see `AdapterPart`. ADAPTER_MISSING: not this version."""
+        return self._bounded(partial(self._read_upload, version, parts))
 
     def held(self) -> list[str]:
         """Versions in host memory."""
@@ -185,7 +186,7 @@ class AdapterLibrary:
     def _take(self, loading: Loading, future: "Future[Loaded]") -> None:
         try:
             loaded = future.result()
-        except AdapterChangedError as error:
+        except OtherFilesError as error:
             # Another engine may still hold it.
             loading.end(_fault(ErrorCode.ADAPTER_MISSING, str(error)))
             return
@@ -224,7 +225,17 @@ class AdapterLibrary:
         folder = self._allowed(path)
         files = read_files(folder, self._targets.values(), self._max_rank)
         if version is not None and files.version != version:
-            raise AdapterChangedError(f"{path} holds other files than when the adapter was loaded")
+            raise OtherFilesError(f"{path} holds other files than when the adapter was loaded")
+        return self._read(files)
+
+    def _read_upload(self, version: str, parts: Sequence[bytes]) -> Loaded:
+        """In a loading thread."""
+        try:
+            files = join_parts(parts)
+        except msgspec.DecodeError as error:
+            raise OtherFilesError(f"what was uploaded is malformed: {error}") from error
+        if files.version != version:
+            raise OtherFilesError("other files were uploaded than those of this version")
         return self._read(files)
 
     def _allowed(self, path: str) -> Path:

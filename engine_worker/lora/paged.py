@@ -66,6 +66,9 @@ class PagedAdapters:
     def drop(self, number: int) -> None:
         self._tables.pop(number, None)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._tables
+
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "PagedStep":
         found = groups(numbers, query_start)
         order, adapters = _sorted(found)

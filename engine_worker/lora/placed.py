@@ -33,6 +33,9 @@ class PlacedAdapters(Protocol):
     def drop(self, number: int) -> None:
         """It was evicted; it may be unknown."""
 
+    def __contains__(self, number: int) -> bool:
+        """Whether it was placed and not dropped since."""
+
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> StepAdapters:
         """`numbers` [B]: each slice's adapter, or NO_ADAPTER; `query_start` [B + 1]: see `AttentionInputs`. Raises
         KeyError if one of them was not placed."""

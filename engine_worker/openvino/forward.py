@@ -1,6 +1,6 @@
 """A step's arrays through the compiled decoder. Other than torch's, it computes without the interpreter's lock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,9 @@ class OpenVinoForward:
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
         raise NotImplementedError("OpenVINO's graphs have no adapters")
+
+    def missing_adapters(self, step: PreparedStep) -> Mapping[int, str]:  # noqa: ARG002
+        return {}
 
     def logits(self, moves: Iterable[Move], step: PreparedStep | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
 from structlog.stdlib import BoundLogger
 
 from engine_worker.core.intake import NO_ADAPTERS
@@ -15,7 +14,6 @@ from engine_worker.step import AdapterLibrary, Loading
 from sluice.ring.adapter_registry import AdapterRegistry, merge_all
 from sluice.ring.adapters import (
     AdapterEntries,
-    AdapterFiles,
     AdapterLoaded,
     AdapterNews,
     AdapterPart,
@@ -105,6 +103,8 @@ class Adapters:
                 if loading.poll():
                     del self._offered[version]
                     self._remember(loading)
+                    if loading.fault is not None:
+                        self._log.warning("adapter_upload_dropped", reason=loading.fault.message, version=version)
         if self._loading:
             waiting = []
             for each in self._loading:
@@ -151,18 +151,7 @@ class Adapters:
             self._drop_upload(next(iter(self._uploads)), "too_many_uploads")
         if len(upload.parts) == upload.count:
             del self._uploads[version]
-            self._offer(self._library, version, b"".join(upload.parts))
-
-    def _offer(self, library: AdapterLibrary, version: str, data: bytes) -> None:
-        try:
-            files = msgspec.msgpack.decode(data, type=AdapterFiles)
-        except msgspec.DecodeError:
-            self._log.warning("adapter_upload_dropped", reason="malformed", version=version)
-            return
-        if files.version != version:
-            self._log.warning("adapter_upload_dropped", reason="other_version", version=version)
-            return
-        self._offered[version] = library.offer(files)
+            self._offered[version] = self._library.offer(version, upload.parts)
 
     def _drop_upload(self, version: str, reason: str) -> None:
         if self._uploads.pop(version, None) is not None:

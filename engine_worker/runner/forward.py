@@ -85,7 +85,10 @@ class Forward(Protocol[A, S]):
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
         """Copy LoRA adapters to the device, before the step that they come with. `weights`: of each; only rank 0 has
-        them."""
+        them. On one rank a copy that fails harms no other; with several ranks it raises."""
+
+    def missing_adapters(self, step: S) -> Mapping[int, str]:
+        """See `Launched.missing_adapters`; slices with one of them are computed as if they had none."""
 
     def logits(self, moves: Iterable[Move], step: S | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """Move blocks, then compute a step -> [R, vocab] float32 for the tokens that draw, in memory that the next step

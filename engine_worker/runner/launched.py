@@ -1,6 +1,7 @@
 """A step whose results the engine's thread waits for."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 
 from engine_worker.runner.results import StepResults
@@ -25,8 +26,16 @@ class WaitTimer:
 class LaunchedStep:
     """See `engine_worker.step.Launched`."""
 
-    def __init__(self, results: "Future[StepResults | None]", rows: WantedRows | None, waiting: WaitTimer) -> None:
+    def __init__(
+        self,
+        results: "Future[StepResults | None]",
+        missing: Mapping[int, str],
+        rows: WantedRows | None,
+        waiting: WaitTimer,
+    ) -> None:
+        """`missing`: see `missing_adapters`; filled before `results` are there."""
         self._results = results
+        self._missing = missing
         self._rows = rows
         self._waiting = waiting
 
@@ -34,6 +43,9 @@ class LaunchedStep:
         with self._waiting:
             results = self._results.result()
             return [] if results is None else results.drawn()
+
+    def missing_adapters(self) -> Mapping[int, str]:
+        return self._missing
 
     def prompt_logprobs(self) -> list[bytes]:
         with self._waiting:

@@ -228,8 +228,12 @@ class ModelRunner:
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, arrays, self._replicated_step(sampling), plans)
-        results = self._start(lambda: self._compute(step.moves, plans, weights, prepared, sampling, rows, before))
-        self._latest = LaunchedStep(results, rows, self._waiting)
+        missing: dict[int, str] = {}
+
+        def compute() -> StepResults | None:
+            return self._compute(step.moves, plans, weights, prepared, sampling, rows, missing, before)
+
+        self._latest = LaunchedStep(self._start(compute), missing, rows, self._waiting)
         return self._latest
 
     def _weights(self, loads: tuple[AdapterLoad, ...]) -> tuple[AdapterWeights, ...]:
@@ -262,6 +266,7 @@ class ModelRunner:
         prepared: PreparedStep | None,
         sampling: tuple[list[Draw], SamplingPlan] | None,
         rows: WantedRows | None,
+        missing: dict[int, str],
         before: LaunchedStep | None,
     ) -> StepResults | None:
         try:
@@ -273,8 +278,7 @@ class ModelRunner:
             # Computed beside the model. A wait for tokens would keep the device idle.
             early = followed is None or self._masks_first
             masks = self._ask_masks(sampling, followed) if early else None
-            if plans:
-                self._forward.load_adapters(plans, weights)
+            missing.update(self._load_adapters(plans, weights, prepared))
             logits = self._forward.logits(moves, prepared, ignore_rows if rows is None else rows.add)
             if rows is not None:
                 rows.finish()
@@ -297,6 +301,14 @@ class ModelRunner:
             return results
         drawn = sample(logits, plan, programs, gumbel_max=self._gumbel_max)
         return StepResults(drawn, draws, programs, hidden=self.overlap)
+
+    def _load_adapters(
+        self, plans: tuple[LoadPlan, ...], weights: tuple[AdapterWeights, ...], prepared: PreparedStep | None
+    ) -> Mapping[int, str]:
+        """Returns those of the step that are missing then."""
+        if plans:
+            self._forward.load_adapters(plans, weights)
+        return {} if prepared is None else self._forward.missing_adapters(prepared)
 
     def _ask_masks(
         self, sampling: tuple[list[Draw], SamplingPlan] | None, followed: StepResults | None

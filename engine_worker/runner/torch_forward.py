@@ -1,6 +1,6 @@
 """The forward pass by torch: a step's arrays through the model, in the same way on every rank."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -109,6 +109,11 @@ class TorchForward:
         if self.adapters is not None:
             self.adapters.load(plans, weights)
 
+    def missing_adapters(self, step: StepOnDevice) -> Mapping[int, str]:
+        if self.adapters is None or step.arrays is None or step.arrays.adapters is None:
+            return {}
+        return self.adapters.missing(step.arrays.adapters)
+
     def _embeds(self, tokens: NDArray[np.int64], rows: NDArray[np.float32] | None) -> Embeds:
         if rows is None:
             # Rank 0's, once the step is computed.
@@ -149,7 +154,8 @@ class TorchForward:
         adapters = None if step.arrays is None else self._adapters_of(step.arrays)
         return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, adapters, tensors.embeds, taps)
 
-    def _adapters_of(self, arrays: StepArrays) -> StepAdapters:
+    def _adapters_of(self, arrays: StepArrays) -> StepAdapters | None:
+        """None: all that it has are missing."""
         if self.adapters is None or arrays.adapters is None:
             raise RuntimeError("a step with adapters, but this engine was started without")
-        return self.adapters.placed.step(arrays.adapters, arrays.query_start)
+        return self.adapters.step(arrays.adapters, arrays.query_start)

@@ -1,7 +1,7 @@
 """LoRA adapters on the ring: what a request names, an adapter's files, and the messages that load them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated
@@ -41,12 +41,15 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """Its folder on the engines' machines; empty: its files were uploaded."""
 
 
+Data = bytes | memoryview
+
+
 class AdapterFiles(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The two files of an adapter as peft saves it."""
 
     config: bytes
     """adapter_config.json."""
-    weights: bytes
+    weights: Data
     """adapter_model.safetensors."""
 
     @cached_property
@@ -147,3 +150,16 @@ def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
         yield AdapterPart(
             engine_epoch, version, index, count, bytes(data[index * PART_BYTES : (index + 1) * PART_BYTES])
         )
+
+
+class _Joined(msgspec.Struct, frozen=True, array_like=True):
+    """As `AdapterFiles`. A view, since copying it would hold the interpreter's lock for long."""
+
+    config: bytes
+    weights: memoryview
+
+
+def join_parts(parts: Iterable[bytes]) -> AdapterFiles:
+    """The data of `parts_of`. Raises msgspec.DecodeError."""
+    joined = msgspec.msgpack.decode(b"".join(parts), type=_Joined)
+    return AdapterFiles(joined.config, joined.weights)

@@ -1,14 +1,17 @@
 """Streams over a ring whose services are killed: python -m tests.chaos.kills --streams 64 --kills 50
 
-Ends with one line that says what became of them; exit status 1 when one failed or differs from its undisturbed self.
+Then the same with LoRA adapters. Ends with a line of each that says what became of the streams; exit status 1 when one
+failed or differs from its undisturbed self.
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 
-from bench.deaths.kills import TOPIC, KillPlan, soak_summary
+from bench.deaths.kills import TOPIC, WITH_ADAPTERS, KillPlan, soak_summary
 from bench.harness.topic import progress_lines
 
 
@@ -21,13 +24,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="from kill to kill")
     given = parser.parse_args()
     plan = KillPlan(given.streams, kills=given.kills, seconds_between=given.seconds, seed=given.seed)
+    plan = replace(plan, adapters=replace(WITH_ADAPTERS, seconds_between=given.seconds))
     console = Console()
-    with progress_lines(console) as progress:
-        result = TOPIC.run("kills", plan, Path(), progress)
-    for fault in result.faults:
-        console.print(fault, markup=False)
-    console.print(soak_summary(result), highlight=False, soft_wrap=True)
-    raise SystemExit(1 if result.failed or result.wrong else 0)
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, progress_lines(console) as progress:
+        result = TOPIC.run("kills", plan, Path(folder), progress)
+    for part in result.parts:
+        for fault in part.faults:
+            console.print(fault, markup=False)
+        console.print(soak_summary(part), highlight=False, soft_wrap=True)
+    raise SystemExit(1 if any(part.failed or part.wrong for part in result.parts) else 0)
 
 
 if __name__ == "__main__":

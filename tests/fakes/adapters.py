@@ -53,7 +53,8 @@ class ScriptedAdapters:
         """Those of an adapter, with its number."""
         return dict.fromkeys(self._pages.get(number, ()), number)
 
-    def load(self, loads: tuple[AdapterLoad, ...]) -> None:
+    def load(self, loads: tuple[AdapterLoad, ...], *, fail: bool = False) -> None:
+        """`fail`: the first of them, which then has written some of its pages."""
         for load in loads:
             for number in load.dropped:
                 self._versions.pop(number, None)
@@ -66,7 +67,8 @@ class ScriptedAdapters:
                 if owner != load.number and owner in self._versions:
                     self.violations.append(f"{load} takes page {page} of {owner}")
                 self._owners[page] = load.number
-            self._versions[load.number] = load.version
+            if not fail or load is not loads[0]:
+                self._versions[load.number] = load.version
 
     def version(self, number: int) -> str | None:
         """None: it is not here."""

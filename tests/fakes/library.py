@@ -1,8 +1,11 @@
 """An engine's adapters in host memory, without weights: folders by path, and what was loaded of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.ring.adapters import Adapter, AdapterFiles
+import msgspec
+
+from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
 
 
@@ -39,9 +42,17 @@ class FakeLibrary:
     def load(self, path: str) -> FakeLoading:
         if path not in self.folders:
             return FakeLoading(fault=Fault(ErrorCode.INVALID_ARGUMENT.name, f"{path} is not a folder"))
-        return self.offer(self.folders[path])
+        return self._take(self.folders[path])
 
-    def offer(self, files: AdapterFiles) -> FakeLoading:
+    def offer(self, version: str, parts: Sequence[bytes]) -> FakeLoading:
+        missing = FakeLoading(fault=Fault(ErrorCode.ADAPTER_MISSING.name, "not what was asked for"), polls=self.polls)
+        try:
+            files = join_parts(parts)
+        except msgspec.DecodeError:
+            return missing
+        return self._take(files) if files.version == version else missing
+
+    def _take(self, files: AdapterFiles) -> FakeLoading:
         self.host[files.version] = files
         return FakeLoading(files.version, 8, polls=self.polls)
 

@@ -171,11 +171,13 @@ class ScriptedRunner:
         """The same."""
         self.violations: list[str] = []
         self.fail: str | None = None
-        """At "launch", "before" or "after" computing: the next step raises."""
+        """At "launch", "before", "after" computing: the next step raises; "load": the first of its loads fails."""
         self.fail_moving = False
         """The next step that brings blocks to the device raises in the midst of that."""
+        self.missing: dict[int, str] = {}
+        """Of the latest step: adapters that it lacks."""
         self.failures = 0
-        """Steps that raised."""
+        """Steps that raised, and loads that failed."""
         self.lost = False
         """Whether what fails next takes the device with it."""
         self.faults: set[tuple[int, int]] = set()
@@ -268,7 +270,8 @@ class ScriptedRunner:
             self._move(step.moves[: len(step.moves) // 2])
             self._raise()
         self._move(step.moves)
-        self._load(step)
+        self._load(step, fail=fail == "load")
+        self._forgiven |= {id(part) for part in step.slices if part.adapter in self.missing}
         for part in step.slices:
             self._write(part)
         drawn = [self._draw(*self._read(part, behind), draw) for part in step.slices for behind, draw in drawing(part)]
@@ -282,12 +285,14 @@ class ScriptedRunner:
         self.failures += 1
         raise RuntimeError("out of luck")
 
-    def _load(self, step: Step) -> None:
+    def _load(self, step: Step, *, fail: bool) -> None:
+        self.missing = {}
         if self.adapters is None:
             return
-        self.adapters.load(step.loads)
-        if any(part.adapter and self.adapters.version(part.adapter) is None for part in step.slices):
-            self._raise()
+        self.failures += fail and bool(step.loads)
+        self.adapters.load(step.loads, fail=fail)
+        gone = {part.adapter for part in step.slices if part.adapter and self.adapters.version(part.adapter) is None}
+        self.missing = dict.fromkeys(gone, "out of luck")
         self.violations += self.adapters.violations
 
     def _start(self, part: Slice) -> int:
@@ -431,6 +436,7 @@ class ScriptedLaunch:
                 self._used_pages |= adapters.pages(part.adapter)
         self._drawn: list[Drawn] = []
         self._scored: list[bytes] = []
+        self._missing: dict[int, str] = {}
         self._kept: list[list[KeptRows]] = []
         self.error: Exception | None = None
         size = runner.tokens_per_block
@@ -457,7 +463,7 @@ class ScriptedLaunch:
             forgiven = {id(part) for part in step.slices if runner.slots_seen(part, part.start) & lost}
         try:
             self._drawn = runner.compute(step, self._fail, forgiven)
-            self._scored, self._kept = runner.scored, runner.kept
+            self._scored, self._kept, self._missing = runner.scored, runner.kept, runner.missing
         except Exception as error:  # noqa: BLE001 - the step fails with it
             self.error = error
 
@@ -480,6 +486,9 @@ class ScriptedLaunch:
         if self.error is not None:
             raise self.error
         return self._drawn
+
+    def missing_adapters(self) -> dict[int, str]:
+        return self._missing
 
     def prompt_logprobs(self) -> list[bytes]:
         return self._scored

@@ -312,7 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.runner.faults.add((number, pick.randrange(self.bench.specs[number, 0].n)))
         self.disturbed.add(number)
 
-    @rule(when=st.sampled_from([None, None, None, "before", "after"]))
+    @rule(when=st.sampled_from([None, None, None, "before", "after", "load"]))
     def step_may_fail(self, when):
         self.bench.runner.fail = when
         self._steps(1)

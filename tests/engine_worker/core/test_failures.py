@@ -5,6 +5,7 @@ import pytest
 from engine_worker.step import DeviceLostError
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.stats import Stage
+from tests.fakes.adapters import ScriptedAdapters, adapter
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -85,6 +86,44 @@ def test_a_step_that_takes_the_device_with_it_ends_the_loop_and_no_request(when)
     streams = [found for number, found in bench.receiver.streams.items() if number[0] in requests]
     assert streams
     assert all(found.end is None for found in streams)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_adapter_that_cannot_be_loaded_ends_the_requests_that_need_it_and_no_others(together):
+    """One of these joins before the failure is known."""
+    first, second = adapter("a"), adapter("b")
+    library = ScriptedAdapters(4, {first.version: 2, second.version: 2})
+    bench = EngineBench(max_batch_size=8, max_tokens_per_step=16, adapters=library)
+    begun = [bench.submit([1, 2, 3], max_tokens=12), bench.submit([5, 6, 7], max_tokens=12, adapter=second)]
+    bench.step()
+    bench.runner.fail = "load"
+    failing = [bench.submit([*range(20 + i, 30 + i)], adapter=first, n=1 + i) for i in range(2)]
+    if not together:
+        bench.step()
+    begun += [bench.submit([1, 2, 4]), bench.submit([5, 6, 8], adapter=second)]
+    bench.run()
+    assert {bench.fault(failing[0]), bench.fault(failing[1]), bench.fault(failing[1], 1)} == {"STEP_FAILED"}
+    assert [bench.output(request) for request in failing] == [[], []]
+    for request in begun:
+        assert bench.output(request) == bench.expected(request)
+    later = bench.submit([*range(20, 30)], adapter=first)
+    bench.run()
+    assert bench.output(later) == bench.expected(later)
+    assert bench.runner.failures == 1
+    assert not +library.users
+
+
+def test_the_step_behind_one_that_was_to_load_an_adapter_and_failed():
+    """With overlap the one behind is on its way by then: it ends with the adapter's requests alone."""
+    first = adapter("a")
+    bench = EngineBench(max_batch_size=8, max_tokens_per_step=8, adapters=ScriptedAdapters(2, {first.version: 2}))
+    bench.runner.fail = "before"
+    failing = bench.submit(range(20, 40), adapter=first)
+    bench.step()
+    other = bench.submit([1, 2, 3])
+    bench.run()
+    assert bench.fault(failing) == "STEP_FAILED"
+    assert bench.output(other) == bench.expected(other)
 
 
 def test_ending_everything():

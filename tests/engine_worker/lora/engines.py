@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
-from sluice.ring.adapters import Adapter
+from sluice.ring.adapters import Adapter, AdapterFiles, parts_of
 from tests.engine_worker.models.checkpoints import open_written
 from tests.fakes.engine import EngineBench, spec_of
 
@@ -51,3 +51,8 @@ def ask(
     spec = spec_of(prompt, max_tokens, request=number, adapter=adapter, **asked)
     bench.send(replace(spec, sampling=replace(spec.sampling, temperature=temperature)))
     return number
+
+
+def offer(library, files: AdapterFiles):
+    """Uploaded in parts."""
+    return library.offer(files.version, [part.data for part in parts_of(files, 1)])

@@ -160,7 +160,9 @@ def test_files_of_another_kind_are_refused(weights):
         read(AdapterFiles(files().config, weights))
 
 
-@pytest.mark.parametrize("config", [b"", b"[]", b"null", b"{" * 100_000, b"[" * 100_000, b"\xff", b" " * (2 << 20)])
+@pytest.mark.parametrize(
+    "config", [b"", b"[]", b"null", b"{" * 100_000, b"[" * 100_000, b"\xff", b'{"\xff": 1}', b" " * (2 << 20)]
+)
 def test_a_broken_configuration_is_refused(config):
     with pytest.raises(AdapterError, match=r"adapter_config\.json"):
         read(AdapterFiles(config, files().weights))

@@ -6,10 +6,12 @@ import time
 from threading import Event
 
 import pytest
+import structlog
 
-from sluice.ring.adapters import Adapter
+from engine_worker.ringside.adapters import Adapters
+from sluice.ring.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
 from sluice.ring.errors import FinishReason
-from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner
+from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner, offer
 from tests.engine_worker.lora.oracle import adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_checkpoint import zip_of_zeros
 
@@ -47,14 +49,14 @@ def test_uploaded(library, tuned):
     missing = library.prepare(adapter_of(tuned[0], by_path=False))
     assert missing.done
     assert missing.fault.code == "ADAPTER_MISSING"
-    assert ended(library.offer(files_of(tuned[0]))).fault is None
+    assert ended(offer(library, files_of(tuned[0]))).fault is None
     assert library.prepare(adapter_of(tuned[0], by_path=False)) is None
 
 
 def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
     busy = Event()
     library._threads.submit(busy.wait)
-    offered = library.offer(files_of(tuned[0]))
+    offered = offer(library, files_of(tuned[0]))
     found, other = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
     assert not found.poll()
     busy.set()
@@ -64,6 +66,35 @@ def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
     assert not library._missing
     library.advance()
     assert library.prepare(adapter_of(tuned[1], by_path=False)).fault.code == "ADAPTER_MISSING"
+
+
+def test_no_step_waits_for_an_upload_that_is_decoded(model, tuned, monkeypatch):
+    decoded, sent = Event(), []
+    monkeypatch.setattr("engine_worker.lora.library.join_parts", lambda parts: decoded.wait(5) and join_parts(parts))
+    bench, files = lora_engine(model), files_of(tuned[0])
+    desk = Adapters(bench.runner.adapters, 7, lambda *each: sent.append(each), structlog.get_logger())
+    plain = ask(bench, PROMPT, None)
+    for message in (*parts_of(files, 7), LoadAdapter(7, 1, "router", version=files.version)):
+        desk.on_message(message)
+    waiting = ask(bench, PROMPT, adapter_of(tuned[0], by_path=False))
+    while bench.step() or not bench.stream(plain).tokens:
+        desk.finish()
+    assert bench.ended(plain) == FinishReason.LENGTH
+    assert not decoded.is_set()
+    assert desk.pending
+    assert not sent
+    decoded.set()
+    finish(bench)
+    desk.finish()
+    assert bench.ended(waiting) == FinishReason.LENGTH
+    assert sent == [("router", AdapterLoaded(7, 1, files.version, 4))]
+
+
+def test_an_upload_of_other_files_is_not_taken_for_what_was_asked_for(library, tuned):
+    parts = [part.data for part in parts_of(files_of(tuned[0]), 1)]
+    for version, data in ((files_of(tuned[1]).version, parts), ("0" * 32, [b"\xc1"])):
+        assert ended(library.offer(version, data)).fault.code == "ADAPTER_MISSING"
+    assert library.held() == []
 
 
 def test_requests_for_the_same_version_share_one_load(library, tuned):
@@ -104,7 +135,7 @@ def test_paths_outside_of_the_folders_are_refused(library, tuned, tmp_path, mode
 def test_hostile_uploads_are_refused_with_a_reason(library, tuned):
     config = files_of(tuned[0]).config
     for weights in (b"", zip_of_zeros(), bytes(30 << 20)):
-        fault = ended(library.offer(files_of(tuned[0]).__class__(config, weights))).fault
+        fault = ended(offer(library, AdapterFiles(config, weights))).fault
         assert fault.code == "INVALID_ARGUMENT"
         assert "adapter_model.safetensors" in fault.message
 
