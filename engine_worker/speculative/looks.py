@@ -12,7 +12,7 @@ HOPE = 1.0
 
 
 class Looks:
-    """Bring tokens and take time, both on average over the latest looks. Where they do not pay, most steps have none."""
+    """Bring tokens and take time, on average over the latest looks. Where they do not pay, most steps have none."""
 
     def __init__(self) -> None:
         self._gained = HOPE

@@ -29,6 +29,8 @@ ANSWERS = {
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # What a resume began with is nowhere any more.
+    grpc.StatusCode.FAILED_PRECONDITION,
     # A request may not bring an adapter.
     grpc.StatusCode.PERMISSION_DENIED,
 }

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_the_page_is_whole(tmp_path, line, number):
-    """Cut off as soon as the page is there, before torch is imported, or as soon as it prints this line, whose part lasts seconds."""
+    """Cut off as soon as the page is there, before torch is imported, or as soon as it prints this line: what it then
+    begins lasts seconds."""
     page = tmp_path / "gpu.md"
     command = [sys.executable, "-m", "bench.gpu", "first", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
