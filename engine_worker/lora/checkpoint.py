@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, TensorFileError, read_matrices
+from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices
 from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
+from sluice.ring.tensor_file import INVALID_JSON, TensorFileError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model.model."
@@ -149,7 +150,7 @@ class _Config(NamedTuple):
     def read(cls, data: bytes) -> "_Config":
         try:
             raw = msgspec.json.decode(data, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except INVALID_JSON as error:
             raise AdapterError(f"{CONFIG} is not a JSON object: {error}") from error
         if raw.get("peft_type") != "LORA":
             raise AdapterError(f"{CONFIG}: peft_type must be LORA, not {_shown(raw.get('peft_type'))}")

@@ -1,10 +1,9 @@
 """A safetensors file in memory -> its tensors, copied without the interpreter's lock.
 
 `safetensors.deserialize` holds the lock while it copies a whole file, half a second per GiB, and the engine's steps
-would wait for it. Format: https://huggingface.co/docs/safetensors#format
+would wait for it.
 """
 
-from collections.abc import Iterator
 from math import prod
 from typing import Annotated
 
@@ -15,10 +14,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from sluice.ring.adapters import Data
+from sluice.ring.tensor_file import TensorFileError, decode, split
 
-LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 8 << 20
-METADATA = "__metadata__"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Size = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
@@ -30,26 +28,10 @@ class _Entry(msgspec.Struct, frozen=True):
     """Behind the header: of the first byte, and of the one after the last."""
 
 
-class TensorFileError(ValueError):
-    """Not such a file, or a tensor that is not a matrix of a supported type."""
-
-
 def read_matrices(data: Data) -> dict[str, Tensor]:
-    """By name. Raises TensorFileError."""
-    size = int.from_bytes(data[:LENGTH_BYTES], "little")
-    start = LENGTH_BYTES + size
-    if len(data) < LENGTH_BYTES or size > MAX_HEADER_BYTES or start > len(data):
-        raise TensorFileError("is not a safetensors file")
-    return {name: _matrix(name, entry, data, start) for name, entry in _entries(bytes(data[LENGTH_BYTES:start]))}
-
-
-def _entries(header: bytes) -> Iterator[tuple[str, _Entry]]:
-    try:
-        for name, entry in msgspec.json.decode(header, type=dict[str, msgspec.Raw]).items():
-            if name != METADATA:
-                yield name, msgspec.json.decode(entry, type=_Entry)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TensorFileError(f"is not a safetensors file: {error}") from error
+    """By name. Raises TensorFileError, also for a tensor that is not a matrix of a supported type."""
+    file = split(data, MAX_HEADER_BYTES)
+    return {name: _matrix(name, decode(raw, _Entry), data, file.start) for name, raw in file.entries.items()}
 
 
 def _matrix(name: str, entry: _Entry, data: Data, start: int) -> Tensor:

@@ -1,8 +1,6 @@
 """A prompt that peft has tuned, as peft saves it -> its rows, not yet compared with the model.
 
-The files come from users: sizes are bounded before anything is parsed. Routers do without the package of safetensors,
-whose format (https://github.com/huggingface/safetensors#format) is a JSON object that says where each tensor's bytes
-are; a file of prompt tuning has one.
+The files come from users: sizes are bounded before anything is parsed. Routers do without the package of safetensors.
 """
 
 from collections.abc import Iterable
@@ -15,11 +13,12 @@ from msgspec import Meta
 from router.errors import RequestError, Violation, shown
 from sluice.ring.adapters import MAX_CONFIG_BYTES
 from sluice.ring.tables import MAX_TABLE_BYTES
+from sluice.ring.tensor_file import INVALID_JSON, LENGTH_BYTES, TensorFileError, decode, split
 from sluice.v1 import generation_pb2 as pb
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_HEADER_BYTES = 1 << 16
-MAX_WEIGHTS_BYTES = MAX_TABLE_BYTES + MAX_HEADER_BYTES + 8
+MAX_WEIGHTS_BYTES = MAX_TABLE_BYTES + MAX_HEADER_BYTES + LENGTH_BYTES
 TENSOR = "prompt_embeddings"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 WITHOUT_EFFECT = frozenset(
@@ -40,8 +39,6 @@ WITHOUT_EFFECT = frozenset(
 )
 """Options that matter in training only, or for other kinds of adapters."""
 READ = frozenset(["peft_type", "num_virtual_tokens", "token_dim", "num_transformer_submodules"])
-
-INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Size = Annotated[int, Meta(ge=0, le=1 << 32)]
 
@@ -123,18 +120,14 @@ def _read_config(field: str, data: bytes) -> dict[str, Any]:
 
 
 def _read_tensor(field: str, data: bytes) -> tuple[_Tensor, bytes]:
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
-        raise _refused(field, f"{WEIGHTS} is not a safetensors file: its header is said to have {size} bytes")
     try:
-        header = msgspec.json.decode(data[8 : 8 + size], type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        if header.keys() != {TENSOR}:
-            raise _refused(field, f"{WEIGHTS} has the tensors {shown(sorted(header)[:8])}, must have {TENSOR} alone")
-        tensor = msgspec.json.decode(header[TENSOR], type=_Tensor)
-    except INVALID_JSON as error:
-        raise _refused(field, f"{WEIGHTS} is not a safetensors file: {error}") from error
-    values = data[8 + size :]
+        entries, start = split(data, MAX_HEADER_BYTES)
+        if entries.keys() != {TENSOR}:
+            raise _refused(field, f"{WEIGHTS} has the tensors {shown(sorted(entries)[:8])}, must have {TENSOR} alone")
+        tensor = decode(entries[TENSOR], _Tensor)
+    except TensorFileError as error:
+        raise _refused(field, f"{WEIGHTS} {error}") from error
+    values = data[start:]
     if tensor.data_offsets != (0, len(values)):
         raise _refused(field, f"{WEIGHTS} has {len(values)} bytes of values, its header says {tensor.data_offsets}")
     return tensor, values

@@ -75,7 +75,8 @@ def no_tables(_: str, __: str) -> None:
 def parse_table(
     spec: pb.GenerationSpec, limits: Limits, bad: Violations, find: FindTable, began: Began
 ) -> GivenTable | None:
-    """None if there is none, or if it has violations. `began`: what the stream that it resumes began with.
+    """None: the request brings no rows, or `bad` has their violations. `began`: what the stream to be resumed began
+    with.
 
     Raises RequestError: ADAPTER_NOT_FOUND, ADAPTER_MISSING, MODEL_CHANGED.
     """
