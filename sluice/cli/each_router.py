@@ -1,16 +1,49 @@
-"""What each router of --address has answered, where a command asks all of them."""
+"""What each router of --address has answered, where a command about adapters asks all of them."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
 
-from sluice.cli.common import describe, print_error
+from sluice.cli.common import describe, fail, print_error
 from sluice.cli.health import FILE_WIDTH
 from sluice.client import SluiceError
 
 T = TypeVar("T")
+
+UploadFolder = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", exists=True, file_okay=False, help="Folder here, to be uploaded")
+]
+
+
+@contextmanager
+def source(path: str | None, upload: Path | None, machines: str) -> Iterator[None]:
+    """Around the call that loads from one of these. Raises typer.Exit unless one is given, and can be read.
+
+    `machines`: where `path` is a folder.
+    """
+    if (path is None) == (upload is None):
+        raise fail(f"give either PATH, a folder on the {machines}' machines, or --upload FOLDER")
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise fail(f"--upload: {error}") from error
+
+
+def adapter_table(size: str, rows: Sequence[tuple[str, int, str, str]]) -> Table:
+    """`rows`: id, `size`, version and path of each adapter."""
+    table = Table(box=SIMPLE)
+    for name in ("id", size, "version", "path"):
+        table.add_column(name, justify="right" if name == size else "left")
+    for adapter_id, number, version, path in rows:
+        table.add_row(escape(adapter_id), str(number), version, escape(path) or "uploaded")
+    return table
 
 
 def report(answers: Sequence[tuple[str, Sequence[str], SluiceError | None]], done: str) -> None:

@@ -1,16 +1,13 @@
 """`sluice lora`: the LoRA adapters that requests can name."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.markup import escape
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server, fail
-from sluice.cli.each_router import print_lists, report
+from sluice.cli.common import Server, asks_server
+from sluice.cli.each_router import UploadFolder, adapter_table, print_lists, report, source
 from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import Lora, RouterLoras
 
@@ -32,18 +29,11 @@ def load(
     server: Server,
     lora_id: LoraId,
     path: Annotated[str | None, typer.Argument(help="Folder on the engines' machines")] = None,
-    upload: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", exists=True, file_okay=False, help="Folder here, to be uploaded")
-    ] = None,
+    upload: UploadFolder = None,
 ) -> None:
     """Load an adapter, as peft saves it, on every engine. Exit code 1 if a router failed."""
-    if (path is None) == (upload is None):
-        raise fail("give either PATH, a folder on the engines' machines, or --upload FOLDER")
-    with server.client(timeout=LOAD_SECONDS) as client:
-        try:
-            found = client.load_lora(lora_id, path=path, folder=upload)
-        except (OSError, ValueError) as error:
-            raise fail(f"--upload: {error}") from error
+    with server.client(timeout=LOAD_SECONDS) as client, source(path, upload, "engines"):
+        found = client.load_lora(lora_id, path=path, folder=upload)
     _report(found, "loaded")
 
 
@@ -73,9 +63,4 @@ def _line(found: Lora) -> str:
 
 
 def _table(loras: Sequence[Lora]) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("id", "rank", "version", "path"):
-        table.add_column(name, justify="right" if name == "rank" else "left")
-    for each in loras:
-        table.add_row(escape(each.lora_id), str(each.rank), each.version, escape(each.path) or "uploaded")
-    return table
+    return adapter_table("rank", [(each.lora_id, each.rank, each.version, each.path) for each in loras])

@@ -1,16 +1,13 @@
 """`sluice prompt-adapter`: the tuned prompts that requests can name."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.markup import escape
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server, fail
-from sluice.cli.each_router import print_lists, report
+from sluice.cli.common import Server, asks_server
+from sluice.cli.each_router import UploadFolder, adapter_table, print_lists, report, source
 from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import PromptAdapter, RouterPromptAdapters
 
@@ -30,18 +27,11 @@ def load(
     server: Server,
     prompt_adapter_id: PromptAdapterId,
     path: Annotated[str | None, typer.Argument(help="Folder on the routers' machines")] = None,
-    upload: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", exists=True, file_okay=False, help="Folder here, to be uploaded")
-    ] = None,
+    upload: UploadFolder = None,
 ) -> None:
     """Load the rows of prompt tuning, as peft saves them. Exit code 1 if a router failed."""
-    if (path is None) == (upload is None):
-        raise fail("give either PATH, a folder on the routers' machines, or --upload FOLDER")
-    with server.client(timeout=TIMEOUT_SECONDS) as client:
-        try:
-            found = client.load_prompt_adapter(prompt_adapter_id, path=path, folder=upload)
-        except (OSError, ValueError) as error:
-            raise fail(f"--upload: {error}") from error
+    with server.client(timeout=TIMEOUT_SECONDS) as client, source(path, upload, "routers"):
+        found = client.load_prompt_adapter(prompt_adapter_id, path=path, folder=upload)
     _report(found, "loaded")
 
 
@@ -71,9 +61,4 @@ def _line(found: PromptAdapter) -> str:
 
 
 def _table(found: Sequence[PromptAdapter]) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("id", "rows", "version", "path"):
-        table.add_column(name, justify="right" if name == "rows" else "left")
-    for each in found:
-        table.add_row(escape(each.prompt_adapter_id), str(each.rows), each.version, escape(each.path) or "uploaded")
-    return table
+    return adapter_table("rows", [(each.prompt_adapter_id, each.rows, each.version, each.path) for each in found])
