@@ -200,10 +200,15 @@ class FakeServer(
         self._note(header, context)
         digest, parts = hashlib.sha256(header.config_json), self.script.uploads.setdefault(header.lora_id, [])
         parts[:] = [header.config_json]
+        size = 0
         for request in requests:
+            size += len(request.data)
             digest.update(request.data)
             if self.script.keeps_uploads:
                 parts.append(request.data)
+        # A call that its client cancels may end here like a complete one.
+        if not size:
+            Failure(grpc.StatusCode.INVALID_ARGUMENT, "no weights").abort(context)
         lora = self._add_lora(admin_pb2.Lora(lora_id=header.lora_id, rank=8, version=digest.hexdigest()), context)
         return admin_pb2.UploadLoraResponse(lora=lora)
 
