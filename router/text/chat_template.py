@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from router.errors import RequestError, Violation, shown
-from router.validate.prompt import ChatPrompt
+from router.validate.chat import ChatPrompt
 from sluice.ring.checkpoint import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -37,7 +37,7 @@ class ChatTemplate:
 
     def render(self, chat: ChatPrompt) -> str:
         """The prompt's text. Raises RequestError if the template rejects the messages."""
-        messages: list[dict[str, str]] = [dict(message) for message in chat.messages]
+        messages: list[dict[str, Any]] = [dict(message) for message in chat.messages]
         # A mark shows where the final message ends in the rendered text, whatever the template appends after it.
         if chat.continue_final_message:
             messages[-1]["content"] += FINAL_MESSAGE_END

@@ -10,7 +10,8 @@ from tokenizers import Encoding, Tokenizer
 
 from router.errors import RequestError, Violation
 from router.text.chat_template import ChatTemplate
-from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt, TextPrompt
+from router.validate.chat import ChatPrompt
+from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.vocabulary import Vocabulary

@@ -6,8 +6,9 @@ from typing import Any, Literal, TypedDict
 
 from sluice.client.loras import LoraWeights
 
-Message = Mapping[str, str]
-"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool"."""
+Message = Mapping[str, Any]
+"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and what else sluice.v1.ChatMessage has,
+such as "tool_call_id" for role "tool"."""
 
 
 class PromptEmbeds(TypedDict):

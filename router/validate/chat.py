@@ -1,0 +1,153 @@
+"""A conversation as a prompt: its messages, its tools, the variables of its template."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from router.errors import Violations, shown
+from router.validate.model import Limits, Model
+from sluice.v1 import generation_pb2 as pb
+
+ROLES = ("system", "user", "assistant", "tool")
+ONLY_OF = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
+"""Fields of messages that belong to one role."""
+RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: tuple[dict[str, Any], ...]
+    size: int
+    """Bytes of the whole message."""
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+    continue_final_message: bool
+    add_generation_prompt: bool
+    add_special_tokens: bool
+    field: str = "spec.chat"
+
+
+NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
+
+
+def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
+    chat = spec.chat
+    if not model.has_chat:
+        bad.add("spec.chat", f"the model {model.name} has no chat template")
+    size = chat.ByteSize()
+    # Checked before conversion: millions of empty messages, a few bytes each, would fill the memory as objects.
+    if not (
+        bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes")
+        and bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages")
+        and bad.at_most("spec.chat.messages", _tool_calls(chat), limits.messages, "tool calls")
+    ):
+        return NO_CHAT
+    _check_messages(chat, bad)
+    messages = tuple(_message(message, f"spec.chat.messages[{i}]", bad) for i, message in enumerate(chat.messages))
+    variables = _variables(chat.template_kwargs)
+    for name in sorted(RESERVED_VARIABLES & variables.keys()):
+        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server")
+    return ChatPrompt(
+        messages=messages,
+        size=size,
+        tools=_tools(chat.tools_json, bad),
+        variables=variables,
+        continue_final_message=chat.continue_final_message,
+        add_generation_prompt=_add_generation_prompt(chat, variables, bad),
+        add_special_tokens=spec.add_special_tokens,
+    )
+
+
+def _tool_calls(chat: pb.ChatPrompt) -> int:
+    return sum(len(message.tool_calls) for message in chat.messages)
+
+
+def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
+    if not chat.messages:
+        bad.add("spec.chat.messages", "is empty: a chat has at least one message")
+    for i, message in enumerate(chat.messages):
+        field = f"spec.chat.messages[{i}]"
+        if message.role not in ROLES:
+            bad.add(f"{field}.role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}", private=True)
+        for name, role in ONLY_OF.items():
+            if getattr(message, name) and message.role != role:
+                bad.add(f"{field}.{name}", f"is set, but the role is {shown(message.role)}, not {role}", private=True)
+
+
+def _message(message: pb.ChatMessage, field: str, bad: Violations) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    for name in ("tool_call_id", "reasoning_content", "name"):
+        if value := getattr(message, name):
+            found[name] = value
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        found["tool_calls"] = [_tool_call(call, f"{field}.tool_calls[{i}]", bad) for i, call in calls]
+    return found
+
+
+def _tool_call(call: pb.ToolCall, field: str, bad: Violations) -> dict[str, Any]:
+    """As chat templates expect it: the arguments are an object."""
+    if not call.name:
+        bad.add(f"{field}.name", "is empty")
+    arguments = _json(call.arguments_json or "{}", f"{field}.arguments_json", bad)
+    if arguments is not None and not isinstance(arguments, dict):
+        bad.add(f"{field}.arguments_json", "must be a JSON object")
+    found = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return found | ({"id": call.id} if call.id else {})
+
+
+def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
+    if not text:
+        return None
+    found = _json(text, "spec.chat.tools_json", bad)
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        bad.add("spec.chat.tools_json", "must be a JSON array of objects")
+        return None
+    return found or None
+
+
+def _json(text: str, field: str, bad: Violations) -> Any:
+    """None if it is not valid, which `bad` has then."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True)
+        return None
+    if found is None:
+        bad.add(field, "is null")
+    return found
+
+
+def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
+    """True by default, unless the last message is continued; a template variable of that name overrides it."""
+    wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
+    if not isinstance(wanted, bool):
+        field = "spec.chat.template_kwargs.add_generation_prompt"
+        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True)
+        return False
+    if wanted and chat.continue_final_message:
+        bad.add("spec.chat.continue_final_message", "cannot be combined with add_generation_prompt")
+    return bool(wanted)
+
+
+def _variables(struct: struct_pb2.Struct) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> Any:
+    """As json.loads would return it: a whole number is an int, which templates print without a decimal point."""
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return _variables(value.struct_value)
+    if kind == "list_value":
+        return [_plain(item) for item in value.list_value.values]
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    if kind == "null_value" or kind is None:
+        return None
+    return getattr(value, kind)
