@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.ports import PortError
-from sluice.settings.services import Monitoring
+from sluice.settings.process import Monitoring
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.startup import Startup

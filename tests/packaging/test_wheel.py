@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOP = ("sluice", "router", "engine_worker", "detok_service")
+TOP = ("sluice", "router", "engine_worker", "detok_service", "gateway")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 

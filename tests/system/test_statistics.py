@@ -1,8 +1,6 @@
 """Statistics of a real ring: every step and request of a run that is known, and what Prometheus sees."""
 
-import contextlib
 import json
-import socket
 import urllib.request
 
 import pytest
@@ -14,7 +12,7 @@ from sluice.launch import Ring
 from sluice.launch.local_ring import RingError
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.metrics_page import documented
-from tests.fakes.processes import wait_until
+from tests.fakes.processes import free_ports, wait_until
 
 PATIENCE = 300.0
 PROMPT = list(range(100, 150))
@@ -55,17 +53,6 @@ def start() -> Ring:
         else:
             return ring
     raise AssertionError
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                for port in range(first + 1, first + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return first
 
 
 @pytest.fixture(scope="module")
