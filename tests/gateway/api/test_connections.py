@@ -120,3 +120,20 @@ async def test_what_is_not_http(gateway, data):
     await asyncio.wait_for(reader.read(), 5)
     assert (await gateway.http.get("/version")).status_code == 200
     writer.close()
+
+
+async def test_a_client_that_does_not_read_is_given_up(router, script, monkeypatch):
+    """What waits for it is bounded meanwhile: the router's stream is not read on."""
+    script.texts = ["x" * 50_000] * 400
+    async with running(router, slow_client_timeout=1.0) as found:
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1024)
+        writer.write(head(b'{"prompt": "x", "stream": true}'))
+        await reader.readline()
+        writer.transport.pause_reading()
+        await asyncio.sleep(0.5)
+        assert found.gateway.counters.events < 300
+        async with asyncio.timeout(30):
+            while not found.gateway.counters.requests:
+                await asyncio.sleep(0.1)
+        assert found.gateway.counters.requests["/v1/completions", "499"] == 1
+        writer.transport.abort()
