@@ -3,9 +3,13 @@
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -245,3 +249,13 @@ async def test_streams_survive_the_death_of_their_router(ring, url):
         print(f"all ended {time.monotonic() - killed:.1f} s after the kill")
     assert all(done for _, done in calm)
     assert await asyncio.to_thread(wait_until, lambda: ring.pids["router-0"] != pids["router-0"])
+
+
+def test_the_example_of_the_page(ring):
+    root = Path(__file__).parents[2]
+    (source,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "http.md").read_text(), re.DOTALL)
+    assert source.count("127.0.0.1:8000") == 1
+    command = [sys.executable, "-c", source.replace("127.0.0.1:8000", ring.http_address)]
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout.splitlines()
+    assert lines[-2] == "32 tokens"
+    assert lines[-1] in ("yes", "no")
