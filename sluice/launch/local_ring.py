@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,8 +65,8 @@ class Ring:
         planned = services(self.plan, Path())
         settings = [each.settings(os.environ) for each in planned]
         engine = next(each for each in settings if isinstance(each, EngineSettings))
-        if self.plan.http_port and on != LOCAL:
-            raise OptionsError("http_port: a gateway starts on this machine only; run python -m gateway by itself")
+        if self.plan.http_port:
+            _check_gateway(on)
         check_servable(checkpoint, weights=engine.weights == "checkpoint")
         if engine.draft_model is not None:
             draft = open_checkpoint(engine.draft_model)
@@ -202,6 +203,13 @@ class Ring:
             deadline = now + slot.service.drain_timeout + KILL_AFTER_SECONDS
             if slot.child is not None and not slot.child.wait(deadline - time.monotonic()):
                 slot.child.kill()
+
+
+def _check_gateway(on: str) -> None:
+    if on != LOCAL:
+        raise OptionsError("http_port: a gateway starts on this machine only; run python -m gateway by itself")
+    if find_spec("starlette") is None:
+        raise OptionsError("http_port needs the gateway's packages: pip install 'sluice[gateway]'")
 
 
 def _check_ports(ports: Iterable[Port]) -> None:

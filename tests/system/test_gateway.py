@@ -17,6 +17,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
+from sluice import Client
 from sluice.launch import Ring
 from tests.fakes.processes import free_ports, wait_until
 
@@ -89,6 +90,21 @@ async def test_completions(client, async_client):
     ):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == [first.text, second.text]
+
+
+def test_scores_of_a_batch_of_token_ids(ring, client):
+    """As lm-eval asks for log-likelihoods."""
+    prompts = [[300, 301, 302], [303, 304]]
+    found = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1
+    )
+    with Client(ring.addresses) as direct:
+        for prompt, choice in zip(prompts, found.choices, strict=True):
+            own = direct.generate(prompt, max_tokens=1, prompt_logprobs=1, temperature=0)
+            scores = [entry.logprob for entry in own.prompt_logprobs]
+            assert choice.logprobs.token_logprobs[0] is None
+            assert choice.logprobs.token_logprobs[:-1] == pytest.approx(scores, abs=1e-4)
+            assert len(choice.logprobs.tokens) == len(prompt) + 1
 
 
 def test_the_best_of_several(client):
@@ -201,8 +217,6 @@ def test_a_request_id_is_that_of_the_ring(ring, client):
 
 
 async def test_leaving_a_stream_cancels_it(ring, async_client):
-    from sluice import Client
-
     stream = await async_client.chat.completions.create(
         model="tiny", messages=USER, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
     )
@@ -259,3 +273,17 @@ def test_the_example_of_the_page(ring):
     lines = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout.splitlines()
     assert lines[-2] == "32 tokens"
     assert lines[-1] in ("yes", "no")
+
+
+def test_a_gateway_that_is_killed_comes_back_at_its_address(ring, client):
+    former = ring.pids["gateway"]
+    os.kill(former, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return ring.pids["gateway"] != former and httpx.get(f"http://{ring.http_address}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    assert wait_until(back)
+    assert client.chat.completions.create(messages=USER, **SEEDED).choices
