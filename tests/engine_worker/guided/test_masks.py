@@ -138,7 +138,7 @@ def test_a_killed_worker_is_replaced(own):
 
 
 def test_a_worker_that_stands_still_is_replaced(own, monkeypatch):
-    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 0.3)
+    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 1)
     (sequence,) = followed(own, regex("[ab]+"))
     expected = allowed(mask(own, sequence, ids("a")))
     os.kill(own._processes.current().pid, signal.SIGSTOP)
