@@ -9,10 +9,14 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test test-long lint protos settings manifests bench clean
+.PHONY: run survive check test test-long lint protos settings manifests bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
+
+# A stream goes on while its engine, its detokenizer and its router are killed.
+survive: $(VENV)/run.done
+	$(BIN)/python -m examples.survive
 
 # The inner loop: no processes, nothing slow, few examples.
 check: lint
