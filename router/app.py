@@ -29,6 +29,7 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
+from sluice.telemetry.status_report import ServiceReport
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -110,7 +111,7 @@ class RouterApp:
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
         self._metrics_port = self._metrics_port or MetricsPort(self.settings)
-        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because)
+        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because, self._report)
         for listener in self._listeners:
             listener.bind()
         forever = [
@@ -246,6 +247,9 @@ class RouterApp:
         while True:
             self._beacon.touch()
             await asyncio.sleep(BEACON_SECONDS)
+
+    def _report(self) -> ServiceReport:
+        return self.ring.overview.report(self._listeners[0].address)
 
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self.ring, self._stats_broadcast, self._access)

@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -23,6 +22,7 @@ from router.requests.serving_model import ServingModel
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat
 from sluice.ring.wire import Flush
+from sluice.telemetry.version import build_version
 from sluice.v1 import admin_pb2 as pb
 
 SHORTEST_INTERVAL = 0.1
@@ -48,7 +48,7 @@ class AdminService:
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
         return pb.GetServerInfoResponse(
-            version=_version(),
+            version=build_version(),
             start_time=self._start,
             draining=self._requests.closed,
             serving_version=self._serving.version,
@@ -158,10 +158,3 @@ def _now() -> Timestamp:
     now = Timestamp()
     now.GetCurrentTime()
     return now
-
-
-def _version() -> str:
-    try:
-        return version("sluice")
-    except PackageNotFoundError:
-        return "unknown"
