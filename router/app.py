@@ -187,7 +187,11 @@ class RouterApp:
         )
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
+        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         admin = AdminService(
+            settings.id,
+            ring.overview,
+            models.models,
             ring.membership,
             ring.placement,
             ring.serving,
@@ -199,7 +203,6 @@ class RouterApp:
             settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
-        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
         if settings.admin_port is not None:

@@ -79,10 +79,10 @@ class Overview:
             TenantReport(tenant, open_[tenant], waiting.get(tenant, 0), admitted.get(tenant, 0)) for tenant in busiest
         ]
 
-    def latest_requests(self) -> list[RequestReport]:
+    def latest_requests(self, most: int = MOST_LISTED) -> list[RequestReport]:
         """The open ones, then those that have ended; the newest first."""
-        newest = self._requests.open[: -MOST_LISTED - 1 : -1]
-        return [*map(report_of, newest), *reversed(self._counters.latest.copy())][:MOST_LISTED]
+        newest = self._requests.open[: -most - 1 : -1]
+        return [*map(report_of, newest), *reversed(self._counters.latest.copy())][:most]
 
 
 def _state(peer: EnginePeer | DetokenizerPeer) -> PeerState:
