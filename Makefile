@@ -9,10 +9,14 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test test-long lint protos settings manifests bench clean
+.PHONY: run survive check test test-long lint protos settings manifests images bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
+
+# A stream goes on while its engine, its detokenizer and its router are killed.
+survive: $(VENV)/run.done
+	$(BIN)/python -m examples.survive
 
 # The inner loop: no processes, nothing slow, few examples.
 check: lint
@@ -46,6 +50,10 @@ settings: $(VENV)/dev.done
 # Rewrites k8s/manifests and the settings in the chart's schema; tests/k8s fails when that was forgotten.
 manifests: $(VENV)/dev.done
 	$(BIN)/python -m k8s.render
+
+# Rewrites docs/images from a ring that works; needs Debian's chromium-headless-shell.
+images: $(VENV)/dev.done
+	$(BIN)/python -m docs.images.make
 
 # Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done

@@ -30,9 +30,12 @@ class ModelService:
     _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
+    def models(self) -> list[pb.Model]:
+        return [self._describe()]
+
     async def list_models(self, message: pb.ListModelsRequest, _: Context) -> pb.ListModelsResponse:
         """Raises RequestError."""
-        page, token = page_of([self._describe()], lambda model: model.name, message)
+        page, token = page_of(self.models(), lambda model: model.name, message)
         return pb.ListModelsResponse(models=page, next_page_token=token)
 
     async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:

@@ -105,6 +105,8 @@ class EngineHeartbeat(Message, frozen=True):
     """For the router that this heartbeat goes to."""
     image_rows: Count = 0
     """Of each image that prompts may have; 0: they may have none."""
+    version: Name = ""
+    """Of its build."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
@@ -121,6 +123,8 @@ class DetokenizerHeartbeat(Message, frozen=True):
     """Fingerprint of the tokenizer files."""
     missed: dict[Number, Total] = {}
     """Frames lost on the way from engines, by the engine's epoch."""
+    version: Name = ""
+    """Of its build."""
 
 
 class Epochs(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-VERSION = 9
+VERSION = 8
 """Grows with every incompatible change; a lane refuses frames of another version."""
 
 MAX_SEQUENCES = 128
