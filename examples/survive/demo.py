@@ -28,7 +28,9 @@ def survive(console: Console) -> bool:
     with Ring(engines=2, detokenizers=2, engine_args=engine) as ring, Client(ring.address) as client:
         console.print("generating the text undisturbed, to compare with …", style="dim", highlight=False)
         expected = client.generate(PROMPT, **REQUEST).text
-        console.print("streaming it again, with kill -9 for each service that works on it:\n", style="dim", highlight=False)
+        console.print(
+            "streaming it again, with kill -9 for each service that works on it:\n", style="dim", highlight=False
+        )
         return Show(console, ring, client).run(expected)
 
 

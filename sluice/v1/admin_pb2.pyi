@@ -192,6 +192,7 @@ class Model(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     max_context_tokens: _builtins.int
@@ -204,9 +205,11 @@ class Model(_message.Message):
     """Hash of the tokenizer files, for client-side caches."""
     hidden_size: _builtins.int
     """Length of the rows of Embeddings. 0: this model takes none, or no engine is known."""
+    image_tokens: _builtins.int
+    """Tokens of a prompt that an image stands for. 0: this model takes none, or no engine is known."""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"lora", "guided_json", ..."""
+        """"lora", "images", ..."""
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -233,10 +236,11 @@ class Model(_message.Message):
         tensors: _abc.Iterable[_builtins.str] | None = ...,
         logits_processors: _abc.Iterable[_builtins.str] | None = ...,
         hidden_size: _builtins.int = ...,
+        image_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "image_tokens", b"image_tokens", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
