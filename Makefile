@@ -9,7 +9,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run survive check test test-long lint protos settings manifests bench clean
+.PHONY: run survive check test test-long lint protos settings manifests bench dist clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -54,6 +54,11 @@ manifests: $(VENV)/dev.done
 # Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
+
+# Wheel and sdist of a release.
+dist: $(VENV)/dev.done
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
