@@ -9,7 +9,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run survive check test test-long lint protos released-protos settings manifests bench site dist clean
+.PHONY: run survive check test test-long lint protos released-protos settings manifests images bench site dist clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -55,6 +55,10 @@ settings: $(VENV)/dev.done
 # Rewrites k8s/manifests and the settings in the chart's schema; tests/k8s fails when that was forgotten.
 manifests: $(VENV)/dev.done
 	$(BIN)/python -m k8s.render
+
+# Rewrites docs/images from a ring that works; needs Debian's chromium-headless-shell.
+images: $(VENV)/dev.done
+	$(BIN)/python -m docs.images.make
 
 # Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done

@@ -28,7 +28,9 @@ def survive(console: Console) -> bool:
     with Ring(engines=2, detokenizers=2, engine_args=engine) as ring, Client(ring.address) as client:
         console.print("generating the text undisturbed, to compare with …", style="dim", highlight=False)
         expected = client.generate(PROMPT, **REQUEST).text
-        console.print("streaming it again, with kill -9 for whoever works on it:\n", style="dim", highlight=False)
+        console.print(
+            "streaming it again, with kill -9 for each service that works on it:\n", style="dim", highlight=False
+        )
         return Show(console, ring, client).run(expected)
 
 
@@ -54,7 +56,7 @@ def _first(names: Callable[[], Iterator[str]]) -> str:
         for name in names():
             return name
         time.sleep(0.05)
-    raise TimeoutError("no service says that it works on the stream")
+    raise TimeoutError("no service reports that it works on the stream")
 
 
 VICTIMS = (

@@ -27,6 +27,46 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _PeerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PeerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PEER_STATE_UNSPECIFIED: _PeerState.ValueType  # 0
+    """Not set."""
+    PEER_STATE_SERVING: _PeerState.ValueType  # 1
+    """It takes work."""
+    PEER_STATE_DRAINING: _PeerState.ValueType  # 2
+    """It takes no new work."""
+    PEER_STATE_STALLED: _PeerState.ValueType  # 3
+    """It sends heartbeats, but its loop makes no progress."""
+    PEER_STATE_UNREACHABLE: _PeerState.ValueType  # 4
+    """It sends heartbeats, but the connection to it has ended."""
+    PEER_STATE_LOST: _PeerState.ValueType  # 5
+    """It has fallen silent."""
+    PEER_STATE_UNKNOWN: _PeerState.ValueType  # 6
+    """Nothing has been heard of it yet."""
+
+class PeerState(_PeerState, metaclass=_PeerStateEnumTypeWrapper):
+    """What a router knows about the life of an engine or a detokenizer."""
+
+PEER_STATE_UNSPECIFIED: PeerState.ValueType  # 0
+"""Not set."""
+PEER_STATE_SERVING: PeerState.ValueType  # 1
+"""It takes work."""
+PEER_STATE_DRAINING: PeerState.ValueType  # 2
+"""It takes no new work."""
+PEER_STATE_STALLED: PeerState.ValueType  # 3
+"""It sends heartbeats, but its loop makes no progress."""
+PEER_STATE_UNREACHABLE: PeerState.ValueType  # 4
+"""It sends heartbeats, but the connection to it has ended."""
+PEER_STATE_LOST: PeerState.ValueType  # 5
+"""It has fallen silent."""
+PEER_STATE_UNKNOWN: PeerState.ValueType  # 6
+"""Nothing has been heard of it yet."""
+Global___PeerState: _TypeAlias = PeerState  # noqa: Y015
+
 class _CacheTier:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -157,6 +197,7 @@ class Model(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     max_context_tokens: _builtins.int
@@ -169,9 +210,11 @@ class Model(_message.Message):
     """Hash of the tokenizer files, for client-side caches."""
     hidden_size: _builtins.int
     """Length of the rows of Embeddings. 0: this model takes none, or no engine is known."""
+    image_tokens: _builtins.int
+    """Tokens of a prompt that an image stands for. 0: this model takes none, or no engine is known."""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"lora", "guided_json", ..."""
+        """"lora", "images", ..."""
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -198,10 +241,11 @@ class Model(_message.Message):
         tensors: _abc.Iterable[_builtins.str] | None = ...,
         logits_processors: _abc.Iterable[_builtins.str] | None = ...,
         hidden_size: _builtins.int = ...,
+        image_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "image_tokens", b"image_tokens", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -777,6 +821,10 @@ class GetServerInfoResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     SERVING_VERSION_FIELD_NUMBER: _builtins.int
     SERVING_ENGINES_FIELD_NUMBER: _builtins.int
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    DETOKENIZERS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of this build."""
     draining: _builtins.bool
@@ -787,9 +835,23 @@ class GetServerInfoResponse(_message.Message):
     """
     serving_engines: _builtins.int
     """Engines with that label that take work; all that take work if it is empty. At 0, new requests go to the others."""
+    router_id: _builtins.str
+    """Id of the router."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started."""
+
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineInfo]:
+        """Engines that are configured or were found, by id."""
+
+    @_builtins.property
+    def detokenizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DetokenizerInfo]:
+        """Detokenizers, likewise."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """The served models, by name."""
 
     def __init__(
         self,
@@ -799,14 +861,106 @@ class GetServerInfoResponse(_message.Message):
         draining: _builtins.bool = ...,
         serving_version: _builtins.str = ...,
         serving_engines: _builtins.int = ...,
+        router_id: _builtins.str = ...,
+        engines: _abc.Iterable[Global___EngineInfo] | None = ...,
+        detokenizers: _abc.Iterable[Global___DetokenizerInfo] | None = ...,
+        models: _abc.Iterable[Global___Model] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "serving_engines", b"serving_engines", "serving_version", b"serving_version", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenizers", b"detokenizers", "draining", b"draining", "engines", b"engines", "models", b"models", "router_id", b"router_id", "serving_engines", b"serving_engines", "serving_version", b"serving_version", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class EngineInfo(_message.Message):
+    """An engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_AGE_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Its id; its address while nothing has been heard of it."""
+    address: _builtins.str
+    """Of its ring inbox, as the router is configured."""
+    state: Global___PeerState.ValueType
+    """Its state."""
+    version: _builtins.str
+    """Version of its build."""
+    model_fingerprint: _builtins.str
+    """As in EngineStats."""
+    model_version: _builtins.str
+    """As in EngineStats."""
+    @_builtins.property
+    def heartbeat_age(self) -> _duration_pb2.Duration:
+        """Time since its latest heartbeat. Unset: there was none."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        state: Global___PeerState.ValueType = ...,
+        version: _builtins.str = ...,
+        model_fingerprint: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        heartbeat_age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age", b"heartbeat_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "heartbeat_age", b"heartbeat_age", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineInfo: _TypeAlias = EngineInfo  # noqa: Y015
+
+@_typing.final
+class DetokenizerInfo(_message.Message):
+    """A detokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DETOKENIZER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_AGE_FIELD_NUMBER: _builtins.int
+    detokenizer_id: _builtins.str
+    """As in EngineInfo, like the other fields."""
+    address: _builtins.str
+    """Of its ring inbox."""
+    state: Global___PeerState.ValueType
+    """Its state."""
+    version: _builtins.str
+    """Version of its build."""
+    @_builtins.property
+    def heartbeat_age(self) -> _duration_pb2.Duration:
+        """Time since its latest heartbeat. Unset: there was none."""
+
+    def __init__(
+        self,
+        *,
+        detokenizer_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        state: Global___PeerState.ValueType = ...,
+        version: _builtins.str = ...,
+        heartbeat_age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age", b"heartbeat_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detokenizer_id", b"detokenizer_id", "heartbeat_age", b"heartbeat_age", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizerInfo: _TypeAlias = DetokenizerInfo  # noqa: Y015
 
 @_typing.final
 class GetStatsRequest(_message.Message):
@@ -906,6 +1060,9 @@ class Stats(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     DETOKENIZERS_FIELD_NUMBER: _builtins.int
+    ROUTER_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
     SERVING_MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     serving_model_fingerprint: _builtins.str
     """EngineStats.model_fingerprint of the engines that get new requests. Empty if all do, or there is no engine."""
@@ -921,21 +1078,192 @@ class Stats(_message.Message):
     def detokenizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DetokenizerStats]:
         """Detokenizers that send heartbeats."""
 
+    @_builtins.property
+    def router(self) -> Global___RouterStats:
+        """The router that answers."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStats]:
+        """Tenants with open requests at this router, the busiest first, at most 64."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
+        """The latest requests of this router: the open ones, then those that have ended, the newest first, at most 32."""
+
     def __init__(
         self,
         *,
         time: _timestamp_pb2.Timestamp | None = ...,
         engines: _abc.Iterable[Global___EngineStats] | None = ...,
         detokenizers: _abc.Iterable[Global___DetokenizerStats] | None = ...,
+        router: Global___RouterStats | None = ...,
+        tenants: _abc.Iterable[Global___TenantStats] | None = ...,
+        requests: _abc.Iterable[Global___RequestSummary] | None = ...,
         serving_model_fingerprint: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenizers", b"detokenizers", "engines", b"engines", "serving_model_fingerprint", b"serving_model_fingerprint", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenizers", b"detokenizers", "engines", b"engines", "requests", b"requests", "router", b"router", "serving_model_fingerprint", b"serving_model_fingerprint", "tenants", b"tenants", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Stats: _TypeAlias = Stats  # noqa: Y015
+
+@_typing.final
+class RouterStats(_message.Message):
+    """The requests of one router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    RING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    ADMITTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_ADMITTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    RECOVERING_REQUESTS_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
+    ENDED_REQUESTS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    """Id of the router."""
+    open_requests: _builtins.int
+    """Requests whose answer has not ended."""
+    ring_requests: _builtins.int
+    """Requests with an attempt on the ring."""
+    waiting_requests: _builtins.int
+    """Requests that wait for admission."""
+    admitted_requests: _builtins.int
+    """Requests that are admitted."""
+    max_admitted_requests: _builtins.int
+    """Requests that may be admitted at once."""
+    recovering_requests: _builtins.int
+    """Requests that wait for another attempt."""
+    recoveries: _builtins.int
+    """Attempts given up for another one, since the start."""
+    ended_requests: _builtins.int
+    """Requests that have ended, since the start."""
+    completion_tokens: _builtins.int
+    """Tokens generated for ended requests, since the start."""
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+        open_requests: _builtins.int = ...,
+        ring_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+        admitted_requests: _builtins.int = ...,
+        max_admitted_requests: _builtins.int = ...,
+        recovering_requests: _builtins.int = ...,
+        recoveries: _builtins.int = ...,
+        ended_requests: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_requests", b"admitted_requests", "completion_tokens", b"completion_tokens", "ended_requests", b"ended_requests", "max_admitted_requests", b"max_admitted_requests", "open_requests", b"open_requests", "recoveries", b"recoveries", "recovering_requests", b"recovering_requests", "ring_requests", b"ring_requests", "router_id", b"router_id", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterStats: _TypeAlias = RouterStats  # noqa: Y015
+
+@_typing.final
+class TenantStats(_message.Message):
+    """The requests of one tenant at one router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    ADMITTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name; empty: callers without a tenant."""
+    open_requests: _builtins.int
+    """Requests whose answer has not ended."""
+    waiting_requests: _builtins.int
+    """Requests that wait for admission."""
+    admitted_requests: _builtins.int
+    """Requests that are admitted."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        open_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
+        admitted_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_requests", b"admitted_requests", "open_requests", b"open_requests", "tenant", b"tenant", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantStats: _TypeAlias = TenantStats  # noqa: Y015
+
+@_typing.final
+class RequestSummary(_message.Message):
+    """A request as its router sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    DETOKENIZER_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The caller's id."""
+    tenant: _builtins.str
+    """Its tenant; empty: none."""
+    state: _builtins.str
+    """While it is open, the word for its phase, such as "ON_RING"; then its finish reason or error code."""
+    open: _builtins.bool
+    """Whether its answer has not ended."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens."""
+    cached_tokens: _builtins.int
+    """Of those, from the prefix cache."""
+    completion_tokens: _builtins.int
+    """Tokens generated."""
+    attempts: _builtins.int
+    """Attempts so far."""
+    engine_id: _builtins.str
+    """Of the latest attempt; empty: none yet."""
+    detokenizer_id: _builtins.str
+    """Of the latest attempt; empty: none yet."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """Time from its arrival until now, or until its end."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        state: _builtins.str = ...,
+        open: _builtins.bool = ...,
+        duration: _duration_pb2.Duration | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        engine_id: _builtins.str = ...,
+        detokenizer_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "detokenizer_id", b"detokenizer_id", "duration", b"duration", "engine_id", b"engine_id", "open", b"open", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestSummary: _TypeAlias = RequestSummary  # noqa: Y015
 
 @_typing.final
 class EngineStats(_message.Message):

@@ -184,7 +184,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]
-    """Version, start time, whether the server is draining, and which engines get its new requests."""
+    """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
     """One snapshot of all engines and detokenizers."""
     StreamStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]
@@ -220,7 +220,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """Version, start time, whether the server is draining, and which engines get its new requests."""
+    """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests."""
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
     """One snapshot of all engines and detokenizers."""
     StreamStats: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]  # type: ignore[assignment]
@@ -259,7 +259,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]:
-        """Version, start time, whether the server is draining, and which engines get its new requests."""
+        """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests."""
 
     @_abc_1.abstractmethod
     def GetStats(

@@ -163,6 +163,7 @@ class GenerationSpec(_message.Message):
     RESUME_CONTEXT_ROWS_FIELD_NUMBER: _builtins.int
     LORA_WEIGHTS_FIELD_NUMBER: _builtins.int
     PROMPT_TABLE_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per live request, up to 128 bytes of [A-Za-z0-9._:-]. Empty: the
     server makes a UUIDv7 and returns it.
@@ -258,6 +259,13 @@ class GenerationSpec(_message.Message):
         any number of times. Text and chats get all rows, in order, before their first token.
         """
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """Images of a text or of token ids, in which each stands where the model's image placeholder is, such as "<image>", in
+        order. Those of a chat are parts of its messages. At most 16 images of 8 MiB together. Only for models with the
+        capability "images".
+        """
+
     def __init__(
         self,
         *,
@@ -287,10 +295,11 @@ class GenerationSpec(_message.Message):
         resume_context_rows: _builtins.int = ...,
         lora_weights: Global___LoraWeights | None = ...,
         prompt_table: Global___PromptTable | None = ...,
+        images: _abc.Iterable[Global___Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "lora_weights", b"lora_weights", "n", b"n", "output", b"output", "prompt", b"prompt", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "images", b"images", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -326,6 +335,28 @@ class GenerationSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
+
+@_typing.final
+class Image(_message.Message):
+    """An image: of at most 2^24 pixels, upright by its EXIF orientation; of an animation the first picture."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """PNG, JPEG or WebP."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Image: _TypeAlias = Image  # noqa: Y015
 
 @_typing.final
 class Embeddings(_message.Message):
@@ -585,26 +616,62 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: _builtins.str
     """Text of the message."""
     tool_call_id: _builtins.str
     """For role "tool": the id of the call this answers."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """Text and images, in place of content."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
         tool_call_id: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parts", b"parts", "role", b"role", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ContentPart(_message.Message):
+    """Part of a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text."""
+    @_builtins.property
+    def image(self) -> Global___Image:
+        """An image."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: Global___Image | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):

@@ -58,7 +58,8 @@ def test_a_wheel_holds_every_module_and_every_file_that_they_read(built):
     files, _ = built
     checkpoint = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sluice/tiny_model/checkpoint").iterdir()}
     protos = {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "protos").rglob("*.proto")}
-    wanted = tracked("*.py") | tracked("*.pyi") | checkpoint | protos | {"sluice/py.typed", "sluice/protos/buf.yaml"}
+    wanted = tracked("*.py") | tracked("*.pyi") | tracked("*.html") | checkpoint | protos
+    wanted |= {"sluice/py.typed", "sluice/protos/buf.yaml"}
     assert len(protos) == 3
     assert "sluice/tiny_model/checkpoint/model.safetensors" in checkpoint
     assert wanted - files == set()
