@@ -29,6 +29,7 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
+from sluice.telemetry.status_report import ServiceReport
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -110,7 +111,7 @@ class RouterApp:
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
         self._metrics_port = self._metrics_port or MetricsPort(self.settings)
-        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because)
+        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because, self._report)
         for listener in self._listeners:
             listener.bind()
         forever = [
@@ -186,7 +187,11 @@ class RouterApp:
         )
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
+        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         admin = AdminService(
+            settings.id,
+            ring.overview,
+            models.models,
             ring.membership,
             ring.placement,
             ring.serving,
@@ -198,7 +203,6 @@ class RouterApp:
             settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
-        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
         if settings.admin_port is not None:
@@ -246,6 +250,9 @@ class RouterApp:
         while True:
             self._beacon.touch()
             await asyncio.sleep(BEACON_SECONDS)
+
+    def _report(self) -> ServiceReport:
+        return self.ring.overview.report(self._listeners[0].address)
 
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self.ring, self._stats_broadcast, self._access)

@@ -30,9 +30,12 @@ class ModelService:
     _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
+    def models(self) -> list[pb.Model]:
+        return [self._describe()]
+
     async def list_models(self, message: pb.ListModelsRequest, _: Context) -> pb.ListModelsResponse:
         """Raises RequestError."""
-        page, token = page_of([self._describe()], lambda model: model.name, message)
+        page, token = page_of(self.models(), lambda model: model.name, message)
         return pb.ListModelsResponse(models=page, next_page_token=token)
 
     async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
@@ -127,6 +130,8 @@ class ModelService:
     def _describe(self) -> pb.Model:
         model = self._model
         kinds = {"chat": model.has_chat, "lora": bool(self._dispatcher.has_adapters)}
+        image_tokens = max(self._dispatcher.image_rows or (), default=0)
+        kinds["images"] = image_tokens > 0
         return pb.Model(
             name=model.name,
             max_context_tokens=self._dispatcher.context_tokens,
@@ -138,6 +143,7 @@ class ModelService:
             tensors=sorted(self._dispatcher.tensors or ()),
             logits_processors=sorted(self._dispatcher.processors or ()),
             hidden_size=max(self._dispatcher.hidden_sizes or (), default=0),
+            image_tokens=image_tokens,
         )
 
 
