@@ -18,6 +18,7 @@ from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
 from sluice.cli.serving_version import serving_version
 from sluice.cli.stats import stats
+from sluice.cli.top import top
 
 app = typer.Typer(
     name="sluice",
@@ -31,6 +32,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(health)
 app.command()(stats)
+app.command()(top)
 app.command()(call)
 app.command()(cache_events)
 app.command()(serving_version)
