@@ -18,6 +18,7 @@ from router.api.watchdog import Watchdog
 from router.errors import Call, RequestError, Violation, abort, sent
 from sluice.ring.errors import ErrorCode
 
+TRACEPARENT = "traceparent"
 MESSAGE_SECONDS = 60.0
 """From the start of a call until its whole message has come."""
 
@@ -33,6 +34,12 @@ class Context:
     def peer(self) -> str:
         """The client's address as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
         return self._call.peer()
+
+    @property
+    def traceparent(self) -> str:
+        """Of W3C Trace Context; empty: there is none, or more than one."""
+        found = [str(value) for key, value in self._call.invocation_metadata() or () if key == TRACEPARENT]
+        return found[0] if len(found) == 1 else ""
 
     async def write(self, message: Message) -> None:
         await sent(self._call.write(message.SerializeToString()))

@@ -224,8 +224,7 @@ class Dispatcher:
     def _end_poison(self, request: RequestState) -> None:
         deaths = request.suspicion.deaths
         details = {"engine": request.engine, "engine_deaths": deaths, "received_tokens": request.log.received}
-        request_id, tenant = request.spec.request_id, request.tenant
-        self._log.error("poison_request_ended", request_id=request_id, tenant=tenant, **details)
+        self._log.error("poison_request_ended", **request.log_ids, tenant=request.tenant, **details)
         self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:

@@ -37,6 +37,7 @@ from sluice.settings.router import (
     ListenSettings,
     PeerSettings,
     RecoverySettings,
+    TracingSettings,
 )
 
 STRICT = ConfigDict(extra="forbid")
@@ -123,6 +124,7 @@ class RouterSettings(
     RecoverySettings,
     PeerSettings,
     AccessSettings,
+    TracingSettings,
     ListenSettings,
     ServiceSettings,
 ):
