@@ -90,6 +90,7 @@ class Worker:
             max_draft_tokens=settings.draft_tokens,
             has_adapters=runner.adapters is not None,
             hidden_size=runner.hidden_size,
+            image_rows=runner.image_rows,
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -369,5 +370,6 @@ class Worker:
             has_adapters=self.terms.has_adapters,
             cache_events=self._event_reads.kept,
             hidden_size=self.terms.hidden_size,
+            image_rows=self.terms.image_rows,
             version=self._version,
         )

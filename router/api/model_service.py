@@ -130,6 +130,8 @@ class ModelService:
     def _describe(self) -> pb.Model:
         model = self._model
         kinds = {"chat": model.has_chat, "lora": bool(self._dispatcher.has_adapters)}
+        image_tokens = max(self._dispatcher.image_rows or (), default=0)
+        kinds["images"] = image_tokens > 0
         return pb.Model(
             name=model.name,
             max_context_tokens=self._dispatcher.context_tokens,
@@ -141,6 +143,7 @@ class ModelService:
             tensors=sorted(self._dispatcher.tensors or ()),
             logits_processors=sorted(self._dispatcher.processors or ()),
             hidden_size=max(self._dispatcher.hidden_sizes or (), default=0),
+            image_tokens=image_tokens,
         )
 
 

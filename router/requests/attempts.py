@@ -19,6 +19,7 @@ from router.requests.features import (
     having_features,
     know_adapters,
     known_hidden_sizes,
+    known_image_rows,
     known_processors,
     known_tensors,
 )
@@ -106,6 +107,11 @@ class AttemptSender:
     def hidden_sizes(self) -> set[int] | None:
         """See `known_hidden_sizes`."""
         return known_hidden_sizes(self._membership.engines.all)
+
+    @property
+    def image_rows(self) -> set[int] | None:
+        """See `known_image_rows`."""
+        return known_image_rows(self._membership.engines.all)
 
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""

@@ -71,6 +71,11 @@ class Dispatcher:
         """As `AttemptSender.hidden_sizes`."""
         return self._attempts.hidden_sizes
 
+    @property
+    def image_rows(self) -> set[int] | None:
+        """As `AttemptSender.image_rows`."""
+        return self._attempts.image_rows
+
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 

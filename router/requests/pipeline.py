@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
@@ -20,13 +21,15 @@ from router.requests.trace import RequestTrace, trace_ended, trace_refused
 from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import check_adapter
+from router.validate.images import check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import fit, parse
-from router.validate.tables import GivenTable, check_hidden_size
+from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
 
 MAX_LOGGED_FIELDS = 8
@@ -143,7 +146,10 @@ class RequestPipeline:
         check_tensors(spec.tensors, self._dispatcher.tensors)
         check_adapter(spec.adapter, self._dispatcher.has_adapters)
         check_hidden_size(spec.table, self._dispatcher.hidden_sizes)
+        check_image_rows(spec.images, self._dispatcher.image_rows)
         tokens = await self._text.tokens(spec.prompt)
+        if spec.images is not None:
+            tokens = spec.images.expand(tokens, spec.prompt.field)
         if spec.table is not None:
             tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
@@ -155,14 +161,18 @@ class RequestPipeline:
         spellings = await self._text.spellings(spec.bad_words)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
-        if spec.table is not None:
-            await self._load(request, spec.table, len(prompt))
+        if spec.table_bytes:
+            await self._load(request, len(prompt))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))
         await self._dispatcher.submit(request)
 
-    async def _load(self, request: RequestState, table: GivenTable, prompt_tokens: int) -> None:
-        tables = await self._text.compute(len(table.data), table.load)
+    async def _load(self, request: RequestState, prompt_tokens: int) -> None:
+        table, images, tables = request.spec.table, request.spec.images, NO_TABLES
+        if table is not None:
+            tables = await self._text.compute(len(table.data), table.load)
+        if images is not None and images.images:
+            tables = replace(tables, images=await self._text.compute(images.size, images.load))
         request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:

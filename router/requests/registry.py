@@ -16,7 +16,7 @@ from sluice.telemetry.status_report import RequestReport
 MAX_REMEMBERED = 64
 """Ended requests that status reports still list."""
 MAX_OPEN_TABLE_BYTES = 512 << 20
-"""Of all prompt tables of open requests: each is kept for later attempts."""
+"""Of all prompt tables and images of open requests: each is kept for later attempts."""
 
 
 class Requests:
@@ -126,7 +126,8 @@ class Requests:
     def _take_tables(self, spec: Spec) -> None:
         size = self._table_bytes + spec.table_bytes
         if spec.table_bytes and size > MAX_OPEN_TABLE_BYTES:
-            message = f"prompt tables of open requests would have {size} bytes, at most {MAX_OPEN_TABLE_BYTES} may be"
+            given = f"prompt tables and images of open requests would have {size} bytes"
+            message = f"{given}, at most {MAX_OPEN_TABLE_BYTES} may be"
             raise RequestError(ErrorCode.OVERLOADED, message)
         self._table_bytes = size
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
-from router.validate.prompt import ChatPrompt
+from router.validate.chat import ChatPrompt
 
 Attributes = dict[str, str | int | float | list[str]]
 

@@ -10,7 +10,8 @@ from tokenizers import Encoding, Tokenizer
 
 from router.errors import RequestError, Violation
 from router.text.chat_template import ChatTemplate
-from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt, TextPrompt
+from router.validate.chat import ChatPrompt
+from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.vocabulary import Vocabulary
@@ -38,7 +39,9 @@ class TokenizerPool:
     def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
         self._tokenizer = _load(checkpoint)
         template = checkpoint.chat_template
-        self._template = ChatTemplate(template, checkpoint.tokenizer_config) if template else None
+        vision = checkpoint.vision
+        image = "" if vision is None else str(self._tokenizer.id_to_token(vision.token_id))
+        self._template = ChatTemplate(template, checkpoint.tokenizer_config, image) if template else None
         self._max_rendered_bytes = max_rendered_bytes
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()

@@ -1,21 +1,16 @@
 """A prompt in one of its three forms (text, token ids, chat), and how long its KV cache blocks are worth keeping."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from google.protobuf import struct_pb2
-
-from router.errors import Range, Violations, shown
+from router.errors import Range, Violations
+from router.validate.chat import ChatPrompt, parse_chat
 from router.validate.model import Limits, Model
 from router.validate.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.v1 import generation_pb2 as pb
 
-ROLES = ("system", "user", "assistant", "tool")
-RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
 KV_FIELD = "spec.kv_cache"
 RETENTION_RANGE = Range(0, 100)
 
@@ -37,20 +32,6 @@ class IdsPrompt:
     field: str = "spec.token_ids"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    messages: tuple[dict[str, str], ...]
-    size: int
-    """Bytes of the whole message."""
-    tools: list[dict[str, Any]] | None
-    variables: dict[str, Any]
-    continue_final_message: bool
-    add_generation_prompt: bool
-    add_special_tokens: bool
-    field: str = "spec.chat"
-
-
-NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
@@ -64,7 +45,7 @@ def parse_prompt(
     if kind == "prompt_embeds":
         return _rows(spec, table, model, bad)
     if kind == "chat":
-        return _chat(spec, model, limits, bad)
+        return parse_chat(spec, model, limits, bad)
     if kind is None:
         bad.add("spec.prompt", "is unset: give text, token_ids, chat or prompt_embeds")
     size = len(spec.text.encode())
@@ -106,96 +87,6 @@ def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: 
 def _check_unchanged(spec: pb.GenerationSpec, what: str, bad: Violations) -> None:
     if spec.HasField("add_special_tokens") and spec.add_special_tokens:
         bad.add("spec.add_special_tokens", f"is true, but {what} are used unchanged: it applies to text and chat")
-
-
-def _chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
-    chat = spec.chat
-    if not model.has_chat:
-        bad.add("spec.chat", f"the model {model.name} has no chat template")
-    size = chat.ByteSize()
-    # Checked before conversion: millions of empty messages, a few bytes each, would fill the memory as objects.
-    if not (
-        bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes")
-        and bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages")
-    ):
-        return NO_CHAT
-    _check_messages(chat, bad)
-    variables = _variables(chat.template_kwargs)
-    for name in sorted(RESERVED_VARIABLES & variables.keys()):
-        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server")
-    return ChatPrompt(
-        messages=tuple(_message(message) for message in chat.messages),
-        size=size,
-        tools=_tools(chat.tools_json, bad),
-        variables=variables,
-        continue_final_message=chat.continue_final_message,
-        add_generation_prompt=_add_generation_prompt(chat, variables, bad),
-        add_special_tokens=spec.add_special_tokens,
-    )
-
-
-def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
-    if not chat.messages:
-        bad.add("spec.chat.messages", "is empty: a chat has at least one message")
-    for i, message in enumerate(chat.messages):
-        field = f"spec.chat.messages[{i}]"
-        if message.role not in ROLES:
-            bad.add(f"{field}.role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}", private=True)
-        if message.tool_call_id and message.role != "tool":
-            problem = f"is set, but the role is {shown(message.role)}, not tool"
-            bad.add(f"{field}.tool_call_id", problem, private=True)
-
-
-def _message(message: pb.ChatMessage) -> dict[str, str]:
-    found = {"role": message.role, "content": message.content}
-    if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
-    return found
-
-
-def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
-    if not text:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        bad.add("spec.chat.tools_json", f"is not valid JSON: {shown(str(error))}", private=True)
-        return None
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        bad.add("spec.chat.tools_json", "must be a JSON array of objects")
-        return None
-    return found or None
-
-
-def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
-    """True by default, unless the last message is continued; a template variable of that name overrides it."""
-    wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
-    if not isinstance(wanted, bool):
-        field = "spec.chat.template_kwargs.add_generation_prompt"
-        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True)
-        return False
-    if wanted and chat.continue_final_message:
-        bad.add("spec.chat.continue_final_message", "cannot be combined with add_generation_prompt")
-    return bool(wanted)
-
-
-def _variables(struct: struct_pb2.Struct) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in struct.fields.items()}
-
-
-def _plain(value: struct_pb2.Value) -> Any:
-    """As json.loads would return it: a whole number is an int, which templates print without a decimal point."""
-    kind = value.WhichOneof("kind")
-    if kind == "struct_value":
-        return _variables(value.struct_value)
-    if kind == "list_value":
-        return [_plain(item) for item in value.list_value.values]
-    if kind == "number_value":
-        number = value.number_value
-        return int(number) if number.is_integer() else number
-    if kind == "null_value" or kind is None:
-        return None
-    return getattr(value, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from router.validate.adapter import VERSION, Began, Find, parse_adapter, split_f
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
+from router.validate.images import GivenImages, parse_images
 from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
@@ -77,6 +78,8 @@ class Spec:
     adapter_files: AdapterFiles | None = None
     """That the request brought."""
     table: GivenTable | None = None
+    images: GivenImages | None = None
+    """None: the model takes none; else they may be none too."""
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
 
@@ -106,7 +109,14 @@ class Spec:
 
     @property
     def table_bytes(self) -> int:
-        return 0 if self.table is None else len(self.table.data)
+        """Of its table and its images."""
+        table = 0 if self.table is None else len(self.table.data)
+        return table if self.images is None else table + self.images.size
+
+    @property
+    def image_rows(self) -> int | None:
+        """Of each of its images, if it has any."""
+        return self.images.vision.rows if self.images is not None and self.images.images else None
 
     @property
     def resumed_tokens(self) -> int:
@@ -179,6 +189,7 @@ def parse(
         adapter_files=adapter_files,
         tensors=parse_tensors(spec, bad),
         table=table,
+        images=parse_images(spec, model, limits, table, bad),
     )
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
     bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)

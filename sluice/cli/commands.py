@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
+from sluice.cli.bench import bench
 from sluice.cli.cache_events import cache_events
 from sluice.cli.call import call
 from sluice.cli.chat import chat
@@ -33,6 +34,7 @@ app.command()(chat)
 app.command()(health)
 app.command()(stats)
 app.command()(top)
+app.command()(bench)
 app.command()(call)
 app.command()(cache_events)
 app.command()(serving_version)

@@ -103,6 +103,8 @@ class EngineHeartbeat(Message, frozen=True):
     """Of the rows of tables that prompts may have; 0: they may have none."""
     prompt_adapters: AdapterNews | None = None
     """For the router that this heartbeat goes to."""
+    image_rows: Count = 0
+    """Of each image that prompts may have; 0: they may have none."""
     version: Name = ""
     """Of its build."""
 
