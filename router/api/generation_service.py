@@ -9,7 +9,7 @@ from tokenizers import Encoding
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
 from router.api.watchdog import Watchdog
-from router.errors import RequestError, Violation, Violations, logged, sent
+from router.errors import Reason, RequestError, Violation, Violations, logged, sent
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
@@ -42,7 +42,7 @@ class GenerationService:
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
         if not message.request_id:
-            raise RequestError.invalid([Violation("request_id", "is empty")])
+            raise RequestError.invalid([Violation("request_id", "is empty", reason=Reason.MISSING)])
         aborted = await self._pipeline.abort(message.request_id, context.caller)
         reason = logged(message.reason)
         self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)

@@ -15,7 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit, Principal
 from router.api.watchdog import Watchdog
-from router.errors import Call, RequestError, Violation, abort, sent
+from router.errors import Call, Reason, RequestError, Violation, abort, sent
 from sluice.ring.errors import ErrorCode
 
 TRACEPARENT = "traceparent"
@@ -129,7 +129,7 @@ async def _read(call: Call, watchdog: Watchdog) -> Any:
     """The call's only message. Raises RequestError."""
     request = await _next(call, watchdog)
     if request is aio.EOF:
-        raise RequestError.invalid([Violation("", "the call has no request message")])
+        raise RequestError.invalid([Violation("", "the call has no request message", reason=Reason.MISSING)])
     return request
 
 
@@ -139,7 +139,9 @@ async def _next(call: Call, watchdog: Watchdog) -> Any:
         guard.begin()
         request = await call.read()
     if isinstance(request, DecodeError):
-        raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
+        raise RequestError.invalid(
+            [Violation("", f"the message cannot be read: {request}", reason=Reason.INVALID_FORMAT)]
+        )
     return request
 
 

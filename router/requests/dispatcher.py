@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError, Violation
+from router.errors import Reason, RequestError, Violation
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.appended import Appended
@@ -305,7 +305,7 @@ class Dispatcher:
 
 def _too_large() -> RequestError:
     most = f"asks for tensors of more than {MAX_WHOLE_BYTES} bytes, the most in one message: call GenerateStream"
-    return RequestError.invalid([Violation("spec.output", most)])
+    return RequestError.invalid([Violation("spec.output", most, reason=Reason.TOO_MANY)])
 
 
 def error_of(fault: Fault) -> RequestError:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import RequestError, Violation, logged
+from router.errors import Reason, RequestError, Violation, logged
 from router.peers.adapters import Adapters
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
@@ -33,7 +33,11 @@ from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
 
 MAX_LOGGED_FIELDS = 8
-NO_WEIGHTS = Violation("spec.lora_weights", "is set, but this server takes no adapters in requests: load them first")
+NO_WEIGHTS = Violation(
+    "spec.lora_weights",
+    "is set, but this server takes no adapters in requests: load them first",
+    reason=Reason.NOT_SUPPORTED,
+)
 
 
 @dataclass(frozen=True)
