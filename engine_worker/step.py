@@ -242,6 +242,17 @@ class Loading(Preparation, Protocol):
     rank: int
 
 
+class HostUsage(NamedTuple):
+    """Of host memory for LoRA adapters; counts are those since the start."""
+
+    adapters: int
+    used_bytes: int
+    max_bytes: int
+    evictions: int
+    loads: Mapping[str, int]
+    """By outcome: LOADED or an error code."""
+
+
 class AdapterLibrary(Protocol):
     """The LoRA adapters in host memory, by version. Called from the engine's thread; never waits.
 
@@ -250,6 +261,10 @@ class AdapterLibrary(Protocol):
 
     num_pages: int
     """On the device, for all adapters."""
+
+    @property
+    def usage(self) -> HostUsage:
+        """For any thread."""
 
     def load(self, path: str) -> Loading:
         """From a folder on this machine."""
@@ -305,6 +320,10 @@ class Runner(Protocol):
 
     hidden_size: int
     """Of the rows of tables that prompts may have; 0: they may have none."""
+
+    @property
+    def image_rows(self) -> int:
+        """Of each image that prompts may have; 0: they may have none."""
 
     @property
     def adapters(self) -> AdapterLibrary | None:

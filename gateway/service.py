@@ -19,6 +19,7 @@ from sluice.client import AsyncClient, ClientOptions, SluiceError, TlsOptions
 from sluice.settings.gateway import GatewaySettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
+from sluice.telemetry.status_report import ServiceReport
 
 KEEP_ALIVE_SECONDS = 60
 """Of an idle connection."""
@@ -41,7 +42,9 @@ async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: Metri
         watch = asyncio.create_task(_watch(gateway, server, status, f"{host}:{port}"))
         beacon = ProgressBeacon(status_file=status)
         tick = asyncio.create_task(_tick(beacon))
-        metrics_port.show(beacon, partial(metrics.read, gateway.counters), partial(_unready, gateway, server))
+        report = ServiceReport(f"{host}:{port}")
+        read, unready = partial(metrics.read, gateway.counters), partial(_unready, gateway, server)
+        metrics_port.show(beacon, read, unready, lambda: report)
         try:
             await server.serve(sockets=[listener])
         finally:

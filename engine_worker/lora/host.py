@@ -9,9 +9,14 @@ class HostAdapters:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.used = 0
+        self.evictions = 0
+        """Since the start: adapters dropped to make room for others."""
         self._adapters: OrderedDict[str, AdapterWeights] = OrderedDict()
         self._users: Counter[str] = Counter()
         """Live requests by version, whether its weights have come or not."""
+
+    def __len__(self) -> int:
+        return len(self._adapters)
 
     def __contains__(self, version: str) -> bool:
         return version in self._adapters
@@ -41,6 +46,7 @@ class HostAdapters:
             return False
         while self.used + weights.nbytes > self.num_bytes:
             self._drop(unused.pop(0))
+            self.evictions += 1
         self._adapters[version] = weights
         self.used += weights.nbytes
         return True

@@ -4,6 +4,7 @@ version.
 All state belongs to the engine's thread; a loading thread only turns files into weights.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from engine_worker.layers.adapters import Target
 from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
+from engine_worker.step import HostUsage
 from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.settings.engine import LoraOptions
@@ -80,6 +82,8 @@ class AdapterLibrary:
         self._folders = [_existing("lora_folders", folder) for folder in options.lora_folders]
         self._host = HostAdapters(plan.host_bytes)
         self._threads = ThreadPoolExecutor(options.lora_num_put_workers, "adapters")
+        self._ended: Counter[str] = Counter()
+        """Loads since the start, by outcome."""
         self._loading: list[Loading] = []
         self._by_version: dict[str, Loading] = {}
         """Those that requests wait for."""
@@ -120,6 +124,11 @@ class AdapterLibrary:
         """Versions in host memory."""
         self.advance()
         return self._host.versions
+
+    @property
+    def usage(self) -> HostUsage:
+        """For any thread."""
+        return HostUsage(len(self._host), self._host.used, self._host.num_bytes, self._host.evictions, self._ended)
 
     def remove(self, version: str) -> bool:
         """From host memory; False: a live request uses it."""
@@ -166,6 +175,8 @@ class AdapterLibrary:
         for loading in list(self._loading):
             if loading.future is not None and loading.future.done():
                 self._take(loading, loading.future)
+                if loading.done:
+                    self._ended["LOADED" if loading.fault is None else loading.fault.code] += 1
         self._loading = [loading for loading in self._loading if not loading.done]
         self._end_missing()
         if self._by_version:
@@ -207,7 +218,7 @@ class AdapterLibrary:
     def _bounded(self, read: Callable[[], Loaded]) -> Loading:
         self.advance()
         if sum(not loading.patient for loading in self._loading) >= MAX_LOADING:
-            return self._ended(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded")
+            return self._refused(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded")
         return self._start(read, patient=False)
 
     def _start(self, read: Callable[[], Loaded], *, patient: bool) -> Loading:
@@ -215,7 +226,7 @@ class AdapterLibrary:
         self._loading.append(loading)
         return loading
 
-    def _ended(self, code: ErrorCode, message: str) -> Loading:
+    def _refused(self, code: ErrorCode, message: str) -> Loading:
         loading = Loading(self.advance, None, patient=False)
         loading.end(_fault(code, message))
         return loading

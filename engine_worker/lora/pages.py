@@ -33,7 +33,7 @@ class AdapterPages:
         """Pages that are free or belong to adapters that nobody holds."""
         self.evictions = 0
         """Since the start."""
-        self._host = host
+        self.host = host
         self._free = list(range(host.num_pages))
         self._placed: OrderedDict[str, _Placed] = OrderedDict()
         """By version, the least recently used first."""
@@ -46,6 +46,14 @@ class AdapterPages:
     def __contains__(self, version: str) -> bool:
         return version in self._placed
 
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    @property
+    def num_free(self) -> int:
+        """Pages of no adapter."""
+        return len(self._free)
+
     def holders(self, version: str) -> int:
         placed = self._placed.get(version)
         return 0 if placed is None else placed.holders
@@ -53,7 +61,7 @@ class AdapterPages:
     def size(self, version: str) -> int:
         """Pages of an adapter that is here or in host memory."""
         placed = self._placed.get(version)
-        return self._host.pages_of(version) if placed is None else len(placed.pages)
+        return self.host.pages_of(version) if placed is None else len(placed.pages)
 
     def touch(self, version: str) -> None:
         """It is used soon: others are evicted first."""
@@ -72,7 +80,7 @@ class AdapterPages:
         if not placed.holders:
             self.available -= len(placed.pages)
             # What is held here is in host memory too, so that a load that failed can be repeated.
-            self._host.acquire(version)
+            self.host.acquire(version)
         placed.holders += 1
         self._placed.move_to_end(version)
         return placed.number
@@ -84,7 +92,7 @@ class AdapterPages:
         if placed.holders:
             return
         self.available += len(placed.pages)
-        self._host.release(version)
+        self.host.release(version)
         # Host memory may drop it now, so a load that no step has taken yet must not be kept.
         if placed.number in self._loads:
             self._evict(version)

@@ -29,6 +29,7 @@ def read(
     yield from requests(engine, mailbox)
     yield from steps(engine)
     yield from memory(engine)
+    yield from lora(engine)
     yield from ring(inbox, mailbox, outbox)
     yield from callback(stats_callback)
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
@@ -81,6 +82,26 @@ def memory(engine: Engine) -> Iterator[Metric]:
     yield counter(P + "kv_evictions", "Cached device blocks evicted for new content.", tiers.evictions)
     yield counter(P + "kv_offloads", "Evicted blocks moved to host memory.", tiers.offloads)
     yield counter(P + "kv_onloads", "Blocks moved back from host memory.", tiers.onloads)
+
+
+def lora(engine: Engine) -> Iterator[Metric]:
+    """Without values in an engine that has no adapters."""
+    pages = engine.cache.adapters
+    loads, adapters, evictions, host_bytes, by_state = ({} for _ in range(5))
+    if pages is not None:
+        host, free, available = pages.host.usage, pages.num_free, pages.available
+        loads = {"LOADED": 0, **host.loads}
+        adapters = {"host": host.adapters, "device": len(pages)}
+        evictions = {"host": host.evictions, "device": pages.evictions}
+        host_bytes = {"used": host.used_bytes, "free": host.max_bytes - host.used_bytes}
+        by_state = {"used": pages.num_pages - available, "cached": available - free, "free": free}
+    text = "LoRA adapters read from their files, by outcome: LOADED or an error code."
+    yield counter(P + "lora_loads", text, loads, ("outcome",))
+    yield gauge(P + "lora_adapters", "LoRA adapters in memory.", adapters, ("tier",))
+    yield counter(P + "lora_evictions", "LoRA adapters evicted for others.", evictions, ("tier",))
+    yield gauge(P + "lora_host_bytes", "Host memory for LoRA adapters.", host_bytes, ("state",))
+    text = "Device pages for LoRA adapters; those of adapters that no sequence uses are cached."
+    yield gauge(P + "lora_pages", text, by_state, ("state",))
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:

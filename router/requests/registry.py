@@ -3,16 +3,20 @@
 import asyncio
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 
 from router.errors import RequestError
 from router.requests.request_state import Attempt, RequestPhase, RequestState
+from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.status_report import RequestReport
 
+MAX_REMEMBERED = 64
+"""Ended requests that status reports still list."""
 MAX_OPEN_TABLE_BYTES = 512 << 20
-"""Of all prompt tables of open requests: each is kept for later attempts."""
+"""Of all prompt tables and images of open requests: each is kept for later attempts."""
 
 
 class Requests:
@@ -41,6 +45,10 @@ class Requests:
         return list(self._open)
 
     @property
+    def open_by_tenant(self) -> dict[str, int]:
+        return dict(self._open_by_tenant)
+
+    @property
     def on_ring(self) -> list[RequestState]:
         return list(self._on_ring.values())
 
@@ -57,7 +65,7 @@ class Requests:
             return False
         return True
 
-    def add(self, spec: Spec, tenant: str = "") -> RequestState:
+    def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
         """A new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open one has its id, OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
@@ -66,7 +74,7 @@ class Requests:
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
         self._take_tables(spec)
-        request = RequestState(self._new_number(), spec, tenant)
+        request = RequestState(self._new_number(), spec, tenant, trace)
         self._by_id[spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
@@ -118,7 +126,8 @@ class Requests:
     def _take_tables(self, spec: Spec) -> None:
         size = self._table_bytes + spec.table_bytes
         if spec.table_bytes and size > MAX_OPEN_TABLE_BYTES:
-            message = f"prompt tables of open requests would have {size} bytes, at most {MAX_OPEN_TABLE_BYTES} may be"
+            given = f"prompt tables and images of open requests would have {size} bytes"
+            message = f"{given}, at most {MAX_OPEN_TABLE_BYTES} may be"
             raise RequestError(ErrorCode.OVERLOADED, message)
         self._table_bytes = size
 
@@ -149,6 +158,8 @@ class RequestCounters:
         self.first_token_seconds = Histogram(SECONDS)
         self.inter_token_seconds = Histogram(TOKEN_SECONDS)
         """Between two tokens of a sequence; tokens that come together share the time."""
+        self.latest: deque[RequestReport] = deque(maxlen=MAX_REMEMBERED)
+        """Ended requests that had begun, the newest last."""
 
     def on_tokens(self, request: RequestState, index: int, count: int) -> None:
         """`count` tokens of one sequence came over the ring. A unary call's come at its end: see `on_ended`."""
@@ -175,6 +186,7 @@ class RequestCounters:
         self.prompt_tokens += len(request.prompt)
         self.cached_tokens += request.log.started.cached_tokens if request.log.started else 0
         self.completion_tokens += request.log.received
+        self.latest.append(report_of(request, outcome))
 
     def _count_unary(self, request: RequestState) -> None:
         """By the engine's own times: the detokenizer sends nothing before the end."""
@@ -184,3 +196,20 @@ class RequestCounters:
             if sequence.end is not None and sequence.received > 1:
                 gaps = sequence.received - 1
                 self.inter_token_seconds.observe(sequence.end.times.generation / gaps, gaps)
+
+
+def report_of(request: RequestState, outcome: str | None = None) -> RequestReport:
+    """`outcome`: of one that has ended."""
+    return RequestReport(
+        id=request.spec.request_id,
+        tenant=request.tenant,
+        state=request.phase.name if outcome is None else outcome,
+        open=outcome is None,
+        seconds=time.monotonic() - request.arrived,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.log.started.cached_tokens if request.log.started else 0,
+        completion_tokens=request.log.received,
+        attempts=request.attempts,
+        engine=request.engine,
+        detokenizer=request.detokenizer,
+    )

@@ -1,4 +1,4 @@
-"""A conversation as a prompt: its messages, its tools, the variables of its template."""
+"""A chat: messages of text, images and tool calls, tools, variables of the template."""
 
 import json
 from dataclasses import dataclass
@@ -6,21 +6,26 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from router.errors import Violations, shown
+from router.errors import Reason, Violations, shown
 from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 
 ROLES = ("system", "user", "assistant", "tool")
 ONLY_OF = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
 """Fields of messages that belong to one role."""
+MAX_PARTS = 256
+"""Of a message."""
+MAX_CALLS = 4096
+"""Of tools, in all messages."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: tuple[dict[str, Any], ...]
+    """As templates get them: of parts their content is a list."""
     size: int
-    """Bytes of the whole message."""
+    """Bytes of the whole message, without images."""
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     continue_final_message: bool
@@ -35,20 +40,18 @@ NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
     chat = spec.chat
     if not model.has_chat:
-        bad.add("spec.chat", f"the model {model.name} has no chat template")
-    size = chat.ByteSize()
+        bad.add("spec.chat", f"the model {model.name} has no chat template", reason=Reason.NOT_SUPPORTED)
     # Checked before conversion: millions of empty messages, a few bytes each, would fill the memory as objects.
-    if not (
-        bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes")
-        and bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages")
-        and bad.at_most("spec.chat.messages", _tool_calls(chat), limits.messages, "tool calls")
-    ):
+    if not (bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages") and _few(chat, bad)):
+        return NO_CHAT
+    size = chat.ByteSize() - sum(len(part.image.data) for message in chat.messages for part in message.parts)
+    if not bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes"):
         return NO_CHAT
     _check_messages(chat, bad)
     messages = tuple(_message(message, f"spec.chat.messages[{i}]", bad) for i, message in enumerate(chat.messages))
     variables = _variables(chat.template_kwargs)
     for name in sorted(RESERVED_VARIABLES & variables.keys()):
-        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server")
+        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server", reason=Reason.CONFLICT)
     return ChatPrompt(
         messages=messages,
         size=size,
@@ -60,24 +63,41 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     )
 
 
-def _tool_calls(chat: pb.ChatPrompt) -> int:
-    return sum(len(message.tool_calls) for message in chat.messages)
+def _few(chat: pb.ChatPrompt, bad: Violations) -> bool:
+    calls = sum(len(message.tool_calls) for message in chat.messages)
+    return bad.at_most("spec.chat.messages", calls, MAX_CALLS, "tool calls") and all(
+        bad.at_most(f"spec.chat.messages[{i}].parts", len(message.parts), MAX_PARTS, "parts")
+        for i, message in enumerate(chat.messages)
+    )
 
 
 def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
     if not chat.messages:
-        bad.add("spec.chat.messages", "is empty: a chat has at least one message")
+        bad.add("spec.chat.messages", "is empty: a chat has at least one message", reason=Reason.MISSING)
     for i, message in enumerate(chat.messages):
         field = f"spec.chat.messages[{i}]"
         if message.role not in ROLES:
-            bad.add(f"{field}.role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}", private=True)
+            bad.add(
+                f"{field}.role",
+                f"is {shown(message.role)}, must be one of {', '.join(ROLES)}",
+                private=True,
+                reason=Reason.UNKNOWN_VALUE,
+            )
         for name, role in ONLY_OF.items():
             if getattr(message, name) and message.role != role:
-                bad.add(f"{field}.{name}", f"is set, but the role is {shown(message.role)}, not {role}", private=True)
+                problem = f"is set, but the role is {shown(message.role)}, not {role}"
+                bad.add(f"{field}.{name}", problem, private=True, reason=Reason.CONFLICT)
+        if message.parts and message.content:
+            bad.add(f"{field}.parts", "cannot be combined with content", reason=Reason.CONFLICT)
+        for j, part in enumerate(message.parts):
+            if part.WhichOneof("part") is None:
+                bad.add(f"{field}.parts[{j}]", "is unset: give text or image", reason=Reason.MISSING)
 
 
 def _message(message: pb.ChatMessage, field: str, bad: Violations) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        found["content"] = list(map(_part, message.parts))
     for name in ("tool_call_id", "reasoning_content", "name"):
         if value := getattr(message, name):
             found[name] = value
@@ -90,12 +110,16 @@ def _message(message: pb.ChatMessage, field: str, bad: Violations) -> dict[str, 
 def _tool_call(call: pb.ToolCall, field: str, bad: Violations) -> dict[str, Any]:
     """As chat templates expect it: the arguments are an object."""
     if not call.name:
-        bad.add(f"{field}.name", "is empty")
+        bad.add(f"{field}.name", "is empty", reason=Reason.MISSING)
     arguments = _json(call.arguments_json or "{}", f"{field}.arguments_json", bad)
     if arguments is not None and not isinstance(arguments, dict):
-        bad.add(f"{field}.arguments_json", "must be a JSON object")
+        bad.add(f"{field}.arguments_json", "must be a JSON object", reason=Reason.INVALID_FORMAT)
     found = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     return found | ({"id": call.id} if call.id else {})
+
+
+def _part(part: pb.ContentPart) -> dict[str, str]:
+    return {"type": "text", "text": part.text} if part.WhichOneof("part") == "text" else {"type": "image"}
 
 
 def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
@@ -105,7 +129,7 @@ def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     if found is None:
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        bad.add("spec.chat.tools_json", "must be a JSON array of objects")
+        bad.add("spec.chat.tools_json", "must be a JSON array of objects", reason=Reason.INVALID_FORMAT)
         return None
     return found or None
 
@@ -115,10 +139,10 @@ def _json(text: str, field: str, bad: Violations) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True)
+        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
         return None
     if found is None:
-        bad.add(field, "is null")
+        bad.add(field, "is null", reason=Reason.INVALID_FORMAT)
     return found
 
 
@@ -127,10 +151,12 @@ def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: 
     wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
     if not isinstance(wanted, bool):
         field = "spec.chat.template_kwargs.add_generation_prompt"
-        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True)
+        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True, reason=Reason.INVALID_FORMAT)
         return False
     if wanted and chat.continue_final_message:
-        bad.add("spec.chat.continue_final_message", "cannot be combined with add_generation_prompt")
+        bad.add(
+            "spec.chat.continue_final_message", "cannot be combined with add_generation_prompt", reason=Reason.CONFLICT
+        )
     return bool(wanted)
 
 

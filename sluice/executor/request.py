@@ -123,6 +123,7 @@ class RequestOptions(CommonOptions, total=False):
     draft_logits: Any
     acceptance_threshold: float | None
     prompt_table: Any
+    images: Sequence[bytes] | None
 
 
 class BatchOptions(CommonOptions, total=False):
@@ -169,6 +170,9 @@ class GenerationRequest:
     prompt_table: Any = field(default=None, compare=False, repr=False)
     """Prompt tuning: rows [virtual tokens, hidden size], a tensor or an array, or a mapping as in the client's options.
     Text and chats begin with them; in token ids, vocab_size + i stands for row i."""
+    images: Sequence[bytes] | None = field(default=None, compare=False, repr=False)
+    """Files of images, one for each of the model's placeholders in a text or in token ids; in chats they are parts of
+    messages: `{"type": "image", "data": …}`."""
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
     """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
@@ -212,6 +216,7 @@ class GenerationRequest:
             client_id=self.client_id,
             speculation=self._speculation(),
             prompt_table=self.prompt_table,
+            images=self.images,
         )
 
     def _speculation(self) -> Mapping[str, Any] | None:

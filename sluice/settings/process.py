@@ -21,9 +21,9 @@ class Monitoring:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
     metrics_host: str = "127.0.0.1"
-    """Interface for /metrics, /livez and /readyz."""
+    """Interface for the status page, /metrics, /livez and /readyz."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /livez and /readyz; 0: none."""
+    """Port for the status page, /metrics, /livez and /readyz; 0: none."""
     ready_stall: PositiveSeconds = 30.0
     """Seconds that the main loop may stand still, or have requests without progress, until /readyz reports it."""
     live_stall: PositiveSeconds = 120.0
@@ -55,6 +55,11 @@ class ProcessSettings(Monitoring):
     def __post_init__(self) -> None:
         if not self.id:
             object.__setattr__(self, "id", f"{self.role}-{socket.gethostname()}-{os.getpid()}")
+
+    @property
+    def model_name(self) -> str:
+        """Of the model that it serves, or where that is; empty: it has none of its own."""
+        return ""
 
     @property
     def ports(self) -> list[Port]:

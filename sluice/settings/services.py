@@ -19,6 +19,7 @@ from sluice.settings.engine import (
     Batching,
     Compute,
     GuideLimits,
+    ImageOptions,
     KvCacheSize,
     LoraOptions,
     Parallelism,
@@ -36,6 +37,7 @@ from sluice.settings.router import (
     ListenSettings,
     PeerSettings,
     RecoverySettings,
+    TracingSettings,
 )
 
 
@@ -65,6 +67,10 @@ class ServiceSettings(ProcessSettings):
         super().__post_init__()
         check_advertised(self.listen, self.advertise)
 
+    @property
+    def model_name(self) -> str:
+        return self.name or self.model
+
     def address(self, bound: str) -> str:
         """For the other services, of an inbox that is bound to this."""
         return reachable_at(bound, self.advertise)
@@ -83,6 +89,7 @@ class RouterSettings(
     RecoverySettings,
     PeerSettings,
     AccessSettings,
+    TracingSettings,
     ListenSettings,
     ServiceSettings,
 ):
@@ -148,6 +155,7 @@ class EngineSettings(
     Batching,
     LoraOptions,
     GuideLimits,
+    ImageOptions,
     TensorOptions,
     ProcessorNames,
     KvCacheSize,

@@ -179,6 +179,7 @@ REQUEST = {
     "draft_logits": np.zeros((2, 3), np.float32),
     "acceptance_threshold": 0.5,
     "prompt_table": np.zeros((2, 3), np.float32),
+    "images": [b"png"],
 }
 
 

@@ -13,7 +13,8 @@ import grpc
 import httpx
 import pytest
 
-from tests.fakes.processes import free_ports, wait_until
+from tests.fakes.ports import free_ports
+from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure, serve
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ class Process:
     def line(self, event: str) -> dict:
         """The first of these, once it has come."""
         found = lambda: [line for line in list(self.lines) if line["event"] == event]  # noqa: E731
-        assert wait_until(lambda: bool(found()) or self.own.poll() is not None)
+        assert wait_until(lambda: bool(found()) or self.own.poll() is not None), (event, self.lines)
         return found()[0]
 
     def end(self, number: int = signal.SIGTERM) -> int:

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from sluice import Client
 from sluice.launch import Ring
-from tests.fakes.processes import free_ports, wait_until
+from tests.fakes.ports import free_ports
+from tests.fakes.processes import wait_until
 
 USER = [{"role": "user", "content": "def fibonacci(n):"}]
 SEEDED = {"model": "tiny", "seed": 7, "max_tokens": 24}

@@ -13,7 +13,8 @@ import pytest
 from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import LogLine, Ring, RingError
-from tests.fakes.processes import LIMIT, free_ports, wait_until
+from tests.fakes.ports import free_ports
+from tests.fakes.processes import LIMIT, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,11 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluice import Client
 from sluice.client import DeadlineExceeded
-from sluice.launch import Ring
-from sluice.launch.local_ring import RingError
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.metrics_page import documented
-from tests.fakes.processes import free_ports, wait_until
+from tests.fakes.ports import start_with_metrics
+from tests.fakes.processes import wait_until
 
 PATIENCE = 300.0
 PROMPT = list(range(100, 150))
@@ -32,27 +31,13 @@ def ring(told_file):
     """A ring of its own: nobody else works in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOLD_FILE", str(told_file))
-        ring = start()
+        settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.told:write"}
+        ring = start_with_metrics(1, 1, engine_args=settings)
     try:
         yield ring
         ring.stop()
     finally:
         ring.kill()
-
-
-def start() -> Ring:
-    """A started one, on ports that are free, unless somebody takes them in the meantime."""
-    for attempt in range(5):
-        settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.told:write"}
-        ring = Ring(engines=1, detokenizers=1, engine_args=settings, metrics_port=free_ports(len(SERVICES)))
-        try:
-            ring.start()
-        except RingError:
-            if attempt == 4:
-                raise
-        else:
-            return ring
-    raise AssertionError
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Random adapters, saved by peft, and what peft computes with them."""
 
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -44,22 +46,29 @@ def changed_config(files: AdapterFiles, **options) -> AdapterFiles:
 
 
 class Oracle:
-    """peft's own forward pass."""
+    """peft's own forward pass, of one model with all adapters that were asked for."""
 
     def __init__(self, model: Path) -> None:
-        self._model = model
-        self._loaded: dict[Path | None, torch.nn.Module] = {}
+        self._base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._tuned: PeftModel | None = None
 
-    def model(self, folder: Path | None) -> torch.nn.Module:
-        if folder not in self._loaded:
-            base = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32).eval()
-            self._loaded[folder] = base if folder is None else PeftModel.from_pretrained(base, folder).eval()
-        return self._loaded[folder]
+    def _model(self, folder: Path) -> PeftModel:
+        name = re.sub(r"\W", "_", str(folder))
+        if self._tuned is None:
+            self._tuned = PeftModel.from_pretrained(self._base, folder, adapter_name=name).eval()
+        elif name not in self._tuned.peft_config:
+            self._tuned.load_adapter(folder, adapter_name=name)
+        self._tuned.set_adapter(name)
+        return self._tuned
 
     @torch.inference_mode()
     def logits(self, folder: Path | None, tokens) -> torch.Tensor:
         """[T, vocab] float32."""
-        return self.model(folder)(torch.tensor([tokens])).logits[0].float()
+        ids = torch.tensor([tokens])
+        if folder is not None:
+            return self._model(folder)(ids).logits[0].float()
+        with nullcontext() if self._tuned is None else self._tuned.disable_adapter():
+            return self._base(ids).logits[0].float()
 
     def greedy(self, folder: Path | None, prompt, count: int) -> tuple[list[int], list[float]]:
         """The tokens and their log-probabilities."""

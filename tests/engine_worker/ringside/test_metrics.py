@@ -1,0 +1,83 @@
+"""What an engine counts of its LoRA adapters."""
+
+from types import SimpleNamespace as Having
+
+import pytest
+from msgspec.structs import replace
+
+from engine_worker.ringside import metrics
+from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner
+from tests.engine_worker.lora.oracle import adapter_of, write_adapter
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.fakes.engine import EngineBench
+
+P = "sluice_engine_lora_"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("metrics") / "model"
+    write_checkpoint(folder, CONFIGS["qwen3, tied"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(model):
+    """Adapters of two pages, one per layer."""
+    return [write_adapter(model.parent / f"tuned{seed}", model, seed, targets=("v_proj",)) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def size(model, folders) -> int:
+    """Bytes of one of them."""
+    library = lora_runner(model).adapters
+    loading = library.load(str(folders[0]))
+    while not loading.poll():
+        pass
+    return library.usage.used_bytes
+
+
+def counts(bench) -> dict[str, dict[str, float]]:
+    """By metric and label."""
+    inbox = Having(malformed=0, refused=0, gaps=0)
+    found = metrics.read(bench.engine, inbox, bench.mailbox, bench.outbox, None)
+    return {
+        each.name.removeprefix(P): {next(iter(sample.labels.values())): sample.value for sample in each.samples}
+        for each in found
+        if each.name.startswith(P)
+    }
+
+
+def test_pages_and_loads(model, folders, size):
+    bench = lora_engine(model, lora_num_device_module_layer=8 * 5)
+    assert counts(bench)["loads"] == {"LOADED": 0}
+    assert counts(bench)["pages"] == {"used": 0, "cached": 0, "free": 5}
+    ask(bench, [1, 2, 3], adapter_of(folders[0]))
+    while not counts(bench)["pages"]["used"]:
+        bench.step()
+    assert counts(bench)["pages"] == {"used": 2, "cached": 0, "free": 3}
+    for folder in folders[1:]:
+        ask(bench, [1, 2, 3], adapter_of(folder))
+        finish(bench)
+    ask(bench, [1, 2, 3], replace(adapter_of(folders[0]), version="0" * 32))
+    finish(bench)
+    assert counts(bench) == {
+        "loads": {"LOADED": 3, "ADAPTER_MISSING": 1},
+        "adapters": {"host": 3, "device": 2},
+        "evictions": {"host": 0, "device": 1},
+        "pages": {"used": 0, "cached": 4, "free": 1},
+        "host_bytes": {"used": 3 * size, "free": (1 << 30) - 3 * size},
+    }
+
+
+def test_host_memory_too_small_for_two(model, folders, size):
+    bench = lora_engine(model, lora_host_cache_size=size * 3 // 2)
+    for folder in folders[:2]:
+        ask(bench, [1, 2, 3], adapter_of(folder))
+        finish(bench)
+    assert counts(bench)["adapters"] == {"host": 1, "device": 2}
+    assert counts(bench)["evictions"] == {"host": 1, "device": 0}
+
+
+def test_without_adapters_nothing_is_counted():
+    assert not any(counts(EngineBench()).values())
