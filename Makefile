@@ -83,7 +83,7 @@ $(VENV)/torch.done: constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/run.done: pyproject.toml constraints.txt $(VENV)/torch.done
-	$(BIN)/pip install --quiet --progress-bar on -c constraints.txt -e '.[router,detok,engine]'
+	$(BIN)/pip install --quiet --progress-bar on -c constraints.txt -e '.[router,detok,engine,gateway]'
 	touch $@
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(VENV)/torch.done

@@ -8,6 +8,7 @@ from bench.overload import overload
 from bench.topics import (
     beams,
     cache,
+    gateway,
     guided,
     long_context,
     lora,
@@ -26,6 +27,7 @@ from bench.topics import (
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
     "router": router.TOPIC,
+    "gateway": gateway.TOPIC,
     "policies": policies.TOPIC,
     "scheduler": scheduler.TOPIC,
     "steps": steps.TOPIC,

@@ -73,22 +73,29 @@ class RouterAlone:
 @contextmanager
 def router_alone(name: str, row_seconds: float, logs: Path, checkout: Path = ROOT) -> Iterator[RouterAlone]:
     """`row_seconds`: of the scripted engine. `checkout`: whose router, to compare two versions in one run."""
+    with scripted_router(name, row_seconds, logs, checkout) as (router, address):
+        log = logs / f"{name}-clients.log"
+        with SystemProcess("clients", "bench.systems.router_alone", [address], log) as clients:
+            yield RouterAlone(router, clients)
+
+
+@contextmanager
+def scripted_router(name: str, row_seconds: float, logs: Path, checkout: Path = ROOT) -> Iterator[tuple[int, str]]:
+    """Process id and address of a router between scripted peers."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sl"))
         engine, detokenizer, inbox = (f"ipc://{folder}/{name}" for name in ("engine", "detok", "router"))
         peers = [sys.executable, "-m", "bench.systems.scripted_peers", engine, detokenizer, str(row_seconds)]
-        stack.enter_context(_process(peers, ROOT, logs / f"{name}-peers.log"))
+        stack.enter_context(process(peers, ROOT, logs / f"{name}-peers.log"))
         own = ["--model", str(TINY), "--engines", engine, "--detokenizers", detokenizer, "--listen", inbox]
         command = [sys.executable, "-m", "router", *own, "--port", "0"]
         log = logs / f"{name}-router.log"
-        router = stack.enter_context(_process(command, checkout, log))
-        address = _address(log, router)
-        clients = SystemProcess("clients", "bench.systems.router_alone", [address], logs / f"{name}-clients.log")
-        yield RouterAlone(router.pid, stack.enter_context(clients))
+        router = stack.enter_context(process(command, checkout, log))
+        yield router.pid, ready_address(log, router)
 
 
 @contextmanager
-def _process(command: list[str], checkout: Path, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def process(command: list[str], checkout: Path, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     with log.open("wb") as stream:
         environment = os.environ | {"PYTHONPATH": str(checkout)}
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=checkout, env=environment)
@@ -103,15 +110,15 @@ def _process(command: list[str], checkout: Path, log: Path) -> Iterator["subproc
             process.wait()
 
 
-def _address(log: Path, router: "subprocess.Popen[bytes]") -> str:
+def ready_address(log: Path, service: "subprocess.Popen[bytes]") -> str:
     """Of its main port, from its `ready` line."""
     end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and router.poll() is None:
+    while time.monotonic() < end and service.poll() is None:
         for line in log.read_bytes().splitlines():
             if line.startswith(b"{") and line.endswith(b"}") and (found := json.loads(line))["event"] == "ready":
                 return str(found["address"])
         time.sleep(0.05)
-    raise RuntimeError(f"the router did not start:\n{log.read_text(errors='replace')[-4000:]}")
+    raise RuntimeError(f"{log.stem} did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
 
 async def _ask(calls: list[Any], asked: Streams) -> Seen:

@@ -1,4 +1,4 @@
-"""A chat: messages of text and images, tools, variables of the template."""
+"""A chat: messages of text, images and tool calls, tools, variables of the template."""
 
 import json
 from dataclasses import dataclass
@@ -11,8 +11,12 @@ from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 
 ROLES = ("system", "user", "assistant", "tool")
+ONLY_OF = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
+"""Fields of messages that belong to one role."""
 MAX_PARTS = 256
 """Of a message."""
+MAX_CALLS = 4096
+"""Of tools, in all messages."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
 
 
@@ -44,11 +48,12 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     if not bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes"):
         return NO_CHAT
     _check_messages(chat, bad)
+    messages = tuple(_message(message, f"spec.chat.messages[{i}]", bad) for i, message in enumerate(chat.messages))
     variables = _variables(chat.template_kwargs)
     for name in sorted(RESERVED_VARIABLES & variables.keys()):
         bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server", reason=Reason.CONFLICT)
     return ChatPrompt(
-        messages=tuple(_message(message) for message in chat.messages),
+        messages=messages,
         size=size,
         tools=_tools(chat.tools_json, bad),
         variables=variables,
@@ -59,7 +64,8 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
 
 
 def _few(chat: pb.ChatPrompt, bad: Violations) -> bool:
-    return all(
+    calls = sum(len(message.tool_calls) for message in chat.messages)
+    return bad.at_most("spec.chat.messages", calls, MAX_CALLS, "tool calls") and all(
         bad.at_most(f"spec.chat.messages[{i}].parts", len(message.parts), MAX_PARTS, "parts")
         for i, message in enumerate(chat.messages)
     )
@@ -77,9 +83,10 @@ def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
                 private=True,
                 reason=Reason.UNKNOWN_VALUE,
             )
-        if message.tool_call_id and message.role != "tool":
-            problem = f"is set, but the role is {shown(message.role)}, not tool"
-            bad.add(f"{field}.tool_call_id", problem, private=True)
+        for name, role in ONLY_OF.items():
+            if getattr(message, name) and message.role != role:
+                problem = f"is set, but the role is {shown(message.role)}, not {role}"
+                bad.add(f"{field}.{name}", problem, private=True, reason=Reason.CONFLICT)
         if message.parts and message.content:
             bad.add(f"{field}.parts", "cannot be combined with content", reason=Reason.CONFLICT)
         for j, part in enumerate(message.parts):
@@ -87,13 +94,28 @@ def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
                 bad.add(f"{field}.parts[{j}]", "is unset: give text or image", reason=Reason.MISSING)
 
 
-def _message(message: pb.ChatMessage) -> dict[str, Any]:
+def _message(message: pb.ChatMessage, field: str, bad: Violations) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.parts:
         found["content"] = list(map(_part, message.parts))
-    if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
+    for name in ("tool_call_id", "reasoning_content", "name"):
+        if value := getattr(message, name):
+            found[name] = value
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        found["tool_calls"] = [_tool_call(call, f"{field}.tool_calls[{i}]", bad) for i, call in calls]
     return found
+
+
+def _tool_call(call: pb.ToolCall, field: str, bad: Violations) -> dict[str, Any]:
+    """As chat templates expect it: the arguments are an object."""
+    if not call.name:
+        bad.add(f"{field}.name", "is empty", reason=Reason.MISSING)
+    arguments = _json(call.arguments_json or "{}", f"{field}.arguments_json", bad)
+    if arguments is not None and not isinstance(arguments, dict):
+        bad.add(f"{field}.arguments_json", "must be a JSON object", reason=Reason.INVALID_FORMAT)
+    found = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return found | ({"id": call.id} if call.id else {})
 
 
 def _part(part: pb.ContentPart) -> dict[str, str]:
@@ -103,20 +125,25 @@ def _part(part: pb.ContentPart) -> dict[str, str]:
 def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     if not text:
         return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        bad.add(
-            "spec.chat.tools_json",
-            f"is not valid JSON: {shown(str(error))}",
-            private=True,
-            reason=Reason.INVALID_FORMAT,
-        )
+    found = _json(text, "spec.chat.tools_json", bad)
+    if found is None:
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
         bad.add("spec.chat.tools_json", "must be a JSON array of objects", reason=Reason.INVALID_FORMAT)
         return None
     return found or None
+
+
+def _json(text: str, field: str, bad: Violations) -> Any:
+    """None if it is not valid, which `bad` has then."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
+        return None
+    if found is None:
+        bad.add(field, "is null", reason=Reason.INVALID_FORMAT)
+    return found
 
 
 def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:

@@ -54,6 +54,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
                 router_args=assigned["router"],
                 engine_args=assigned["engine"],
                 detokenizer_args=assigned["detokenizer"],
+                gateway_args=assigned["gateway"],
                 observe=display,
             )
             run(ring, options.demo, interrupt, display)
@@ -119,8 +120,11 @@ def announce(ring: Ring, display: Display) -> None:
     port = ring.address.rsplit(":", 1)[1]
     address = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
     call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
-    text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}, {_parts(ring)}. Try: {call}"
+    http = f", HTTP on {ring.http_address}" if ring.http_address else ""
+    text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}{http}, {_parts(ring)}. Try: {call}"
     fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
+    if http:
+        fields["http_address"] = ring.http_address
     display.say("ready", text, fields=fields)
 
 

@@ -24,8 +24,8 @@ FLAGS = (
 )  # fmt: skip
 """Settings that have an option of the same name."""
 OF_RING = (
-    "name", "revision", "engines", "detokenizers", "routers", "on", "host", "port", "metrics_port", "drain_timeout",
-    "start_timeout",
+    "name", "revision", "engines", "detokenizers", "routers", "on", "host", "port", "http_port", "metrics_port",
+    "drain_timeout", "start_timeout",
 )  # fmt: skip
 """Options that `Ring` takes under the same name."""
 # Under this key the context holds settings from the file, such as ("engine.max_batch_size", 8).
@@ -110,7 +110,7 @@ class ServeOptions:
             is_eager=True,
             callback=read_config_file,
             metavar="FILE",
-            help="YAML file of these options; router:, engine: and detokenizer: hold further settings",
+            help="YAML file of these options; router:, engine:, detokenizer: and gateway: hold further settings",
         ),
     ] = None
     name: Annotated[str | None, typer.Option(help="Served name of the model; default: its folder's")] = None
@@ -127,6 +127,9 @@ class ServeOptions:
         "127.0.0.1"
     )
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any")] = DEFAULT_PORT
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Also serve the OpenAI HTTP API on this port; 0: not")
+    ] = 0
     engines: Annotated[int, typer.Option(min=1, help="Engine processes, each on its own GPUs")] = 1
     detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2
     routers: Annotated[int, typer.Option(min=1, help="Router processes, on this port and those after it")] = 1
@@ -162,7 +165,7 @@ class ServeOptions:
         typer.Option(
             "--set",
             metavar="SERVICE.NAME=VALUE",
-            help="Any other setting of router, engine or detokenizer, such as engine.max_tokens_per_step=1024; "
+            help="Any other setting of a service, such as engine.max_tokens_per_step=1024; "
             "repeatable; docs/settings.md lists them",
         ),
     ] = None

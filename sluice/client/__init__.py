@@ -2,7 +2,7 @@
 
 from sluice.client.async_client import AsyncClient
 from sluice.client.client import Client
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, TlsOptions
 from sluice.client.embeddings import Embeddings, embeddings_of
 from sluice.client.engine_calls import RankAnswer
 from sluice.client.errors import (
@@ -47,7 +47,7 @@ __all__ = [
     "DEFAULT_ADDRESS", "AdapterMissing", "AdapterNotFound", "AlreadyExists", "AsyncCacheEvents", "AsyncClient",
     "AsyncSteps", "AsyncStream", "CacheEvents", "Cancelled", "Chunk", "Client", "ClientOptions", "DeadlineExceeded",
     "Embeddings", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora", "LoraWeights",
-    "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
+    "LostEvents", "Message", "Metadata", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
     "Overloaded", "Poison", "Prompt", "PromptAdapter", "PromptEmbeds", "RankAnswer", "RouterLoras",
     "RouterPromptAdapters", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor", "Timings",
     "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable", "Usage",

@@ -10,7 +10,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from sluice.client import loras, prompt_adapters, requests
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Method, Router, Routers, any_yes
 from sluice.client.each_router import Listing
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
@@ -36,14 +36,24 @@ class AsyncClient:
     def addresses(self) -> tuple[str, ...]:
         return self._routers.addresses
 
-    async def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
-        """Generate, and return the whole result. Raises TypeError for an unknown option."""
-        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
-        return read_generation(await self._call(lambda router: router.generation.Generate, request, timeout))
+    async def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
+    ) -> Generation:
+        """Generate, and return the whole result. Raises TypeError for an unknown option.
 
-    def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> AsyncStream:
-        """Start generating, and return an asynchronous iterator of chunks. Raises TypeError for an unknown option."""
-        return AsyncStream(requests.build_spec(prompt, options), self._routers, timeout)
+        `metadata` is sent with this call, instead of the client's entries of the same name.
+        """
+        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
+        return read_generation(await self._call(lambda router: router.generation.Generate, request, timeout, metadata))
+
+    def stream(
+        self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
+    ) -> AsyncStream:
+        """Start generating, and return an asynchronous iterator of chunks. Raises TypeError for an unknown option.
+
+        `metadata` is sent with each attempt, instead of the client's entries of the same name.
+        """
+        return AsyncStream(requests.build_spec(prompt, options), self._routers, timeout, metadata)
 
     async def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
@@ -51,24 +61,37 @@ class AsyncClient:
         return await self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     async def tokenize(
-        self, text: str, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
+        self,
+        text: str,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        offsets: bool = False,
+        metadata: Metadata = (),
     ) -> Tokenization:
         """Token ids of a text, as the server would tokenize it as a prompt."""
         request = requests.tokenize_request(text, model, add_special_tokens, offsets)
-        return read_tokenization(await self._call(lambda router: router.generation.Tokenize, request))
+        return read_tokenization(
+            await self._call(lambda router: router.generation.Tokenize, request, metadata=metadata)
+        )
 
     async def detokenize(
-        self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool | None = None,
+        metadata: Metadata = (),
     ) -> str:
         """Text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
-        return str((await self._call(lambda router: router.generation.Detokenize, request)).text)
+        return str((await self._call(lambda router: router.generation.Detokenize, request, metadata=metadata)).text)
 
-    async def models(self) -> list[admin_pb2.Model]:
+    async def models(self, *, metadata: Metadata = ()) -> list[admin_pb2.Model]:
         found: list[admin_pb2.Model] = []
         request = admin_pb2.ListModelsRequest()
         while True:
-            answer = await self._call(lambda router: router.models.ListModels, request)
+            answer = await self._call(lambda router: router.models.ListModels, request, metadata=metadata)
             found += answer.models
             if not answer.next_page_token:
                 return found
@@ -238,12 +261,13 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _call(self, method: Method, request: Any, timeout: float | None = None) -> Any:
+    async def _call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
         retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
             try:
-                answer = await self._send(router, method, request, retries.time_left(time.monotonic()))
+                left = retries.time_left(time.monotonic())
+                answer = await self._send(router, method, request, left, metadata)
                 retries.on_admitted()
                 return answer
             except SluiceError as failure:
@@ -286,10 +310,12 @@ class AsyncClient:
         running = (self._send(router, method, request, left) for router, request in calls)
         return await asyncio.gather(*running, return_exceptions=True)
 
-    async def _send(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
+    async def _send(
+        self, router: Router, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
+    ) -> Any:
         for tries_left in reversed(range(loras.UPLOADS)):
             try:
-                return await self._routers.start(router, method, request, timeout)
+                return await self._routers.start(router, method, request, timeout, metadata)
             except (grpc.RpcError, asyncio.CancelledError) as error:
                 if is_task_cancelled():
                     raise

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from sluice.client import loras, prompt_adapters, requests
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Method, Router, Routers, any_yes
 from sluice.client.each_router import Listing
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, from_rpc_error
@@ -36,14 +36,24 @@ class Client:
     def addresses(self) -> tuple[str, ...]:
         return self._routers.addresses
 
-    def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
-        """Generate, and return the whole result. Raises TypeError for an unknown option."""
-        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
-        return read_generation(self._call(lambda router: router.generation.Generate, request, timeout))
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
+    ) -> Generation:
+        """Generate, and return the whole result. Raises TypeError for an unknown option.
 
-    def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Stream:
-        """Start generating, and return an iterator of chunks. Raises TypeError for an unknown option."""
-        return Stream(requests.build_spec(prompt, options), self._routers, timeout)
+        `metadata` is sent with this call, instead of the client's entries of the same name.
+        """
+        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
+        return read_generation(self._call(lambda router: router.generation.Generate, request, timeout, metadata))
+
+    def stream(
+        self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
+    ) -> Stream:
+        """Start generating, and return an iterator of chunks. Raises TypeError for an unknown option.
+
+        `metadata` is sent with each attempt, instead of the client's entries of the same name.
+        """
+        return Stream(requests.build_spec(prompt, options), self._routers, timeout, metadata)
 
     def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
@@ -51,22 +61,35 @@ class Client:
         return self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     def tokenize(
-        self, text: str, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
+        self,
+        text: str,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        offsets: bool = False,
+        metadata: Metadata = (),
     ) -> Tokenization:
         """Token ids of a text, as the server would tokenize it as a prompt."""
         request = requests.tokenize_request(text, model, add_special_tokens, offsets)
-        return read_tokenization(self._call(lambda router: router.generation.Tokenize, request))
+        return read_tokenization(self._call(lambda router: router.generation.Tokenize, request, metadata=metadata))
 
-    def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None) -> str:
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool | None = None,
+        metadata: Metadata = (),
+    ) -> str:
         """Text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
-        return str(self._call(lambda router: router.generation.Detokenize, request).text)
+        return str(self._call(lambda router: router.generation.Detokenize, request, metadata=metadata).text)
 
-    def models(self) -> list[admin_pb2.Model]:
+    def models(self, *, metadata: Metadata = ()) -> list[admin_pb2.Model]:
         found: list[admin_pb2.Model] = []
         request = admin_pb2.ListModelsRequest()
         while True:
-            answer = self._call(lambda router: router.models.ListModels, request)
+            answer = self._call(lambda router: router.models.ListModels, request, metadata=metadata)
             found += answer.models
             if not answer.next_page_token:
                 return found
@@ -236,13 +259,13 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, method: Method, request: Any, timeout: float | None = None) -> Any:
+    def _call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
         retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
             left = retries.time_left(time.monotonic())
             try:
-                answer = method(router)(request, timeout=left, metadata=self._routers.metadata)
+                answer = method(router)(request, timeout=left, metadata=self._routers.metadata_with(metadata))
                 retries.on_admitted()
                 return answer
             except grpc.RpcError as failure:

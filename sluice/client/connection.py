@@ -41,7 +41,7 @@ CHANNEL_OPTIONS = (
 )
 
 Metadata = tuple[tuple[str, str], ...]
-"""Sent with every call."""
+"""Names, in lower case, and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class ClientOptions(TypedDict, total=False):
     credentials: grpc.ChannelCredentials | None
     """Instead of `tls`."""
     metadata: Metadata
+    """Sent with every call."""
 
 
 class Router:
@@ -142,13 +143,22 @@ class Routers:
     def current(self) -> Router:
         return self.all[self._current]
 
-    def start(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
+    def start(
+        self, router: Router, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
+    ) -> Any:
         """Start a call of a stream, or any call of grpc.aio."""
         # Kept weakly: a call that ended, or whose stream was deleted, need not be cancelled by `close`.
-        call = method(router)(request, timeout=timeout, metadata=self.metadata)
+        call = method(router)(request, timeout=timeout, metadata=self.metadata_with(metadata))
         with self._lock:
             self._open.add(call)
         return call
+
+    def metadata_with(self, given: Metadata) -> Metadata:
+        """Of one call: what is given with it takes the place of the client's entries of the same name."""
+        if not given:
+            return self.metadata
+        names = {name.lower() for name, _ in given}
+        return tuple(each for each in self.metadata if each[0].lower() not in names) + tuple(given)
 
     def close(self) -> None:
         """Cancel the open calls of `start`: not every version of grpc.aio does so when its channel closes."""

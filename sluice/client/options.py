@@ -7,7 +7,8 @@ from typing import Any, Literal, TypedDict
 from sluice.client.loras import LoraWeights
 
 Message = Mapping[str, Any]
-"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool".
+"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and what else sluice.v1.ChatMessage has,
+such as "tool_call_id" for role "tool".
 
 The content is text, or a list of parts: `{"type": "text", "text": …}` and `{"type": "image", "data": …}`, the bytes of
 a PNG, JPEG or WebP file."""

@@ -177,12 +177,20 @@ class StreamState:
         # As the server does for callers that want no ids: tokens without text are counted with the next text.
         if not (text or delta.logprobs or self._shows_ids):
             return []
-        return [self._next_chunk(output, replace(read_delta(delta), text=text))]
+        ids = tuple(delta.token_ids) if self._shows_ids else ()
+        return [self._next_chunk(output, delta.index, text, ids, read_logprobs(delta.logprobs))]
 
-    def _next_chunk(self, output: OutputSoFar, chunk: Chunk) -> Chunk:
-        ids = chunk.token_ids if self._shows_ids else ()
+    def _next_chunk(
+        self,
+        output: OutputSoFar,
+        index: int,
+        text: str,
+        ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> Chunk:
+        # Made once: copies of a frozen dataclass take longer than all else that a chunk needs.
         offset, output.shown = output.shown, len(output.token_ids)
-        return replace(chunk, token_ids=ids, token_offset=offset, token_count=output.shown - offset)
+        return Chunk(index, text, ids, logprobs, offset, output.shown - offset)
 
     def _finished(self, finished: pb.Finished) -> list[Chunk]:
         output = self._output(finished.index)
@@ -200,7 +208,7 @@ class StreamState:
         if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
             end = replace(end, cumulative_logprob=output.cumulative_logprob)
         if output.tail or output.shown < len(output.token_ids):
-            return [self._next_chunk(output, Chunk(finished.index, output.tail)), end]
+            return [self._next_chunk(output, finished.index, output.tail), end]
         return [end]
 
     def _done(self, done: pb.Done) -> None:

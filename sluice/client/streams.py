@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from sluice.client.connection import Routers
+from sluice.client.connection import Metadata, Routers
 from sluice.client.errors import LostEvents, SluiceError, Unavailable, from_rpc_error, is_task_cancelled
 from sluice.client.results import Chunk, Timings, TokenLogprob, Usage
 from sluice.client.stream_state import StreamState
@@ -78,7 +78,10 @@ class AsyncOpenCall:
 class StreamInfo:
     """Base of both streams: properties of the request, and its attempts without the I/O."""
 
-    def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
+    def __init__(
+        self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None, metadata: Metadata = ()
+    ) -> None:
+        self._metadata = metadata
         self._retries = routers.begin(timeout)
         self._state = StreamState(spec, self._retries)
         self._routers = routers
@@ -128,7 +131,9 @@ class StreamInfo:
         self._router = self._routers.current
         now = time.monotonic()
         timeout, request = self._retries.time_left(now), self._state.request(now)
-        return self._routers.start(self._router, lambda router: router.generation.GenerateStream, request, timeout)
+        return self._routers.start(
+            self._router, lambda router: router.generation.GenerateStream, request, timeout, self._metadata
+        )
 
     def _failed(self, error: SluiceError) -> float | None:
         """Seconds to wait before the next attempt; None if the stream has ended. Raises `error` if it is final."""
@@ -144,8 +149,10 @@ class StreamInfo:
 class Stream(StreamInfo, OpenCall):
     """Iterator of `Chunk`. Closing, leaving its `with` block or deleting it cancels the request."""
 
-    def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
-        StreamInfo.__init__(self, spec, routers, timeout)
+    def __init__(
+        self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None, metadata: Metadata = ()
+    ) -> None:
+        StreamInfo.__init__(self, spec, routers, timeout, metadata)
         OpenCall.__init__(self, self._start())
 
     def __iter__(self) -> Self:
@@ -192,8 +199,10 @@ class Stream(StreamInfo, OpenCall):
 class AsyncStream(StreamInfo, AsyncOpenCall):
     """Asynchronous iterator of `Chunk`. Closing, leaving its `async with` block or deleting it cancels the request."""
 
-    def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
-        StreamInfo.__init__(self, spec, routers, timeout)
+    def __init__(
+        self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None, metadata: Metadata = ()
+    ) -> None:
+        StreamInfo.__init__(self, spec, routers, timeout, metadata)
         AsyncOpenCall.__init__(self, self._start())
 
     def __aiter__(self) -> Self:

@@ -3,8 +3,6 @@
 from collections import deque
 from typing import Protocol
 
-from sluice.ring.keys import Role
-
 TAIL_LINES = 40
 
 
@@ -15,7 +13,7 @@ class Child(Protocol):
     def name(self) -> str: ...
 
     @property
-    def role(self) -> Role: ...
+    def role(self) -> str: ...
 
     @property
     def tail(self) -> deque[str]:

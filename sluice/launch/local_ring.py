@@ -4,12 +4,14 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from sluice import tiny_model
 from sluice.launch.child import Child
 from sluice.launch.errors import RingError
+from sluice.launch.gpus import OptionsError
 from sluice.launch.hosts import LOCAL, open_hosts
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.plan import Plan, services
@@ -63,6 +65,8 @@ class Ring:
         planned = services(self.plan, Path())
         settings = [each.settings(os.environ) for each in planned]
         engine = next(each for each in settings if isinstance(each, EngineSettings))
+        if self.plan.http_port:
+            _check_gateway(on)
         check_servable(checkpoint, weights=engine.weights == "checkpoint")
         if engine.draft_model is not None:
             draft = open_checkpoint(engine.draft_model)
@@ -103,6 +107,12 @@ class Ring:
         """Roles whose every service has been given up: no request can be served."""
         return [role for role in ROLES if all(slot.given_up for slot in self._slots if slot.service.role == role)]
 
+    @property
+    def http_address(self) -> str:
+        """Of the gateway; empty without one."""
+        found = (slot.reader.status.address for slot in self._slots if slot.service.role == "gateway")
+        return next(found, "")
+
     def start(self) -> None:
         """Wait until all services serve. Leaves nothing running if it raises."""
         try:
@@ -117,9 +127,11 @@ class Ring:
         """Drain all services, then stop them."""
         if self._supervisor is not None:
             self._supervisor.halt()
-        # Routers first: their live streams end only while engines and detokenizers still run.
-        self._stop([slot for slot in self._slots if slot.service.role == "router"])
-        self._stop([slot for slot in self._slots if slot.service.role != "router"])
+        # First what takes requests: live streams end only while the services behind still run.
+        in_front = ("gateway", "router")
+        for role in in_front:
+            self._stop([slot for slot in self._slots if slot.service.role == role])
+        self._stop([slot for slot in self._slots if slot.service.role not in in_front])
 
     def kill(self) -> None:
         """Kill the remaining processes and remove what they met in."""
@@ -191,6 +203,13 @@ class Ring:
             deadline = now + slot.service.drain_timeout + KILL_AFTER_SECONDS
             if slot.child is not None and not slot.child.wait(deadline - time.monotonic()):
                 slot.child.kill()
+
+
+def _check_gateway(on: str) -> None:
+    if on != LOCAL:
+        raise OptionsError("http_port: a gateway starts on this machine only; run python -m gateway by itself")
+    if find_spec("starlette") is None:
+        raise OptionsError("http_port needs the gateway's packages: pip install 'sluice[gateway]'")
 
 
 def _check_ports(ports: Iterable[Port]) -> None:

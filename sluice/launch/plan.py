@@ -13,8 +13,9 @@ from typing import Any
 from sluice.launch.gpus import Gpus, OptionsError
 from sluice.launch.rank import Rank
 from sluice.ring.cores import usable_cores
-from sluice.ring.keys import Role
 from sluice.settings.describe import settings_of
+from sluice.settings.gateway import GatewaySettings
+from sluice.settings.process import ProcessSettings
 from sluice.settings.read import SettingsError, read_settings
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 
@@ -23,6 +24,9 @@ Arguments = Mapping[str, Any]
 
 # -P: without it, `-m router` would run a router.py in the user's current folder.
 PYTHON = (sys.executable, "-P")
+GATEWAY = "gateway"
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""Where this machine reaches what listens on every interface."""
 
 MAX_PORT = 65535
 REMOTE = ("SLUICE_ROUTER_", "SLUICE_ENGINE_", "SLUICE_DETOK_", "NCCL_")
@@ -46,7 +50,10 @@ class Plan:
     port: int = 0
     """Of the first router; the others have the ports after it. 0: any free ones."""
     metrics_port: int = 0
-    """Metrics and health of the first router; other routers, engines, detokenizers have the ports after it. 0: none."""
+    """Metrics and health of the first router; other routers, engines, detokenizers and the gateway have the ports after
+    it. 0: none."""
+    http_port: int = 0
+    """Of the HTTP gateway, which needs a `port` of the routers. 0: no gateway."""
     keys: str | None = None
     """Folder of the ring's keys: lanes are encrypted, although all of them stay on this machine."""
     drain_timeout: float = 10.0
@@ -61,21 +68,25 @@ class Plan:
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
     """admin_port is that of the first router; the others have the ports after it."""
+    gateway_args: Arguments = field(default_factory=dict)
     python: Sequence[str] = PYTHON
 
     def __post_init__(self) -> None:
+        if self.http_port and not self.port:
+            raise OptionsError("http_port needs a port of the routers, which the gateway has to know; port is 0: any")
         for count in ("engines", "detokenizers", "routers", "max_failed_starts"):
             if getattr(self, count) < 1:
                 raise OptionsError(f"{count} must be at least 1, not {getattr(self, count)}")
         ranges = {
             "port": _ports(self.port, self.routers),
-            "metrics_port": _ports(self.metrics_port, self.routers + self.engines + self.detokenizers),
+            "metrics_port": _ports(self.metrics_port, self.processes),
+            "http_port": _ports(self.http_port, 1),
             "admin_port": _ports(self.router_args.get("admin_port") or 0, self.routers),
         }
         for (one, these), (other, those) in combinations(ranges.items(), 2):
             if both := set(these) & set(those):
                 raise OptionsError(f"{one} and {other}: port {min(both)} is in both ranges")
-        for given in ("shared_args", "engine_args", "detokenizer_args", "router_args"):
+        for given in ("shared_args", "engine_args", "detokenizer_args", "router_args", "gateway_args"):
             for name, value in getattr(self, given).items():
                 if callable(value):
                     raise OptionsError(
@@ -83,13 +94,17 @@ class Plan:
                         f"itself; it is {value!r}"
                     )
 
+    @property
+    def processes(self) -> int:
+        return self.routers + self.engines + self.detokenizers + bool(self.http_port)
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """One process of a plan."""
 
     name: str
-    kind: type[ServiceSettings]
+    kind: type[ProcessSettings]
     arguments: Arguments
     python: Sequence[str] = PYTHON
     gpus: Gpus | None = None
@@ -98,7 +113,7 @@ class Service:
     """None: an engine starts its other ranks itself."""
 
     @property
-    def role(self) -> Role:
+    def role(self) -> str:
         return self.kind.role
 
     @property
@@ -118,7 +133,7 @@ class Service:
     def on_port(self, port: int) -> "Service":
         return replace(self, arguments={**self.arguments, "port": port})
 
-    def settings(self, environment: Mapping[str, str]) -> ServiceSettings:
+    def settings(self, environment: Mapping[str, str]) -> ProcessSettings:
         """What it will read in this environment. Raises OptionsError if it would refuse to start."""
         try:
             return read_settings(self.kind, _flags(self.arguments), environment)
@@ -132,7 +147,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
     engines = [f"engine-{i}" for i in range(plan.engines)]
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
-    names = [*routers, *engines, *detokenizers]
+    names = [*routers, *engines, *detokenizers, *([GATEWAY] if plan.http_port else [])]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
     of_engines: Sequence[Gpus | None] = gpus or [None] * plan.engines
@@ -147,8 +162,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
             "drain_timeout": plan.drain_timeout,
             "metrics_port": metrics_ports.get(name),
         }
-        shared = {setting: value for setting, value in plan.shared_args.items() if setting in settings_of(kind)}
-        return Service(name, kind, {**common, **own, **shared, **given}, plan.python)
+        return Service(name, kind, {**common, **own, **_shared(plan, kind), **given}, plan.python)
 
     of_routers = {**peers, "host": plan.host}
     return [
@@ -161,7 +175,31 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
             service(RouterSettings, name, {**of_routers, "port": ports[i]}, _router_args(plan, i))
             for i, name in enumerate(routers)
         ),
+        *([_gateway(plan, ports, metrics_ports.get(GATEWAY))] if plan.http_port else []),
     ]
+
+
+def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Service:
+    """On the routers' interface, with their certificate."""
+    here = LOOPBACK.get(plan.host, plan.host)
+    host = f"[{here}]" if ":" in here else here
+    as_routers = {name: plan.router_args.get(name) for name in ("insecure", "tls_certificate", "tls_key")}
+    own = {
+        "id": GATEWAY,
+        "routers": tuple(f"{host}:{port}" for port in ports),
+        "host": plan.host,
+        "port": plan.http_port,
+        "metrics_port": metrics_port,
+        "drain_timeout": plan.drain_timeout,
+    }
+    arguments = {**own, **as_routers, **_shared(plan, GatewaySettings), **plan.gateway_args}
+    if plan.router_args.get("tls_certificate") and not arguments.get("router_ca"):
+        raise OptionsError("http_port: with tls_certificate, the gateway needs gateway.router_ca to trust the routers")
+    return Service(GATEWAY, GatewaySettings, arguments, plan.python)
+
+
+def _shared(plan: Plan, kind: type[ProcessSettings]) -> Arguments:
+    return {setting: value for setting, value in plan.shared_args.items() if setting in settings_of(kind)}
 
 
 def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:

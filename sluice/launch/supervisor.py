@@ -205,7 +205,10 @@ class Supervisor(threading.Thread):
 
     def _serves(self, slot: Slot) -> bool:
         """It is ready, and heartbeats of this process pass between it and every ready service across the ring."""
-        ready = [other for other in self.slots.values() if other.ready]
+        if slot.service.role == "gateway":
+            # It says that it is ready once a router serves it.
+            return slot.ready
+        ready = [other for other in self.slots.values() if other.ready and other.service.role != "gateway"]
         if slot.service.role == "router":
             return slot.ready and all(slot.receives(other) for other in ready if other.service.role != "router")
         return slot.ready and all(other.receives(slot) for other in ready if other.service.role == "router")

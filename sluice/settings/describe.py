@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from sluice.settings.fields import LAUNCHER, ByteSize, OtherVariable
-from sluice.settings.services import ServiceSettings
+from sluice.settings.process import ProcessSettings
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
 TYPE_NAMES = {bool: "bool", int: "int", float: "number", dict: "JSON object"}
@@ -36,12 +36,12 @@ class Setting:
     launcher_only: bool
 
 
-def settings_of(cls: type[ServiceSettings]) -> dict[str, Setting]:
+def settings_of(cls: type[ProcessSettings]) -> dict[str, Setting]:
     """By name."""
     return {setting.name: setting for settings in sections_of(cls).values() for setting in settings}
 
 
-def sections_of(cls: type[ServiceSettings]) -> Mapping[str, list[Setting]]:
+def sections_of(cls: type[ProcessSettings]) -> Mapping[str, list[Setting]]:
     """By the docstring of the class that declares them, what all services have first."""
     return _sections_of(cls)  # type: ignore[arg-type] # mypy takes no class of dataclasses for hashable
 
@@ -50,7 +50,7 @@ def sections_of(cls: type[ServiceSettings]) -> Mapping[str, list[Setting]]:
 def _sections_of(cls: Any) -> dict[str, list[Setting]]:
     found: dict[str, list[Setting]] = {}
     left = {each.name: each for each in fields(cls)}
-    for section in (ServiceSettings, *reversed(cls.__mro__)):
+    for section in (ProcessSettings, *reversed(cls.__mro__)):
         own = [left.pop(name) for name in inspect.get_annotations(section) if name in left]
         if own:
             texts = _field_docstrings(section)
@@ -58,7 +58,7 @@ def _sections_of(cls: Any) -> dict[str, list[Setting]]:
     return found
 
 
-def _describe(cls: type[ServiceSettings], field: Field[Any], description: str) -> Setting:
+def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -> Setting:
     info = cls.__pydantic_fields__[field.name]  # type: ignore[attr-defined]
     annotation = _without_none(info.annotation)
     bounds = [

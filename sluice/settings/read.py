@@ -19,19 +19,33 @@ from pydantic_core import ErrorDetails
 
 from sluice.ring.names import did_you_mean
 from sluice.settings.describe import Setting, sections_of, settings_of
-from sluice.settings.services import SERVICES, ServiceSettings
+from sluice.settings.process import ProcessSettings
+from sluice.settings.services import SERVICES
 
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
 ALL = "all"
 LAUNCHERS_OWN = frozenset(
-    {"model", "name", "revision", "id", "listen", "advertise", "keys", "host", "port", "engines", "detokenizers"}
+    {
+        "model",
+        "name",
+        "revision",
+        "id",
+        "listen",
+        "advertise",
+        "keys",
+        "host",
+        "port",
+        "engines",
+        "detokenizers",
+        "routers",
+    }
 )
 """Settings that the launcher of a ring chooses for each service."""
 DIFFERENT = frozenset({"config", "metrics_port"})
 """Settings that no two services have alike."""
 
-S = TypeVar("S", bound=ServiceSettings)
+S = TypeVar("S", bound=ProcessSettings)
 
 
 class SettingsError(ValueError):
@@ -80,9 +94,9 @@ def split_assignment(text: str) -> tuple[str, str]:
 
 
 @cache
-def assignable() -> Mapping[str, type[ServiceSettings]]:
+def assignable() -> Mapping[str, type[ProcessSettings]]:
     """A service that has it, by key."""
-    found: dict[str, type[ServiceSettings]] = {}
+    found: dict[str, type[ProcessSettings]] = {}
     for service, cls in SERVICES.items():
         for name, setting in settings_of(cls).items():
             if name in LAUNCHERS_OWN or setting.launcher_only:
@@ -98,7 +112,7 @@ def key_of(name: str) -> str | None:
     return name if name in assignable() else next((key for key in assignable() if key.endswith(f".{name}")), None)
 
 
-def _parse_setting(cls: type[ServiceSettings], name: str, value: Any) -> Any:
+def _parse_setting(cls: type[ProcessSettings], name: str, value: Any) -> Any:
     """One setting by itself, from text or from YAML. Raises SettingsError."""
     try:
         declared = get_type_hints(cls, include_extras=True)[name]
@@ -112,7 +126,7 @@ class _Parser(ArgumentParser):
         raise SettingsError(message)
 
 
-def _read_flags(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
+def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, Any]:
     parser = _Parser(
         prog=f"python -m {cls.module}", usage="%(prog)s [options]", description=cls.summary, allow_abbrev=False
     )
@@ -135,7 +149,7 @@ def _read_flags(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, An
     return {name: value for name, value in vars(found).items() if value is not None}
 
 
-def _read_yaml(cls: type[ServiceSettings], file: str | None) -> dict[str, Any]:
+def _read_yaml(cls: type[ProcessSettings], file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
@@ -153,7 +167,7 @@ def _read_yaml(cls: type[ServiceSettings], file: str | None) -> dict[str, Any]:
     return found
 
 
-def _read_environment(cls: type[ServiceSettings], environment: Mapping[str, str]) -> dict[str, Any]:
+def _read_environment(cls: type[ProcessSettings], environment: Mapping[str, str]) -> dict[str, Any]:
     names = {setting.variable: name for name, setting in settings_of(cls).items()}
     given = {
         variable: value

@@ -1,14 +1,11 @@
 """The settings of each service: what all have, and the sections of its own."""
 
-import ipaddress
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 
 from sluice.ring.address import check_advertised, reachable_at
@@ -29,7 +26,9 @@ from sluice.settings.engine import (
     ProcessorNames,
     TensorOptions,
 )
-from sluice.settings.fields import PortNumber, PositiveInt, PositiveSeconds, Range, Seconds
+from sluice.settings.fields import PositiveInt, Range
+from sluice.settings.gateway import GatewaySettings
+from sluice.settings.process import STRICT, ProcessSettings, is_loopback
 from sluice.settings.router import (
     AccessSettings,
     AdapterSettings,
@@ -41,34 +40,12 @@ from sluice.settings.router import (
     TracingSettings,
 )
 
-STRICT = ConfigDict(extra="forbid")
-
-
-@dataclass(frozen=True)
-class Monitoring:
-    """Logs, metrics and health"""
-
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
-    metrics_host: str = "127.0.0.1"
-    """Interface for the status page, /metrics, /livez and /readyz."""
-    metrics_port: PortNumber = 0
-    """Port for the status page, /metrics, /livez and /readyz; 0: none."""
-    ready_stall: PositiveSeconds = 30.0
-    """Seconds that the main loop may stand still, or have requests without progress, until /readyz reports it."""
-    live_stall: PositiveSeconds = 120.0
-    """Seconds that the main loop may stand still until /livez reports it."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceSettings(Monitoring):
-    """Service"""
+class ServiceSettings(ProcessSettings):
+    """Place in the ring"""
 
     role: ClassVar[Role]
-    module: ClassVar[str]
-    """What `python -m` runs."""
-    summary: ClassVar[str]
-    """One sentence for the help."""
 
     model: str
     """Folder or hub id of the model. Router and detokenizer read its configuration and tokenizer, no weights."""
@@ -76,10 +53,6 @@ class ServiceSettings(Monitoring):
     """Served name of the model; default: the name of the folder."""
     revision: Annotated[str | None, Field(min_length=1)] = None
     """Branch, tag or commit of a hub model; default: its main branch."""
-    config: str | None = None
-    """YAML file of settings. Flags and environment variables take precedence."""
-    id: str = ""
-    """Name of this process in logs and heartbeats; default: role, host name and process id."""
     listen: str = "tcp://127.0.0.1:*"
     """Address of the ring inbox: ipc:///path or tcp://host:port (port *: any; host *: any, with `advertise`)."""
     advertise: str | None = None
@@ -89,18 +62,14 @@ class ServiceSettings(Monitoring):
     """Folder of the ring's keys, see `sluice keygen`. Required for tcp:// between services."""
     insecure_ring: bool = False
     """Use tcp:// between services without keys: every host that reaches the port is admitted."""
-    drain_timeout: Seconds = 10.0
-    """Seconds for live requests to finish after SIGTERM."""
-
-    @classmethod
-    def prefix(cls) -> str:
-        """Of its environment variables."""
-        return f"SLUICE_{cls.role.upper()}_"
 
     def __post_init__(self) -> None:
-        if not self.id:
-            object.__setattr__(self, "id", f"{self.role}-{socket.gethostname()}-{os.getpid()}")
+        super().__post_init__()
         check_advertised(self.listen, self.advertise)
+
+    @property
+    def model_name(self) -> str:
+        return self.name or self.model
 
     def address(self, bound: str) -> str:
         """For the other services, of an inbox that is bound to this."""
@@ -110,11 +79,6 @@ class ServiceSettings(Monitoring):
     def security(self) -> Security:
         """How this service protects its lanes. Raises KeysError."""
         return Security(None if self.keys is None else Keys(self.keys, self.role), self.insecure_ring)
-
-    @property
-    def ports(self) -> list[Port]:
-        """TCP ports that it listens on beside the ring inbox."""
-        return [Port("metrics_port", self.metrics_host, self.metrics_port)]
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -283,18 +247,9 @@ class DetokenizerSettings(ServiceSettings):
     """Live sequences; more are refused with OVERLOADED."""
 
 
-SERVICES: Mapping[str, type[ServiceSettings]] = {
+RING: Mapping[str, type[ServiceSettings]] = {
     "router": RouterSettings,
     "engine": EngineSettings,
     "detokenizer": DetokenizerSettings,
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+SERVICES: Mapping[str, type[ProcessSettings]] = {**RING, "gateway": GatewaySettings}

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.ports import PortError
-from sluice.settings.services import ServiceSettings
+from sluice.settings.process import ProcessSettings
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.pages import Identity, Page, Pages
 from sluice.telemetry.service_status import ProgressBeacon
@@ -90,12 +90,12 @@ class MetricsPort:
     """
 
     def __init__(
-        self, settings: ServiceSettings, read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: ()
+        self, settings: ProcessSettings, read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: ()
     ) -> None:
         """`read_startup`: the service's metrics of its start; they stay."""
         self.startup = Startup()
         self._settings = settings
-        self._identity = Identity(settings.role, settings.id, settings.name or settings.model)
+        self._identity = Identity(settings.role, settings.id, settings.model_name)
         self._read_startup = read_startup
         self._server: StatusServer | None = None
         if settings.metrics_port:

@@ -38,7 +38,8 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(TOPICS) == {"router", "cache", "steps", "guided", *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
+    alone = {"router", "gateway", "cache", "steps", "guided"}
+    assert set(TOPICS) == {*alone, *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
 
 
 @pytest.mark.long
@@ -67,6 +68,14 @@ def test_quick_of_the_router_alone(tmp_path):
     assert fast.tokens == found.rows
     assert 0 < fast.deltas <= fast.tokens
     assert fast.router_seconds > 0
+
+
+def test_quick_of_the_gateway_alone(tmp_path):
+    found = bench(["gateway"], tmp_path)["gateway"]
+    (point,) = found.points
+    (cost,) = point.costs
+    assert cost.first_chunk_p50 > 0
+    assert cost.gap_p50 <= cost.gap_p99
 
 
 def test_quick_of_the_scheduler(tmp_path):

@@ -47,18 +47,20 @@ def refused():
     return call
 
 
-VALUES = {"log_level": "debug", "insecure_ring": "true", "metrics_host": "::1"}
+VALUES = {"log_level": "debug", "insecure_ring": "true", "insecure": "true", "metrics_host": "::1"}
+WITH_GATEWAY = ("--http-port", "8000", "--set", "gateway.router_ca=7")
 
 
 def test_a_setting_that_services_share_reaches_all_that_have_it(settings_by_role):
     shared = [key for key in assignable() if "." not in key and key not in ("config", "metrics_port")]
     assert {"drain_timeout", "priority_aging_seconds", "log_level"} <= set(shared)
-    found = settings_by_role(*(part for key in shared for part in ("--set", f"{key}={VALUES.get(key, '7')}")))
+    given = (part for key in shared for part in ("--set", f"{key}={VALUES.get(key, '7')}"))
+    found = settings_by_role(*WITH_GATEWAY, *given)
     for key in shared:
         having = [settings for settings in found.values() if hasattr(settings, key)]
         assert len(having) > 1
         assert len({getattr(settings, key) for settings in having}) == 1
-        assert getattr(having[0], key) in (7, True, "debug", "::1"), key
+        assert getattr(having[0], key) in (7, "7", True, "debug", "::1"), key
 
 
 def test_any_setting_of_any_service(settings_by_role):

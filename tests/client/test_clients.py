@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from sluice import AsyncClient, Client
-from sluice.client import Cancelled, Chunk, FinishReason, ServerError, Unavailable
+from sluice.client import Cancelled, Chunk, FinishReason, LostEvents, ServerError, Unavailable
 from tests.fakes.server import Failure
 
 
@@ -218,6 +218,42 @@ async def test_a_closed_client(address) -> None:
 def test_async_client_needs_a_loop() -> None:
     with pytest.raises(RuntimeError):
         AsyncClient()
+
+
+async def test_metadata_of_a_call(script, address) -> None:
+    given, mine = (("x-trace", "1"), ("authorization", "Bearer mine")), ("x-trace", "authorization", "x-all")
+    with Client(address, token="all", metadata=(("x-all", "2"),)) as client:
+        calls = (
+            lambda: client.generate("x", metadata=given),
+            lambda: list(client.stream("x", metadata=given)),
+            lambda: client.tokenize("x", metadata=given),
+            lambda: client.detokenize([97], metadata=given),
+            lambda: client.models(metadata=given),
+        )
+        for call in calls:
+            call()
+            assert [script.metadata[-1].get(name) for name in mine] == ["1", "Bearer mine", "2"]
+        client.generate("x")
+        assert [script.metadata[-1].get(name) for name in mine] == [None, "Bearer all", "2"]
+    async with AsyncClient(address, token="all") as client:
+        await client.generate("x", metadata=given)
+        assert script.metadata[-1]["authorization"] == "Bearer mine"
+        [_ async for _ in client.stream("x", metadata=given)]
+        assert script.metadata[-1]["authorization"] == "Bearer mine"
+        for answer in (client.tokenize, client.detokenize):
+            await answer("a" if answer == client.tokenize else [97], metadata=given)
+            assert script.metadata[-1]["authorization"] == "Bearer mine"
+        await client.models(metadata=given)
+        assert script.metadata[-1]["authorization"] == "Bearer mine"
+
+
+async def test_each_attempt_sends_the_metadata_of_its_call(script, address) -> None:
+    script.omit_done = script.lose_event = True
+    async with AsyncClient(address, resume_timeout=0.3) as client:
+        with pytest.raises(LostEvents):
+            [_ async for _ in client.stream("x", metadata=(("x-trace", "1"),))]
+    assert len(script.metadata) > 1
+    assert {each["x-trace"] for each in script.metadata} == {"1"}
 
 
 async def test_other_calls(script, address) -> None:

@@ -73,7 +73,7 @@ class Pod:
 
 
 def pods(objects: tuple[Object, ...]) -> Iterator[Pod]:
-    """Of routers, engines and detokenizers."""
+    """Of routers, engines, detokenizers and gateways."""
     for each in objects:
         if each["kind"] == "Deployment":
             yield _pod(each, each["spec"]["template"])

@@ -50,7 +50,7 @@ def router_policy(name: str) -> Object:
 @pytest.mark.parametrize("name", WITH_POLICIES)
 def test_the_ring_port_is_open_for_the_hops_of_the_ring_alone(name: str) -> None:
     objects = objects_of(name)
-    serving = [pod for pod in pods(objects) if pod.ports]
+    serving = [pod for pod in pods(objects) if "ring" in pod.ports]
     for sender, receiver in product(serving, serving):
         hop = sender.component in SENDERS[receiver.component]  # type: ignore[index]
         ranks = sender.component == receiver.component == "engine" and name == "multi-node"
@@ -65,7 +65,8 @@ def test_services_do_not_call_each_other_by_other_ports(name: str) -> None:
         if name == "multi-node" and sender.component == receiver.component == "engine":
             continue
         for port in set(receiver.ports) - {"ring"}:
-            assert not connects(objects, sender, receiver, receiver.ports[port])
+            client = (sender.component, receiver.component, port) == ("gateway", "router", "grpc")
+            assert connects(objects, sender, receiver, receiver.ports[port]) is client
 
 
 def test_ranks_of_an_engine_reach_each_other_on_every_port() -> None:
@@ -84,6 +85,15 @@ def test_strangers() -> None:
         assert allowed(router["ingress"], "from", stranger, 9100) is open_to_all
         assert not allowed(router["ingress"], "from", stranger, 7000)
         assert not allowed(router["ingress"], "from", stranger, 50061)
+
+
+def test_the_gateway_is_a_client_of_routers_and_has_clients_of_its_own() -> None:
+    by_component = {pod.component: pod for pod in pods(objects_of("http"))}
+    gateway, router = by_component["gateway"], by_component["router"]
+    for own in (policy_of("http", gateway.labels), policy_of("http", router.labels)):
+        assert not allowed(own["ingress"], "from", {"app": "another"}, 8000)
+    assert allowed(policy_of("http", gateway.labels)["ingress"], "from", {"app": "chat"}, 8000)
+    assert not allowed(policy_of("http", gateway.labels)["egress"], "to", router.labels, 7000)
 
 
 def test_the_test_pod_may_call_routers() -> None:

@@ -11,7 +11,7 @@ from tests.k8s.chart import CHART, NATIVE, VALUE_SETS, kinds, objects_from, obje
 
 VERSIONS = ("1.31", "1.34", "1.37")
 INFO = 1
-CRDS = {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "PrometheusRule", "GRPCRoute"}
+CRDS = {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "PrometheusRule", "GRPCRoute", "HTTPRoute"}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)

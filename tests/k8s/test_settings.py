@@ -4,19 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from sluice.settings.gateway import GatewaySettings
+from sluice.settings.process import ProcessSettings
 from sluice.settings.read import read_settings
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 from tests.k8s.chart import VALUE_SETS, Object, Pod, kinds, objects_of, pods
 
-CLASSES: dict[str, type[ServiceSettings]] = {
+CLASSES: dict[str, type[ProcessSettings]] = {
     "router": RouterSettings,
     "engine": EngineSettings,
     "detok": DetokenizerSettings,
+    "gateway": GatewaySettings,
 }
 CONFIG = "/etc/sluice/config/"
 
 
-def read(pod: Pod, objects: tuple[Object, ...], folder: Path) -> ServiceSettings:
+def read(pod: Pod, objects: tuple[Object, ...], folder: Path) -> ProcessSettings:
     """As the service would in this pod; its settings file is looked up below `folder`."""
     config = next(each for each in kinds(objects, "ConfigMap") if "router.yaml" in each["data"])
     for name, text in config["data"].items():
@@ -33,7 +36,7 @@ def read(pod: Pod, objects: tuple[Object, ...], folder: Path) -> ServiceSettings
 
 
 @pytest.fixture(params=VALUE_SETS)
-def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[Pod, ServiceSettings]]:
+def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[Pod, ProcessSettings]]:
     objects = objects_of(request.param)
     return [(pod, read(pod, objects, tmp_path)) for pod in pods(objects)]
 
@@ -42,43 +45,51 @@ def mounted(pod: Pod, path: str) -> bool:
     return any(Path(path).is_relative_to(mount["mountPath"]) for mount in pod.container["volumeMounts"])
 
 
-def test_services_read_them_and_agree_on_ports(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+def test_services_read_them_and_agree_on_ports(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
     for pod, settings in rendered:
         assert settings.id == "the-pod"
         if pod.ports:
-            assert settings.listen.endswith(f":{pod.ports['ring']}")
             assert settings.metrics_port == pod.ports["metrics"]
+        if pod.ports and isinstance(settings, ServiceSettings):
+            assert settings.listen.endswith(f":{pod.ports['ring']}")
+        if isinstance(settings, GatewaySettings):
+            assert settings.port == pod.ports["http"]
         if isinstance(settings, RouterSettings):
             assert (settings.port, settings.admin_port) == (pod.ports["grpc"], pod.ports.get("admin"))
 
 
-def test_addresses_are_of_one_family(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+def test_addresses_are_of_one_family(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
+    ipv6 = any("tcp://[" in str(pod.container["env"]) for pod, _ in rendered)
     for _, settings in rendered:
-        any_host = "::" if settings.listen.startswith("tcp://[") else "0.0.0.0"
+        any_host = "::" if ipv6 else "0.0.0.0"
         assert settings.metrics_host == any_host
-        if isinstance(settings, RouterSettings):
+        if isinstance(settings, RouterSettings | GatewaySettings):
             assert settings.host == any_host
 
 
-def test_files_are_mounted(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+def test_files_are_mounted(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
     for pod, settings in rendered:
-        files = [settings.model] if settings.model.startswith("/") else []
-        if settings.keys is not None:
-            files += [str(settings.keys / "secret" / f"{settings.role}.key"), str(settings.keys / "public" / "x.key")]
+        files: list[str | None] = []
+        if isinstance(settings, ServiceSettings):
+            files += [settings.model] if settings.model.startswith("/") else []
+            keys = settings.keys
+            files += [] if keys is None else [f"{keys}/secret/{settings.role}.key", f"{keys}/public/x.key"]
         files += [each["value"] for each in pod.container["env"] if each["name"] == "HF_TOKEN_PATH"]
         if isinstance(settings, RouterSettings):
             given = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
-            files += [file for file in (*given, settings.admin_tokens_file) if file is not None]
-        assert all(mounted(pod, file) for file in files), files
+            files += [*given, settings.admin_tokens_file]
+        if isinstance(settings, GatewaySettings):
+            files += [settings.tls_certificate, settings.tls_key, settings.router_ca]
+        assert all(mounted(pod, file) for file in files if file is not None), files
 
 
-def test_the_grace_period_covers_the_drain(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+def test_the_grace_period_covers_the_drain(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
     for pod, settings in rendered:
         hook = pod.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         assert pod.template["spec"]["terminationGracePeriodSeconds"] >= hook + settings.drain_timeout + 10
 
 
-def test_probes_ask_the_metrics_port(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+def test_probes_ask_the_metrics_port(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
     for pod, _ in rendered:
         probes = {name: probe["httpGet"] for name, probe in pod.container.items() if name.endswith("Probe")}
         assert all(probe["port"] == "metrics" for probe in probes.values())
@@ -87,7 +98,7 @@ def test_probes_ask_the_metrics_port(rendered: list[tuple[Pod, ServiceSettings]]
             assert paths == {"startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
 
-def test_ranks_are_as_many_as_gpus(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+def test_ranks_are_as_many_as_gpus(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
     for pod, settings in rendered:
         if not isinstance(settings, EngineSettings):
             continue
@@ -109,3 +120,12 @@ def test_routers_resolve_the_headless_services() -> None:
     for component in ("engine", "detok"):
         assert f"sluice-{component}" in headless
         assert f"dns://sluice-{component}.llm.svc.cluster.local:7000" in config["data"]["router.yaml"]
+
+
+def test_the_gateway_finds_the_routers_and_trusts_them() -> None:
+    (config,) = kinds(objects_of("http"), "ConfigMap")
+    assert "dns:///sluice-router.llm.svc.cluster.local:50051" in config["data"]["gateway.yaml"]
+    headless = {
+        each["metadata"]["name"] for each in kinds(objects_of("http"), "Service") if "clusterIP" in each["spec"]
+    }
+    assert "sluice-router" in headless

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice import Client
-from sluice.launch import LogLine, OptionsError, Ring, RingError
+from sluice.launch import LogLine, OptionsError, Ring, RingError, local_ring
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import PARENT_VARIABLE
 from tests.fakes.processes import is_alive, wait_until
@@ -166,6 +166,14 @@ def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> Non
     assert wait_until(lambda: not any(map(is_alive, pids)))
     with Ring(**fake):
         assert not left.exists()
+
+
+def test_a_gateway_is_for_this_machine_and_needs_its_packages(monkeypatch):
+    with pytest.raises(OptionsError, match="http_port: a gateway starts on this machine"):
+        Ring(port=9100, http_port=8000, on="ray")
+    monkeypatch.setattr(local_ring, "find_spec", lambda _: None)
+    with pytest.raises(OptionsError, match=r"sluice\[gateway\]"):
+        Ring(port=9100, http_port=8000)
 
 
 def test_wrong_model_and_options(fake) -> None:

@@ -61,3 +61,35 @@ def test_services_on_other_machines_get_the_launchers_settings(monkeypatch: pyte
     found = remote_environment()
     assert wanted.items() <= found.items()
     assert not found.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}
+
+
+def test_a_gateway_knows_the_routers_and_listens_as_they_do():
+    own = {"insecure": True, "tokens_file": "t"}
+    plan = Plan(
+        "model", "name", host="0.0.0.0", routers=2, port=7000, http_port=8000, metrics_port=9000, router_args=own,
+        shared_args={"log_level": "debug", "insecure_ring": True}, gateway_args={"tool_parser": "hermes"},
+    )  # fmt: skip
+    (gateway,) = services(plan, Path("/x"))[-1:]
+    settings = gateway.settings({})
+    assert (gateway.name, settings.routers) == ("gateway", ("127.0.0.1:7000", "127.0.0.1:7001"))
+    assert (settings.host, settings.port, settings.insecure, settings.log_level) == ("0.0.0.0", 8000, True, "debug")
+    assert (settings.metrics_port, settings.tool_parser) == (9005, "hermes")
+    assert "gateway" not in {each.name for each in services(Plan("model", "name"), Path("/x"))}
+    (ipv6,) = services(Plan("model", "name", host="::", port=7000, http_port=8000, router_args=own), Path("/x"))[-1:]
+    assert ipv6.settings({}).routers == ("[::1]:7000",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"http_port": 8000}, "http_port needs a port"),
+        ({"http_port": 7000, "port": 7000}, "port and http_port: port 7000 is in both"),
+        (
+            {"http_port": 8000, "port": 7000, "router_args": {"tls_certificate": "c", "tls_key": "k"}},
+            "gateway.router_ca",
+        ),
+    ],
+)
+def test_a_gateway_that_cannot_be(options, message):
+    with pytest.raises(OptionsError, match=message):
+        services(Plan("model", "name", **options), Path("/x"))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TOP = ("sluice", "router", "engine_worker", "detok_service")
+TOP = ("sluice", "router", "engine_worker", "detok_service", "gateway")
 FILES = ("pyproject.toml", "LICENSE", "NOTICE", "docs/pypi.md")
 # Of the archives' members: the same tree gives the same bytes.
 EPOCH = "1767225600"

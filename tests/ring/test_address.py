@@ -4,7 +4,7 @@ import pytest
 
 from sluice.ring.address import check_advertised, reachable_at
 from sluice.settings.read import SettingsError, read_settings
-from sluice.settings.services import SERVICES
+from sluice.settings.services import RING
 
 BOUND = "tcp://0.0.0.0:7000"
 
@@ -48,15 +48,15 @@ def test_a_host_alone_needs_a_port_from_somewhere() -> None:
         check_advertised("ipc:///run/engine", "10.0.0.5")
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", RING)
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "*"])
 def test_every_interface_needs_advertise(service: str, host: str) -> None:
     peers = ["--engines", "tcp://a:1", "--detokenizers", "tcp://b:1"] if service == "router" else []
     flags = ["--model", "m", "--listen", f"tcp://{host}:7000", *peers]
     with pytest.raises(SettingsError, match="advertise"):
-        read_settings(SERVICES[service], flags, {})
-    variable = {f"{SERVICES[service].prefix()}ADVERTISE": "fd00::5"}
-    assert read_settings(SERVICES[service], flags, variable).address("tcp://[::]:7000") == "tcp://[fd00::5]:7000"
+        read_settings(RING[service], flags, {})
+    variable = {f"{RING[service].prefix()}ADVERTISE": "fd00::5"}
+    assert read_settings(RING[service], flags, variable).address("tcp://[::]:7000") == "tcp://[fd00::5]:7000"
 
 
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:*", "tcp://eth0:7000", "tcp://[fd00::5]:7000", "ipc:///run/x"])

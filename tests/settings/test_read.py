@@ -6,8 +6,9 @@ import pytest
 from pydantic.dataclasses import dataclass
 
 from sluice.settings.fields import Range
+from sluice.settings.process import STRICT
 from sluice.settings.read import load_settings
-from sluice.settings.services import STRICT, EngineSettings, RouterSettings, ServiceSettings
+from sluice.settings.services import EngineSettings, RouterSettings, ServiceSettings
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import signal
-import socket
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import LogLine, Ring, RingError
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -24,17 +24,6 @@ SPEC = {"max_tokens": 24, "temperature": 0.0}
 ROUTER, ENGINE = 0, 1
 """Place of their ports for metrics and health."""
 EVENTS = ("service_exited", "service_recovered")
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            with suppress(OSError, OverflowError):
-                for port in range(first + 1, first + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return first
 
 
 class Told(list[LogLine]):

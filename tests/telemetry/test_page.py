@@ -5,7 +5,9 @@ from types import SimpleNamespace as Having
 
 import detok_service.metrics
 import engine_worker.ringside.metrics
+import gateway.metrics
 import router.metrics
+from gateway.counters import Counters
 from router.api.stats_broadcast import StatsBroadcast
 from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects
@@ -65,6 +67,10 @@ def test_detokenizer():
         delay=Histogram((1.0,)),
     )
     assert shown(detok_service.metrics.read(service, INBOX)) == documented("sluice_detok_")
+
+
+def test_gateway():
+    assert shown(gateway.metrics.read(Counters())) == documented("sluice_gateway_")
 
 
 def test_names_follow_the_conventions():

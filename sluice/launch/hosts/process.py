@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from sluice.launch.child import TAIL_LINES
 from sluice.launch.logs import Observe, parse_line
-from sluice.ring.keys import Role
 from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
 # A longer line comes in parts: a service that never writes a newline must not fill the launcher's memory.
@@ -28,7 +27,7 @@ class ChildProcess:
     def __init__(
         self,
         name: str,
-        role: Role,
+        role: str,
         command: Sequence[str],
         environment: Mapping[str, str],
         observe: Observe,

@@ -11,7 +11,6 @@ from sluice.launch.hosts.remote_child import RemoteChild, RemoteSeat, RemoteStat
 from sluice.launch.logs import LogLine, Observe
 from sluice.launch.plan import Service
 from sluice.launch.rank import Rank
-from sluice.ring.keys import Role
 
 # For rank 0 to notice by itself that another is lost, and to log why. While it loads it may not notice for minutes.
 NOTICE_SECONDS = 5.0
@@ -53,7 +52,7 @@ class RankGroup:
     ) -> None:
         """`seats`: of the ranks, in order. `status` gets that of rank 0, which alone serves."""
         self.name = service.name
-        self.role: Role = service.role
+        self.role: str = service.role
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._observe = observe
         self._report_end = ended

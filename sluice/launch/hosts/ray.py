@@ -29,7 +29,8 @@ from sluice.launch.logs import Observe
 from sluice.launch.plan import PYTHON, Plan, Service, remote_environment, services
 from sluice.launch.rank import ranks_of, ranks_per_node
 from sluice.ring.keys import ROLES, Role, generate
-from sluice.settings.services import EngineSettings, is_loopback
+from sluice.settings.process import is_loopback
+from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import StatusSource
 
 NAMESPACE = "sluice"
@@ -247,7 +248,7 @@ def _make_keys() -> dict[str, bytes]:
         return {str(file.relative_to(folder)): file.read_bytes() for file in folder.glob("*/*.key")}
 
 
-def _may_read(role: Role, name: str) -> bool:
+def _may_read(role: str, name: str) -> bool:
     return not name.startswith("secret/") or name == f"secret/{role}.key"
 
 

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from router.errors import RequestError, Violations
 from router.text.chat_template import ChatTemplate
-from router.validate.prompt import ChatPrompt, parse_prompt
+from router.validate.chat import ChatPrompt
+from router.validate.prompt import parse_prompt
 from sluice.ring.checkpoint import CheckpointError
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused
@@ -138,6 +139,17 @@ def test_tools_and_variables(checkpoint, reference):
 def test_answers_of_tools(checkpoint):
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="tool", content="42", tool_call_id="id-1")])
     assert render(TOOLS, chat, checkpoint).startswith("<tool id-1>42</tool>")
+
+
+def test_calls_of_tools_have_their_arguments_as_objects(checkpoint):
+    call = pb.ToolCall(id="id-1", name="weather", arguments_json='{"city": "Köln", "days": 2}')
+    asked = pb.ChatMessage(role="assistant", tool_calls=[call], reasoning_content="hm", name="helper")
+    source = (
+        "{% for m in messages %}{{ m.name }} {{ m.reasoning_content }} {% for c in m.tool_calls %}"
+        "{{ c.id }} {{ c.type }} {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    text = render(source, pb.ChatPrompt(messages=[asked]), checkpoint)
+    assert text == 'helper hm id-1 function weather {"city": "Köln", "days": 2}'
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,10 @@ def ids(*tokens, **fields):
     return pb.GenerationSpec(token_ids=TokenIds(ids=tokens), **fields)
 
 
+def calls(*found: pb.ToolCall) -> pb.GenerationSpec:
+    return pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="assistant", tool_calls=found)]))
+
+
 def chat(*messages, **fields):
     messages = messages or (("user", "hi"),)
     return pb.GenerationSpec(
@@ -205,6 +209,29 @@ SPECS = [
         INVALID,
         "spec.chat.messages[0].tool_call_id",
     ),
+    (
+        "tool calls of a user",
+        pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="user", tool_calls=[pb.ToolCall(name="f")])])),
+        INVALID,
+        "spec.chat.messages[0].tool_calls",
+    ),
+    (
+        "reasoning of a user",
+        pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="user", reasoning_content="r")])),
+        INVALID,
+        "spec.chat.messages[0].reasoning_content",
+    ),
+    ("call of no tool", calls(pb.ToolCall()), INVALID, "spec.chat.messages[0].tool_calls[0].name"),
+    *[
+        (
+            f"arguments {text[:8]}",
+            calls(pb.ToolCall(name="f", arguments_json=text)),
+            INVALID,
+            "spec.chat.messages[0].tool_calls[0].arguments_json",
+        )
+        for text in ("{", "[1]", "1", "null", "[" * 30_000)
+    ],
+    ("too many calls", calls(*[pb.ToolCall(name="f")] * 5000), INVALID, "spec.chat.messages"),
     ("reserved", chat(template_kwargs=variables(messages=[])), INVALID, "spec.chat.template_kwargs.messages"),
     (
         "two ways on",

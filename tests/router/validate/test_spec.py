@@ -123,6 +123,12 @@ PROPOSING = pb.Speculation(
     draft_token_ids=[1, 2], draft_logits=pb.DraftLogits(dtype="bfloat16", data=bytes(2 * VOCABULARY * 2))
 )
 ROW = pb.Embeddings(shape=[1, 2], dtype="float16", data=bytes(4))
+
+
+def called(**fields: str) -> ChatMessage:
+    return ChatMessage(role="assistant", tool_calls=[pb.ToolCall(**fields)])
+
+
 SAMPLES = {
     "request_id": {"request_id": "r"},
     "text": {"text": "other"},
@@ -130,6 +136,11 @@ SAMPLES = {
     "chat.messages.role": {"chat": ChatPrompt(messages=[ChatMessage(role="user")])},
     "chat.messages.content": {"chat": ChatPrompt(messages=[ChatMessage(role="user", content="c")])},
     "chat.messages.tool_call_id": {"chat": ChatPrompt(messages=[ChatMessage(role="tool", tool_call_id="c")])},
+    "chat.messages.tool_calls": {"chat": ChatPrompt(messages=[called(id="1", name="f", arguments_json="{}")])},
+    "chat.messages.reasoning_content": {
+        "chat": ChatPrompt(messages=[ChatMessage(role="assistant", reasoning_content="r")])
+    },
+    "chat.messages.name": {"chat": ChatPrompt(messages=[ChatMessage(role="user", name="n")])},
     "chat.messages.parts": {"chat": ChatPrompt(messages=[ChatMessage(role="user", parts=[ContentPart(text="c")])])},
     "images": {"images": [pb.Image(data=b"i")]},
     "chat.tools_json": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], tools_json='[{"a": 1}]')},

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from sluice import tiny_model
 from sluice.ring.keys import ROLES, Role
-from sluice.settings.services import SERVICES
+from sluice.settings.services import RING
 from tests.fakes.processes import wait_until
 from tests.system.hosts.mounted_keys import MountedKeys
 from tests.system.hosts.network import Machine, Network, host_name
@@ -27,7 +27,7 @@ RING_PORT, GRPC_PORT, TORCHRUN_PORT = 7000, 50051, 29500
 START_SECONDS = 120.0
 DRAIN_SECONDS = 60.0
 KNOWN_SECONDS = 30.0
-MODULES = {settings.role: settings.module for settings in SERVICES.values()}
+MODULES = {settings.role: settings.module for settings in RING.values()}
 SETTINGS: Mapping[Role, Mapping[str, Any]] = {
     "router": {"port": GRPC_PORT, "insecure": True},
     "engine": {"threads": 1, "kv_cache_tokens": 32_768, "max_batch_size": 64},

@@ -1,7 +1,7 @@
 {{/*
-A pod of a service. Arguments: root, component (router, engine, detok), pool (name of an engine's pool, or ""), spec (its
+A pod of a service. Arguments: root, component (router, engine, detok, gateway), pool (name of an engine's pool, or ""), spec (its
 values), model, settings (its rendered settings file), file (the key of that file in the ConfigMap), command, env, ports,
-volumes, mounts, resources, startupSeconds; probed: false for processes that listen nowhere (ranks above 0).
+volumes, mounts, resources, startupSeconds; the gateway has no model, ring port or keys; probed: false for processes that listen nowhere (ranks above 0).
 */}}
 
 {{- define "sluice.podTemplate" -}}
@@ -105,12 +105,16 @@ spec:
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: {{ $prefix }}_CONFIG, value: /etc/sluice/config/{{ .file }}}
 - {name: {{ $prefix }}_ID, value: $(POD_NAME)}
+{{- if ne .component "gateway" }}
 - name: {{ $prefix }}_LISTEN
   value: tcp://{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .root.Values.ring.ipFamily "IPv6") }}:{{ .root.Values.ring.port }}
+{{- end }}
 - {name: HOME, value: /tmp}
+{{- if ne .component "gateway" }}
 - {name: HF_HOME, value: {{ ternary "/var/cache/huggingface" "/tmp/huggingface" (eq .model.source "hub") }}}
 {{- if and (eq .model.source "hub") .model.hub.tokenSecret }}
 - {name: HF_TOKEN_PATH, value: /etc/sluice/hub/token}
+{{- end }}
 {{- end }}
 {{- with .env }}
 {{ toYaml . }}
@@ -121,7 +125,7 @@ spec:
 {{- end -}}
 
 {{- define "sluice.probes" -}}
-{{- $router := eq .component "router" -}}
+{{- $inFront := has .component (list "router" "gateway") -}}
 startupProbe:
   httpGet: {path: /livez, port: metrics}
   periodSeconds: 5
@@ -129,7 +133,7 @@ startupProbe:
   failureThreshold: {{ max 6 (ceil (divf .startupSeconds 5)) }}
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
-  periodSeconds: {{ ternary 2 5 $router }}
+  periodSeconds: {{ ternary 2 5 $inFront }}
   timeoutSeconds: 5
 livenessProbe:
   httpGet: {path: /livez, port: metrics}
@@ -141,6 +145,7 @@ livenessProbe:
 {{- define "sluice.mounts" -}}
 - {name: config, mountPath: /etc/sluice/config, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+{{- if ne .component "gateway" }}
 {{- if .root.Values.ring.keys.enabled }}
 # Folders, never subPath: a rotated key must arrive in a running pod.
 - {name: key, mountPath: /etc/sluice/keys/secret, readOnly: true}
@@ -153,6 +158,7 @@ livenessProbe:
 {{- end }}
 {{- else }}
 - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
 {{- end }}
 {{- with .mounts }}
 {{ toYaml . }}
@@ -168,6 +174,7 @@ livenessProbe:
   configMap: {name: {{ include "sluice.fullname" $root }}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .spec.tmpSize }}}
+{{- if ne .component "gateway" }}
 {{- if $root.Values.ring.keys.enabled }}
 - name: key
   secret:
@@ -193,6 +200,7 @@ livenessProbe:
 {{- if and (eq .model.source "hub") .model.hub.tokenSecret }}
 - name: hub-token
   secret: {secretName: {{ .model.hub.tokenSecret }}, defaultMode: 0440}
+{{- end }}
 {{- end }}
 {{- with .volumes }}
 {{ toYaml . }}

@@ -65,3 +65,25 @@
 {{- $own := include "sluice.commonSettings" (dict "root" . "spec" .Values.detok "model" .Values.model) | fromJson -}}
 {{- mustMergeOverwrite $own (deepCopy .Values.detok.settings) | toYaml -}}
 {{- end -}}
+
+{{- define "sluice.gatewaySettings" -}}
+{{- $gateway := .Values.gatewayHttp -}}
+{{- $own := dict
+  "log_level" .Values.logLevel
+  "metrics_host" (include "sluice.anyInterface" .)
+  "metrics_port" (.Values.metrics.port | int)
+  "drain_timeout" ($gateway.drainSeconds | int)
+  "host" (include "sluice.anyInterface" .)
+  "port" ($gateway.port | int)
+  "routers" (list (printf "dns:///%s-router.%s.svc.%s:%d" (include "sluice.fullname" .) .Release.Namespace .Values.clusterDomain (.Values.router.port | int))) -}}
+{{- if $gateway.tls.secretName -}}
+{{- $_ := mustMergeOverwrite $own (dict "tls_certificate" "/etc/sluice/tls/tls.crt" "tls_key" "/etc/sluice/tls/tls.key") -}}
+{{- else -}}
+{{- $_ := set $own "insecure" true -}}
+{{- end -}}
+{{- if .Values.router.tls.secretName -}}
+{{- $_ := required "gatewayHttp.routerCa: routers have TLS, so the gateway needs the authority of their certificate" $gateway.routerCa -}}
+{{- $_ := set $own "router_ca" "/etc/sluice/router-ca/ca.crt" -}}
+{{- end -}}
+{{- mustMergeOverwrite $own (deepCopy $gateway.settings) | toYaml -}}
+{{- end -}}

@@ -1,0 +1,43 @@
+"""`python -m gateway`: one HTTP gateway process."""
+
+from sluice.ring.process import die_with_parent, exit_on_signals, run_service
+
+if __name__ == "__main__":
+    # Before the imports below, which take a second.
+    exit_on_signals()
+
+import asyncio
+import gc
+
+import uvloop
+
+from gateway.service import serve
+from sluice import telemetry
+from sluice.ring.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.ring.ports import check_ports
+from sluice.settings.gateway import GatewaySettings
+from sluice.settings.read import load_settings
+from sluice.telemetry.output import protect_stderr
+from sluice.telemetry.server import MetricsPort
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Exits with a clear message if it cannot start."""
+    protect_stderr()
+    die_with_parent()
+    settings = load_settings(GatewaySettings)
+    log = telemetry.configure("gateway", settings.log_level).bind(id=settings.id)
+    check_limit(raise_limit(), OWN_DESCRIPTORS + settings.max_connections, log)
+    try:
+        check_ports(settings.ports)
+        metrics_port = MetricsPort(settings)
+        # What is there now lives as long as the process: without this, every full collection would walk through it.
+        gc.freeze()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, log, metrics_port))
+    except (OSError, ValueError) as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    run_service("gateway", main)

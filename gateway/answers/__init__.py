@@ -1,0 +1,1 @@
+"""What is sent back: objects of the OpenAI API, whole and as server-sent events."""

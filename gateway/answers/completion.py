@@ -1,0 +1,50 @@
+"""Completions as answers: whole, and chunk by chunk."""
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from gateway.answers.ends import end_of
+from gateway.answers.logprobs import of_completion, of_prompt
+from gateway.answers.objects import CompletionChoice
+from gateway.requests.completion import CompletionRequest
+from sluice.client import AsyncStream, Chunk, Generation
+
+
+def whole(found: Generation, first: int, request: CompletionRequest) -> Iterator[CompletionChoice]:
+    """`first`: index of the first choice."""
+    prompt = found.prompt_logprobs if request.echo else ()
+    for output in found.outputs:
+        logprobs = None
+        if request.logprobs is not None:
+            logprobs = of_completion((*prompt, *output.logprobs), request.logprobs)
+        yield CompletionChoice(
+            index=first + output.index,
+            text=output.text,
+            logprobs=logprobs,
+            prompt_logprobs=UNSET if request.prompt_logprobs is None else of_prompt(found.prompt_logprobs),
+            **end_of(output),
+        )
+
+
+class CompletionDeltas:
+    """Turns the chunks of streams, one for each prompt, into those of a completion."""
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self._request = request
+        self._offsets: dict[int, int] = {}
+        """Characters so far, by choice."""
+
+    def choices(self, index: int, chunk: Chunk, stream: AsyncStream) -> Iterator[CompletionChoice]:
+        """`index`: of the choice."""
+        logprobs, entries = None, chunk.logprobs
+        if self._request.logprobs is not None:
+            if index not in self._offsets and self._request.echo:
+                entries = (*stream.prompt_logprobs, *entries)
+            offset = self._offsets.get(index, 0)
+            logprobs = of_completion(entries, self._request.logprobs, offset) if entries else None
+            self._offsets[index] = offset + (sum(map(len, logprobs.tokens)) if logprobs else 0)
+        if chunk.finish_reason is None:
+            yield CompletionChoice(index=index, text=chunk.text, logprobs=logprobs)
+        else:
+            yield CompletionChoice(index=index, text=chunk.text, logprobs=logprobs, **end_of(chunk))

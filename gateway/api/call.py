@@ -1,0 +1,97 @@
+"""What completions and chats have in common: one request of a client, as calls of the ring and as its answer."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.answers.ends import usage_of
+from gateway.answers.event_stream import event
+from gateway.answers.objects import Answer, End, Usage
+from gateway.api.chunks import Item, merged
+from gateway.api.endpoint import Exchange
+from gateway.api.gateway import Gateway, ring_errors
+from gateway.requests.common import Common
+from gateway.requests.guides import Guide
+from sluice.client import Generation, Prompt
+
+
+class Call:
+    """`prefix`: of the answer's id."""
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(
+        self, gateway: Gateway, exchange: Exchange, request: Common, prompts: Sequence[Prompt], guide: Guide | None
+    ) -> None:
+        self._gateway = gateway
+        self._caller = exchange.caller
+        self._request = request
+        self._prompts = prompts
+        self._options = request.options()
+        self._guide_param = None if guide is None else guide.param
+        if guide is not None:
+            self._options["guided"] = guide.option
+        self._created = int(time.time())
+
+    def choices_of(self, found: Sequence[Generation]) -> Iterable[End]:
+        """Whole, of each prompt."""
+        raise NotImplementedError
+
+    def deltas_of(self, item: Item) -> Iterable[End]:
+        """Chunk by chunk."""
+        raise NotImplementedError
+
+    async def whole(self) -> bytes:
+        """Raises ApiError."""
+        client = self._gateway.client
+        with ring_errors(self._guide_param):
+            found = await _all(client.generate(prompt, **self._of(i)) for i, prompt in enumerate(self._prompts))
+        return self._encode(self.whole_object, list(self.choices_of(found)), usage_of(*(each.usage for each in found)))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Raises ApiError."""
+        usage: UnsetType | None = None if self._request.wants_usage else UNSET
+        counters = self._gateway.counters
+        with ring_errors(self._guide_param):
+            streams = [self._gateway.client.stream(prompt, **self._of(i)) for i, prompt in enumerate(self._prompts)]
+            async with aclosing(merged(streams)) as chunks:
+                async for item in chunks:
+                    for choice in self.deltas_of(item):
+                        counters.events += 1
+                        yield event(self._encode(self.chunk_object, [choice], usage))
+        if self._request.wants_usage:
+            total = usage_of(*(stream.usage for stream in streams if stream.usage is not None))
+            yield event(self._encode(self.chunk_object, [], total))
+
+    def _of(self, number: int) -> dict[str, Any]:
+        suffix = f"-{number}" if len(self._prompts) > 1 else ""
+        request_id = self._caller.request_id + suffix
+        return {**self._options, "request_id": request_id, "metadata": self._caller.metadata}
+
+    def _encode(self, kind: str, choices: Sequence[End], usage: Usage | UnsetType | None) -> bytes:
+        answer = Answer(
+            id=self.prefix + self._caller.request_id,
+            object=kind,
+            created=self._created,
+            model=self._request.model or self._gateway.served_model,
+            choices=choices,
+            usage=usage,
+        )
+        return msgspec.json.encode(answer)
+
+
+async def _all(calls: Iterable[Any]) -> list[Generation]:
+    """All results; the first error ends the others. Raises SluiceError."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,65 @@
+"""/v1/chat/completions."""
+
+from collections.abc import Iterable, Sequence
+
+from gateway.answers import chat
+from gateway.answers.chat import ChatDeltas
+from gateway.answers.event_stream import EventStream
+from gateway.answers.objects import ChatChoice, ChatDeltaChoice
+from gateway.api.call import Call
+from gateway.api.chunks import Item
+from gateway.api.endpoint import Exchange
+from gateway.api.gateway import Gateway
+from gateway.errors import invalid
+from gateway.parsers import hermes
+from gateway.parsers.choice import parser_for
+from gateway.requests.body import decode
+from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
+from gateway.requests.guides import Guide, guide_of
+from gateway.requests.tools import demanded, offered
+from sluice.client import Generation
+
+
+async def chat_complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
+    """Raises ApiError."""
+    body = decode(exchange.body, ChatRequest, REFUSED, WITHOUT_MEANING)
+    gateway.counters.unknown_fields += body.unknown
+    body.fields.check()
+    exchange.notes["user"] = body.fields.logged_user
+    tools = bytes(body.raw["tools"]).decode() if "tools" in body.raw else ""
+    call = ChatCall(gateway, exchange, body.fields, tools)
+    if not body.fields.streams:
+        return await call.whole()
+    await EventStream(exchange.send).run(call.events())
+    return None
+
+
+class ChatCall(Call):
+    prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, gateway: Gateway, exchange: Exchange, request: ChatRequest, tools_json: str) -> None:
+        """`tools_json`: the request's tools as they were written."""
+        tools = offered(request.tools, request.tool_choice)
+        if tools and gateway.settings.tool_parser is None:
+            raise invalid("needs a gateway with --tool-parser: this one cannot read tool calls", "tools")
+        guide = guide_of(request)
+        if functions := demanded(tools, request.tool_choice):
+            if guide is not None:
+                raise invalid(f"cannot be combined with {guide.param}", "tool_choice")
+            several = request.tool_choice == "required" and request.parallel_tool_calls is not False
+            guide = Guide("tools", {"ebnf": hermes.grammar(functions, several)})
+        super().__init__(gateway, exchange, request, [request.prompt()], guide)
+        if tools:
+            self._options["tools_json"] = tools_json
+        self._with_logprobs = bool(request.logprobs)
+        self._new_parser = parser_for(gateway.settings, bool(tools), guide is not None)
+        self._deltas = ChatDeltas(self._new_parser, self._with_logprobs)
+
+    def choices_of(self, found: Sequence[Generation]) -> Iterable[ChatChoice]:
+        for output in found[0].outputs:
+            yield chat.whole(output, self._new_parser(), self._with_logprobs)
+
+    def deltas_of(self, item: Item) -> Iterable[ChatDeltaChoice]:
+        return self._deltas.choices(item.chunk)

@@ -1,0 +1,59 @@
+"""The chunks of several streams as one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from sluice.client import AsyncStream, Chunk
+
+AHEAD = 16
+"""Chunks that wait for a slow client; beyond it the streams wait, and the ring with them."""
+
+
+class Item(NamedTuple):
+    number: int
+    """Of the stream."""
+    stream: AsyncStream
+    chunk: Chunk
+
+
+async def merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
+    """Chunks in the order in which they come. Closes the streams at its end."""
+    if len(streams) == 1:
+        async with streams[0] as stream:
+            async for chunk in stream:
+                yield Item(0, stream, chunk)
+        return
+    async with aclosing(_interleaved(streams)) as items:
+        async for item in items:
+            yield item
+
+
+async def _interleaved(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
+    queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(AHEAD)
+    pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    left = len(pumps)
+    try:
+        while left:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(number: int, stream: AsyncStream, queue: "asyncio.Queue[Item | BaseException | None]") -> None:
+    try:
+        async with stream:
+            async for chunk in stream:
+                await queue.put(Item(number, stream, chunk))
+        await queue.put(None)
+    except Exception as error:  # noqa: BLE001 - raised where the queue is read
+        await queue.put(error)

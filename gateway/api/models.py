@@ -1,0 +1,40 @@
+"""/v1/models."""
+
+import msgspec
+
+from gateway.api.endpoint import Exchange
+from gateway.api.gateway import Gateway, ring_errors
+from gateway.errors import ApiError
+
+
+class Model(msgspec.Struct):
+    id: str
+    max_model_len: int
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "sluice"
+
+
+class ModelList(msgspec.Struct):
+    data: list[Model]
+    object: str = "list"
+
+
+async def list_models(gateway: Gateway, exchange: Exchange) -> bytes:
+    return msgspec.json.encode(ModelList(await _models(gateway, exchange)))
+
+
+async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:
+    """Raises ApiError."""
+    name = exchange.path_params["model"]
+    found = [model for model in await _models(gateway, exchange) if model.id == name]
+    if not found:
+        message = f"the model {name[:64]!r} is not served"
+        raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
+    return msgspec.json.encode(found[0])
+
+
+async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
+    with ring_errors():
+        found = await gateway.client.models(metadata=exchange.caller.metadata)
+    return [Model(model.name, model.max_context_tokens) for model in found]

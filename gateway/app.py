@@ -1,0 +1,61 @@
+"""The ASGI application: which path is answered by what."""
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import sluice
+from gateway.api.chat import chat_complete
+from gateway.api.completions import complete
+from gateway.api.endpoint import JSON, Endpoint, Handler
+from gateway.api.gateway import Gateway
+from gateway.api.models import get_model, list_models
+from gateway.api.tokens import detokenize, tokenize
+from gateway.errors import ApiError
+
+ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{model:path}", get_model),
+    ("POST", "/v1/completions", complete),
+    ("POST", "/v1/chat/completions", chat_complete),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+)
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    async def health(_: Request) -> Response:
+        return Response(status_code=200 if gateway.ready else 503)
+
+    async def version(_: Request) -> Response:
+        return Response(msgspec.json.encode({"version": sluice.__version__}), media_type=JSON)
+
+    routes = [Route(path, Endpoint(gateway, path, handle), methods=[method]) for method, path, handle in ENDPOINTS]
+    origins = gateway.settings.cors_origins
+    middleware = []
+    if origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        middleware.append(cors)
+    return Starlette(
+        routes=[Route("/health", health), Route("/version", version), *routes],
+        middleware=middleware,
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """Of Starlette itself: an unknown path, or a method that it does not have."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - how it is registered
+    found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
+    return Response(found.body, error.status_code, error.headers, JSON)

@@ -1,0 +1,33 @@
+"""Who calls, and what of the HTTP request goes on to the ring."""
+
+import re
+import uuid
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+
+from gateway.errors import invalid
+from sluice.client import Metadata
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}", re.ASCII)
+"""Shorter than on the ring: each prompt of a list gets a number behind it."""
+PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
+VALUE = re.compile(r"[\x20-\x7e]{0,8192}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    request_id: str
+    metadata: Metadata
+
+
+def caller_of(headers: Headers) -> Caller:
+    """Raises ApiError."""
+    request_id = headers.get("x-request-id") or uuid.uuid4().hex
+    if not REQUEST_ID.fullmatch(request_id):
+        raise invalid("must be 1 to 120 of [A-Za-z0-9._:-]", "x-request-id")
+    metadata = tuple((name, headers[name]) for name in PASSED_ON if name in headers)
+    for name, value in metadata:
+        if not VALUE.fullmatch(value):
+            raise invalid("must be printable ASCII, at most 8192 characters", name)
+    return Caller(request_id, metadata)

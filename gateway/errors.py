@@ -1,0 +1,123 @@
+"""Errors as HTTP clients see them: a status, and a body in OpenAI's form."""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from sluice.client import (
+    AdapterMissing,
+    AdapterNotFound,
+    AlreadyExists,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    ModelNotFound,
+    NotImplementedByServer,
+    Overloaded,
+    Poison,
+    SluiceError,
+    Unauthenticated,
+)
+
+DEFAULT_RETRY_SECONDS = 1.0
+
+KINDS: tuple[tuple[type[SluiceError], int, str], ...] = (
+    (InvalidRequest, 400, "invalid_request_error"),
+    (NotImplementedByServer, 400, "invalid_request_error"),
+    (AdapterMissing, 400, "invalid_request_error"),
+    (Unauthenticated, 401, "authentication_error"),
+    (Forbidden, 403, "permission_error"),
+    (ModelNotFound, 404, "not_found_error"),
+    (AdapterNotFound, 404, "not_found_error"),
+    (AlreadyExists, 409, "conflict_error"),
+    (Overloaded, 429, "rate_limit_error"),
+    (DeadlineExceeded, 504, "timeout_error"),
+)
+
+PARAMS = {
+    "spec.text": "prompt",
+    "spec.token_ids": "prompt",
+    "spec.chat": "messages",
+    "spec.chat.tools_json": "tools",
+    "spec.chat.template_kwargs": "chat_template_kwargs",
+    "spec.stopping.include_stop_in_output": "include_stop_str_in_output",
+    "spec.lora_id": "model",
+    "token_ids": "tokens",
+    "text": "prompt",
+}
+"""Names here of fields that have another name on the ring."""
+MESSAGES = "spec.chat.messages"
+
+
+class Details(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: Details
+
+
+@dataclass
+class ApiError(Exception):
+    """Ends a request with this status, or a stream that has begun with this body."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    """Seconds."""
+    may_retry: bool = True
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(Details(self.message, self.type, self.param, self.code)))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {} if self.may_retry else {"x-should-retry": "false"}
+        if self.retry_after is not None:
+            found |= {
+                "retry-after": str(math.ceil(self.retry_after)),
+                "retry-after-ms": str(math.ceil(1000 * self.retry_after)),
+            }
+        return found
+
+
+def invalid(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, f"{param}: {message}" if param else message, param=param)
+
+
+def api_error(error: SluiceError, guide_param: str | None = None) -> ApiError:
+    """`guide_param`: the field that the request's guide was made from."""
+    status, kind = next(((status, kind) for of, status, kind in KINDS if isinstance(error, of)), (503, "server_error"))
+    field = error.violations[0].field if error.violations else ""
+    param = guide_param if field.startswith("spec.guided") else _param(field)
+    if isinstance(error, ModelNotFound | AdapterNotFound):
+        param = "model"
+    retry_after = None
+    if status in (429, 503) and error.retryable:
+        retry_after = error.retry_after or DEFAULT_RETRY_SECONDS
+    message = error.message.replace(field, param, 1) if field and param else error.message
+    return ApiError(
+        status,
+        message,
+        kind,
+        param or None,
+        error.reason.lower() or None,
+        retry_after,
+        may_retry=not isinstance(error, Poison),
+    )
+
+
+def _param(field: str) -> str:
+    """What a field of the ring's request is called here."""
+    if field.startswith(MESSAGES):
+        return field.removeprefix("spec.chat.")
+    known = [name for name in PARAMS if field == name or field.startswith((f"{name}.", f"{name}["))]
+    return PARAMS[max(known, key=len)] if known else field.rpartition(".")[2]

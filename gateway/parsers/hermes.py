@@ -1,0 +1,182 @@
+"""Tool calls as Hermes and Qwen models write them: <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+
+from gateway.parsers.parts import CallArguments, CallBegin, Part, Text, UntilTag
+from gateway.requests.tools import Function
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+MAX_HEAD = 1024
+"""Characters within which the head of a call is looked for; a call with another one is passed on as a whole."""
+
+
+class HermesParser:
+    """The arguments of a call are passed on as they come. What is no call stays text."""
+
+    def __init__(self) -> None:
+        self._until = UntilTag(BEGIN)
+        self._blank = ""
+        """White space that may come before a call: it is no content then."""
+        self._after_call = False
+        self._calls = 0
+        self._call: OpenCall | None = None
+
+    def feed(self, text: str) -> Sequence[Part]:
+        parts: list[Part] = []
+        left: str | None = text
+        while left:
+            if self._call is None:
+                before, left = self._until.feed(left)
+                parts += self._text(before)
+                if left is not None:
+                    self._call, self._blank = OpenCall(self._calls, self._blank), ""
+            if self._call is not None and left is not None:
+                found, left = self._call.feed(left)
+                parts += found
+                if left is not None:
+                    self._end_call(self._call)
+        return parts
+
+    def end(self) -> Sequence[Part]:
+        parts: list[Part] = []
+        if self._call is not None:
+            parts += self._call.end()
+            self._end_call(self._call)
+        parts += self._text(self._until.end())
+        return [*parts, Text(self._blank)] if self._blank and not self._after_call else parts
+
+    def _text(self, text: str) -> Sequence[Part]:
+        text = self._blank + text
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        if not kept:
+            return ()
+        self._after_call = False
+        return (Text(kept),)
+
+    def _end_call(self, call: "OpenCall") -> None:
+        self._calls += call.is_call
+        self._after_call = call.is_call
+        self._call = None
+
+
+class OpenCall:
+    """One call, from its opening tag on."""
+
+    def __init__(self, number: int, before: str) -> None:
+        """`before`: white space, which is content if this is no call."""
+        self._before = before
+        self.is_call = False
+        """Its name is known."""
+        self._number = number
+        self._text = ""
+        """All of it, until its head is known; then what may belong to its closing tag."""
+        self._arguments: Object | None = None
+
+    def feed(self, text: str) -> tuple[Sequence[Part], str | None]:
+        """What is certain, and the text after the call; None: it has not ended."""
+        if self._arguments is not None:
+            return self._continue(self._arguments, text)
+        self._text += text
+        if head := HEAD.match(self._text[:MAX_HEAD]):
+            rest, self._text = self._text[head.end() :], ""
+            self._arguments, self.is_call = Object(), True
+            found, left = self._continue(self._arguments, rest)
+            return [_begin(self._number, json.loads(head[1])), *found], left
+        whole, tag, after = self._text.partition(END)
+        if not tag:
+            return (), None
+        return self._whole(whole, self._before + BEGIN + whole + END), after
+
+    def end(self) -> Sequence[Part]:
+        """The output has ended within the call."""
+        return () if self._arguments is not None else self._whole(self._text, self._before + BEGIN + self._text)
+
+    def _continue(self, arguments: "Object", text: str) -> tuple[Sequence[Part], str | None]:
+        own = arguments.feed(text)
+        parts = (CallArguments(self._number, own),) if own else ()
+        # What is between the arguments and the closing tag is a bracket and white space.
+        self._text += text[len(own) :]
+        _, tag, after = self._text.partition(END)
+        self._text = self._text[-len(END) :]
+        return parts, after if tag else None
+
+    def _whole(self, text: str, otherwise: str) -> Sequence[Part]:
+        try:
+            found = json.loads(text)
+            name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            return (Text(otherwise),)
+        if not isinstance(name, str):
+            return (Text(otherwise),)
+        self.is_call = True
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return _begin(self._number, name), CallArguments(self._number, written)
+
+
+class Object:
+    """Finds the end of a JSON object that comes in pieces."""
+
+    MARKS = re.compile(r'[{}\[\]"\\]')
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._ended = False
+        self._escaped = False
+        """The next character has no meaning of its own."""
+
+    def feed(self, text: str) -> str:
+        """The part of the text that belongs to it."""
+        at = 1 if self._escaped and text else 0
+        if self._ended or not text:
+            return ""
+        self._escaped = False
+        while mark := self.MARKS.search(text, at):
+            at = mark.end()
+            if self._in_string and mark[0] == "\\":
+                self._escaped = at == len(text)
+                at += 1
+            elif mark[0] == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark[0] in "{[" else -1
+                if self._depth == 0:
+                    self._ended = True
+                    return text[:at]
+        return text
+
+
+def grammar(functions: Sequence[Function], several: bool) -> str:
+    """In Lark: nothing but calls of these functions."""
+    again = f'("\\n" {_literal(BEGIN)} call {_literal(END)})*' if several else ""
+    lines = [
+        f"start: {_literal(BEGIN)} call {_literal(END)} {again}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
+    ]
+    for i, function in enumerate(functions):
+        head = f'\n{{"name": {json.dumps(function.name)}, "arguments": '
+        schema = bytes(function.parameters).decode()
+        lines.append(f"call_{i}: {_literal(head)} arguments_{i} {_literal(chr(125) + chr(10))}")
+        lines.append(f"arguments_{i}: %json {OBJECT if schema in ('', 'null') else _compact(schema)}")
+    return "\n".join(lines)
+
+
+OBJECT = '{"type": "object"}'
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text)
+
+
+def _compact(schema: str) -> str:
+    # The ring takes a grammar with ::= for one in GBNF; it can only be within a text here.
+    return schema.replace("::=", ":\\u003a=")
+
+
+def _begin(number: int, name: str) -> CallBegin:
+    return CallBegin(number, f"call_{secrets.token_hex(12)}", name)

@@ -1,0 +1,121 @@
+"""The body of /v1/chat/completions."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.errors import invalid
+from gateway.requests import common
+from gateway.requests.common import Common
+from gateway.requests.tools import Tool, ToolChoice
+
+REFUSED = (
+    *common.REFUSED, "functions", "function_call", "audio", "web_search_options", "echo", "best_of", "suffix",
+    "prompt_logprobs", "chat_template", "documents", "mm_processor_kwargs",
+)  # fmt: skip
+WITHOUT_MEANING = (*common.WITHOUT_MEANING, "modalities")
+MAX_MESSAGES = 4096
+MAX_DEPTH = 16
+"""Of `chat_template_kwargs`."""
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class Call(msgspec.Struct, tag="function"):
+    function: CalledFunction
+    id: str = ""
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def for_ring(self, place: str) -> dict[str, Any]:
+        """Raises ApiError."""
+        found: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self._text(place),
+        }
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if value := getattr(self, name):
+                found[name] = value
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {"id": call.id, "name": call.function.name, "arguments_json": call.function.arguments}
+                for call in self.tool_calls
+            ]
+        return found
+
+    def _text(self, place: str) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for i, part in enumerate(self.content):
+            if part.type != "text" or part.text is None:
+                raise invalid(f"is of type {part.type[:64]!r}, only text is supported", f"{place}.content[{i}]")
+        return "\n".join(part.text or "" for part in self.content)
+
+
+class ChatRequest(Common, kw_only=True):
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def check(self) -> None:
+        """Raises ApiError."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("needs logprobs", "top_logprobs")
+        if not self.messages:
+            raise invalid("is empty", "messages")
+        if len(self.messages) > MAX_MESSAGES:
+            raise invalid(f"has {len(self.messages)} messages, at most {MAX_MESSAGES} are allowed", "messages")
+        if self.chat_template_kwargs and _depth(self.chat_template_kwargs) > MAX_DEPTH:
+            raise invalid(f"is nested more than {MAX_DEPTH} levels deep", "chat_template_kwargs")
+
+    def prompt(self) -> list[dict[str, Any]]:
+        """Raises ApiError."""
+        return [message.for_ring(f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+    def options(self) -> dict[str, Any]:
+        """All but those that follow from tools."""
+        found = super().options()
+        most = self.max_completion_tokens
+        own = {
+            "max_tokens": self.max_tokens if most is None else most,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "continue_final_message": self.continue_final_message,
+            "template_kwargs": self._template_kwargs() or None,
+        }
+        return found | {name: value for name, value in own.items() if value is not None}
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        own = {"reasoning_effort": self.reasoning_effort, "add_generation_prompt": self.add_generation_prompt}
+        given = {name: value for name, value in own.items() if value is not None}
+        return given | (self.chat_template_kwargs or {})
+
+
+def _depth(value: Any) -> int:
+    """Of what JSON decodes to; the decoder has bounded it."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)

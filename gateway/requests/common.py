@@ -1,0 +1,100 @@
+"""The fields that completions and chats share, and the ring's options that follow from them."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.errors import invalid
+from gateway.requests.guides import Guided
+
+REFUSED = ("use_beam_search", "length_penalty", "logits_processors", "kv_transfer_params")
+WITHOUT_MEANING = (
+    "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prediction", "verbosity", "spaces_between_special_tokens", "guided_decoding_backend",
+)  # fmt: skip
+SEEDS = 1 << 64
+SAME_NAME = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+    "n", "stop", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "bad_words", "allowed_token_ids",
+    "truncate_prompt_tokens", "add_special_tokens",
+)  # fmt: skip
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Of vLLM: usage in each chunk."""
+
+
+class Common(Guided, kw_only=True):
+    model: str = ""
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def logged_user(self) -> str | None:
+        return self.user and ascii(self.user[:128])[1:-1]
+
+    def check(self) -> None:
+        """Raises ApiError for what the ring has no field for."""
+        if self.seed is not None and not -SEEDS // 2 <= self.seed < SEEDS:
+            raise invalid("must be a number of 64 bits", "seed")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("is for streams only", "stream_options")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise invalid("is not supported", "stream_options.continuous_usage_stats")
+
+    def options(self) -> dict[str, Any]:
+        """Of `AsyncClient.stream` and `generate`."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in SAME_NAME}
+        found["model"] = self.model
+        found["top_k"] = 0 if self.top_k == -1 else self.top_k
+        found["seed"] = None if self.seed is None else self.seed % SEEDS
+        found["include_stop_in_output"] = self.include_stop_str_in_output
+        found["priority"] = _priority(self.priority)
+        if self.cache_salt:
+            found["kv_cache"] = {"salt": self.cache_salt}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _priority(given: int | None) -> str | None:
+    """vLLM's numbers: the lower, the earlier; 0 is normal."""
+    if given is None:
+        return None
+    return "high" if given < 0 else "low" if given > 0 else "normal"

@@ -1,0 +1,59 @@
+"""The body of /v1/completions."""
+
+from typing import Any
+
+from gateway.errors import invalid
+from gateway.requests import common
+from gateway.requests.common import Common
+from sluice.client import Prompt
+
+REFUSED = (*common.REFUSED, "suffix", "tools", "messages", "prompt_embeds")
+WITHOUT_MEANING = common.WITHOUT_MEANING
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 256
+
+
+class CompletionRequest(Common, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    prompt_logprobs: int | None = None
+
+    def prompts(self) -> list[Prompt]:
+        """Raises ApiError."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = {type(each) for each in self.prompt}
+        if len(kinds) != 1:
+            raise invalid("must be text, token ids, or a list of either, and not empty", "prompt")
+        if kinds == {int}:
+            return [self.prompt]  # type: ignore[list-item]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise invalid(f"has {len(self.prompt)} prompts, at most {MAX_PROMPTS} are allowed", "prompt")
+        return self.prompt  # type: ignore[return-value]
+
+    def check(self) -> None:
+        """Raises ApiError."""
+        super().check()
+        if self.prompt_logprobs is not None and self.streams:
+            raise invalid("is not for streams", "prompt_logprobs")
+
+    @property
+    def prompt_top(self) -> int | None:
+        """How many log-probabilities to return of each token of the prompt."""
+        echoed = self.logprobs if self.echo else None
+        given = [each for each in (echoed, self.prompt_logprobs) if each is not None]
+        return max(given) if given else None
+
+    def options(self) -> dict[str, Any]:
+        found = super().options()
+        own = {
+            "max_tokens": self.max_tokens,
+            "logprobs": self.logprobs,
+            "echo": self.echo,
+            "best_of": self.best_of,
+            "prompt_logprobs": self.prompt_top,
+        }
+        return found | {name: value for name, value in own.items() if value is not None}

@@ -1,0 +1,143 @@
+"""The process around the application: its HTTP server, its client of the ring, its signals and probes."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import uvicorn
+from structlog.stdlib import BoundLogger
+
+from gateway import metrics
+from gateway.api.gateway import Gateway
+from gateway.app import build_app
+from gateway.connection import Connection
+from sluice.client import AsyncClient, ClientOptions, SluiceError, TlsOptions
+from sluice.settings.gateway import GatewaySettings
+from sluice.telemetry.server import MetricsPort
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
+from sluice.telemetry.status_report import ServiceReport
+
+KEEP_ALIVE_SECONDS = 60
+"""Of an idle connection."""
+TICK_SECONDS = 0.5
+HEALTH_SECONDS = 2.0
+"""For a router to say that it is ready."""
+BACKLOG = 1024
+
+
+async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: MetricsPort) -> None:
+    """Until a signal comes; then open requests have `drain_timeout` seconds. Raises OSError, ValueError."""
+    async with AsyncClient(settings.routers, **_client_options(settings)) as client:
+        gateway = Gateway(client, settings, log)
+        listener = _listen(settings)
+        host, port = listener.getsockname()[:2]
+        server = Server(gateway)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
+        status = StatusFile()
+        watch = asyncio.create_task(_watch(gateway, server, status, f"{host}:{port}"))
+        beacon = ProgressBeacon(status_file=status)
+        tick = asyncio.create_task(_tick(beacon))
+        report = ServiceReport(f"{host}:{port}")
+        read, unready = partial(metrics.read, gateway.counters), partial(_unready, gateway, server)
+        metrics_port.show(beacon, read, unready, lambda: report)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            watch.cancel()
+            tick.cancel()
+            metrics_port.close()
+        log.info("stopped")
+
+
+class Server(uvicorn.Server):
+    def __init__(self, gateway: Gateway) -> None:
+        settings = gateway.settings
+        # Errors of HTTP clients are none of ours, and those of the application are logged by it.
+        logging.getLogger("uvicorn").addHandler(logging.NullHandler())
+        logging.getLogger("uvicorn").propagate = False
+        config = uvicorn.Config(
+            build_app(gateway),
+            loop="none",
+            http=type("Connection", (Connection,), {"slow_client_timeout": settings.slow_client_timeout}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=settings.max_connections,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )
+        super().__init__(config)
+        self._log = gateway.log
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """They are handled by `stop`."""
+        yield
+
+    def stop(self) -> None:
+        # The second signal ends open requests at once.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._log.info("draining", seconds=self.config.timeout_graceful_shutdown)
+
+
+def _client_options(settings: GatewaySettings) -> ClientOptions:
+    options = ClientOptions(retry_timeout=settings.retry_timeout, resume_timeout=settings.resume_timeout)
+    if settings.router_ca is not None:
+        options["tls"] = TlsOptions(settings.router_ca, settings.router_certificate, settings.router_key)
+    return options
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+
+
+async def _watch(gateway: Gateway, server: Server, status: StatusFile, address: str) -> None:
+    """Ask whether a router is ready, again and again."""
+    while True:
+        was, gateway.ready = gateway.ready, await _has_router(gateway)
+        if gateway.ready and not gateway.served_model:
+            await _learn_model(gateway)
+        if gateway.ready != was:
+            gateway.log.info("ready" if gateway.ready else "routers_lost", address=address)
+        if server.should_exit:
+            status.report(ServiceStatus("draining", address))
+        elif gateway.ready:
+            status.report(ServiceStatus("ready", address))
+        await asyncio.sleep(TICK_SECONDS)
+
+
+async def _has_router(gateway: Gateway) -> bool:
+    with suppress(SluiceError):
+        return await gateway.client.health(timeout=HEALTH_SECONDS)
+    return False
+
+
+async def _learn_model(gateway: Gateway) -> None:
+    # Also tells the client that routers are there: from now on it waits for them when they are gone.
+    with suppress(SluiceError):
+        models = await gateway.client.models()
+        gateway.served_model = models[0].name if models else ""
+
+
+async def _tick(beacon: ProgressBeacon) -> None:
+    while True:
+        beacon.touch()
+        await asyncio.sleep(TICK_SECONDS)
+
+
+def _unready(gateway: Gateway, server: Server) -> str | None:
+    if server.should_exit:
+        return "it is draining"
+    return None if gateway.ready else "no router is ready"

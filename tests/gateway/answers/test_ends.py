@@ -1,0 +1,40 @@
+"""Why answers ended, in OpenAI's words."""
+
+import pytest
+from msgspec import UNSET
+
+from gateway.answers.ends import end_of, usage_of
+from sluice.client import Chunk, FinishReason, Usage
+
+
+@pytest.mark.parametrize(
+    ("reason", "named", "own"),
+    [
+        ("eos", "stop", UNSET),
+        ("stop_string", "stop", UNSET),
+        ("stop_token", "stop", UNSET),
+        ("length", "length", UNSET),
+        ("time_limit", "length", "time_limit"),
+        ("aborted", "stop", "aborted"),
+        ("unknown", "stop", "unknown"),
+    ],
+)
+def test_reasons(reason, named, own):
+    found = end_of(Chunk(0, finish_reason=FinishReason(reason)))
+    assert (found["finish_reason"], found["sluice_reason"]) == (named, own)
+
+
+def test_tool_calls_are_a_reason_unless_the_output_was_cut():
+    assert end_of(Chunk(0, finish_reason=FinishReason.EOS), called_tools=True)["finish_reason"] == "tool_calls"
+    assert end_of(Chunk(0, finish_reason=FinishReason.LENGTH), called_tools=True)["finish_reason"] == "length"
+
+
+def test_what_stopped_it():
+    assert end_of(Chunk(0, finish_reason=FinishReason.STOP_STRING, stop_string="!"))["stop_reason"] == "!"
+    assert end_of(Chunk(0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=7))["stop_reason"] == 7
+
+
+def test_the_usage_of_several_prompts():
+    found = usage_of(Usage(3, 2, 1, 0), Usage(5, 4, 2, 0))
+    assert (found.prompt_tokens, found.completion_tokens, found.total_tokens) == (8, 6, 14)
+    assert found.prompt_tokens_details.cached_tokens == 3

@@ -1,0 +1,124 @@
+"""Completions and chats against a scripted router: what is asked of it, and what comes back."""
+
+import json
+
+import grpc
+import pytest
+
+from tests.fakes.server import Failure
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+async def test_a_completion(gateway, script):
+    found = (await gateway.post("/v1/completions", model="tiny", prompt="x", max_tokens=5)).json()
+    assert found["object"] == "text_completion"
+    assert found["id"].startswith("cmpl-")
+    assert found["model"] == "tiny"
+    (choice,) = found["choices"]
+    assert (choice["index"], choice["text"], choice["finish_reason"]) == (0, "Hello, world", "stop")
+    assert (choice["logprobs"], choice["stop_reason"]) == (None, "!")
+    assert found["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert script.seen[-1].spec.text == "x"
+    assert script.seen[-1].spec.stopping.max_tokens == 5
+
+
+async def test_a_chat(gateway, script):
+    found = (await gateway.post("/v1/chat/completions", model="tiny", messages=USER)).json()
+    assert found["object"] == "chat.completion"
+    (choice,) = found["choices"]
+    assert choice["message"] == {"content": "Hello, world", "role": "assistant", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    (message,) = script.seen[-1].spec.chat.messages
+    assert (message.role, message.content) == ("user", "hi")
+    assert not script.seen[-1].spec.stopping.HasField("max_tokens")
+
+
+async def test_the_bytes_of_a_stream(gateway):
+    answer = await gateway.post(
+        "/v1/chat/completions",
+        model="tiny",
+        messages=USER,
+        stream=True,
+        stream_options={"include_usage": True},
+        headers={"x-request-id": "r7"},
+    )
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(each.removeprefix("data: ")) for each in events[:-2]]
+    assert all((each["id"], each["object"]) == ("chatcmpl-r7", "chat.completion.chunk") for each in chunks)
+    deltas = [each["choices"][0]["delta"] for each in chunks[:-1]]
+    assert deltas == [
+        {"role": "assistant"} | deltas[0],
+        {"content": "Hello"},
+        {"content": ", "},
+        {"content": "world"},
+        {},
+    ]
+    assert [each["choices"][0]["finish_reason"] for each in chunks[:-1]] == [None] * 4 + ["length"]
+    assert [each["usage"] for each in chunks[:-1]] == [None] * 5
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["total_tokens"] == 6
+
+
+async def test_a_stream_of_a_completion(gateway):
+    *chunks, done = await gateway.events("/v1/completions", prompt="x")
+    assert done == "[DONE]"
+    assert [each["choices"][0]["text"] for each in chunks] == ["Hello", ", ", "world", ""]
+    assert "usage" not in chunks[0]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_several_prompts(gateway, script):
+    found = await gateway.post("/v1/completions", prompt=["x", "y"], headers={"x-request-id": "r"})
+    assert [each["index"] for each in found.json()["choices"]] == [0, 1]
+    assert found.json()["usage"]["total_tokens"] == 12
+    assert sorted((each.spec.text, each.spec.request_id) for each in script.seen) == [("x", "r-0"), ("y", "r-1")]
+    chunks = await gateway.events("/v1/completions", prompt=[[1, 2], [3]])
+    texts = {0: "", 1: ""}
+    for chunk in chunks[:-1]:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == {0: "Hello, world", 1: "Hello, world"}
+    assert sorted(tuple(each.spec.token_ids.ids) for each in script.seen[-2:]) == [(1, 2), (3,)]
+
+
+async def test_one_of_several_prompts_fails(gateway, script):
+    script.failure, script.fail_after = Failure(grpc.StatusCode.INTERNAL), 2
+    chunks = await gateway.events("/v1/completions", prompt=["x", "y"])
+    assert chunks[-1]["error"]["message"] == "it failed"
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], [["a"]], 7, None, ["x"] * 300])
+async def test_no_prompt(gateway, script, prompt):
+    found = await gateway.post("/v1/completions", prompt=prompt)
+    assert (found.status_code, found.json()["error"]["param"].partition("[")[0]) == (400, "prompt")
+    assert not script.seen
+
+
+async def test_who_calls_is_passed_on(gateway, script):
+    headers = {"authorization": "Bearer s3cret", "traceparent": "00-ab-cd-01", "x-request-id": "r-1", "cookie": "no"}
+    found = await gateway.post("/v1/completions", prompt="x", headers=headers)
+    assert found.headers["x-request-id"] == "r-1"
+    assert script.seen[-1].spec.request_id == "r-1"
+    seen = script.metadata[-1]
+    assert (seen["authorization"], seen["traceparent"]) == ("Bearer s3cret", "00-ab-cd-01")
+    assert "cookie" not in seen
+    found = await gateway.post("/v1/completions", prompt="x")
+    assert found.headers["x-request-id"] == script.seen[-1].spec.request_id != ""
+    assert "authorization" not in script.metadata[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("x-request-id", "a b"), ("x-request-id", "x" * 200), ("authorization", "Bearer ü")]
+)
+async def test_headers_that_cannot_be_passed_on(gateway, script, name, value):
+    found = await gateway.http.post("/v1/completions", json={"prompt": "x"}, headers=[(name.encode(), value.encode())])
+    assert (found.status_code, found.json()["error"]["param"]) == (400, name)
+    assert not script.seen

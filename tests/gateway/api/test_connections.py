@@ -1,0 +1,139 @@
+"""Clients that leave, that are slow, that say nothing, or too much."""
+
+import asyncio
+import json
+from contextlib import suppress
+
+import pytest
+
+from gateway import connection
+from gateway.answers import event_stream
+from tests.fakes.gateway import running
+from tests.fakes.server import FakeServer
+
+
+def head(body: bytes) -> bytes:
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+async def gone(script) -> None:
+    async with asyncio.timeout(5):
+        while not script.gone.is_set():
+            await asyncio.sleep(0.01)
+
+
+async def test_closing_a_stream_cancels_on_the_ring(gateway, script):
+    script.hangs = True
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(head(json.dumps({"prompt": "x", "stream": True}).encode()))
+    await reader.readuntil(b"world")
+    assert not script.gone.is_set()
+    writer.close()
+    await gone(script)
+    assert gateway.gateway.counters.requests["/v1/completions", "499"] == 1
+    assert gateway.gateway.counters.open == 0
+
+
+async def test_closing_before_the_first_token_cancels_on_the_ring(gateway, script):
+    script.texts, script.hangs = [], True
+    for fields in ({"stream": True}, {"stream": True, "prompt": ["x", "y"]}):
+        script.gone.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        seen = len(script.seen)
+        writer.write(head(json.dumps({"prompt": "x", **fields}).encode()))
+        while len(script.seen) == seen:
+            await asyncio.sleep(0.01)
+        writer.close()
+        await gone(script)
+
+
+async def test_closing_while_the_whole_answer_is_computed(gateway, script, monkeypatch):
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    hang = FakeServer._hang
+
+    def noting(self, context, request_id=""):
+        hang(self, context, request_id)
+        loop.call_soon_threadsafe(ended.set)
+
+    monkeypatch.setattr(FakeServer, "_hang", noting)
+    script.hangs = True
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(head(b'{"prompt": "x"}'))
+    while not script.hanging:
+        await asyncio.sleep(0.01)
+    writer.close()
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_a_comment_breaks_the_silence(router, script, monkeypatch):
+    monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.1,))
+    script.hangs = True
+    async with running(router) as found:
+        for texts in (["a"], []):
+            script.texts = texts
+            reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+            writer.write(head(b'{"prompt": "x", "stream": true}'))
+            for _ in range(2):
+                await asyncio.wait_for(reader.readuntil(b": waiting\n\n"), 5)
+            writer.close()
+
+
+async def test_a_head_without_end(gateway):
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n")
+    for _ in range(20):
+        writer.write(b"x-a: " + b"b" * 8000 + b"\r\n")
+    # The answer may be lost: the connection is reset if more comes after it.
+    with suppress(ConnectionResetError):
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 400")
+        await asyncio.wait_for(reader.read(), 5)
+    assert (await gateway.http.get("/version")).status_code == 200
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /ver"])
+async def test_a_client_that_says_nothing(router, monkeypatch, begin):
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    async with running(router) as found:
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+        writer.write(begin)
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert (await found.http.get("/version")).status_code == 200
+
+
+async def test_connections_beyond_the_limit(router):
+    async with running(router, max_connections=2) as found:
+        _, writer = await asyncio.open_connection("127.0.0.1", found.port)
+        await asyncio.sleep(0.05)
+        assert (await found.http.get("/version")).status_code == 503
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00"]
+)
+async def test_what_is_not_http(gateway, data):
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(data)
+    writer.write_eof()
+    await asyncio.wait_for(reader.read(), 5)
+    assert (await gateway.http.get("/version")).status_code == 200
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_is_given_up(router, script, monkeypatch):
+    """What waits for it is bounded meanwhile: the router's stream is not read on."""
+    script.texts = ["x" * 50_000] * 400
+    async with running(router, slow_client_timeout=1.0) as found:
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1024)
+        writer.write(head(b'{"prompt": "x", "stream": true}'))
+        await reader.readline()
+        writer.transport.pause_reading()
+        await asyncio.sleep(0.5)
+        assert found.gateway.counters.events < 300
+        async with asyncio.timeout(30):
+            while not found.gateway.counters.requests:
+                await asyncio.sleep(0.1)
+        assert found.gateway.counters.requests["/v1/completions", "499"] == 1
+        writer.transport.abort()

@@ -1,0 +1,177 @@
+"""How an error of the ring, of the request or of the way to it looks to an HTTP client."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+
+from gateway.requests import body
+from tests.fakes.gateway import running
+from tests.fakes.server import Failure, bad_request
+
+CODE = grpc.StatusCode
+
+
+def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = None) -> Failure:
+    details = [error_details_pb2.ErrorInfo(reason=reason, domain="sluice")]
+    if retry_after is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=Duration(nanos=int(retry_after * 1e9))))
+    return Failure(code, reason.lower(), tuple(details))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "status", "kind", "code"),
+    [
+        (bad_request("spec.sampling.temperature", "is 3"), 400, "invalid_request_error", "invalid_argument"),
+        (with_reason(CODE.UNIMPLEMENTED, "NOT_BUILT_YET"), 400, "invalid_request_error", "not_built_yet"),
+        (with_reason(CODE.UNAUTHENTICATED, "UNAUTHENTICATED"), 401, "authentication_error", "unauthenticated"),
+        (with_reason(CODE.PERMISSION_DENIED, "FORBIDDEN"), 403, "permission_error", "forbidden"),
+        (with_reason(CODE.NOT_FOUND, "MODEL_NOT_FOUND"), 404, "not_found_error", "model_not_found"),
+        (with_reason(CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST"), 409, "conflict_error", "duplicate_request"),
+        (with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.5), 429, "rate_limit_error", "overloaded"),
+        (with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.5), 503, "server_error", "no_engine"),
+        (with_reason(CODE.INTERNAL, "STEP_FAILED"), 503, "server_error", "step_failed"),
+        (with_reason(CODE.INTERNAL, "POISON"), 503, "server_error", "poison"),
+    ],
+)
+async def test_errors_by_class(gateway, script, failure, status, kind, code, streams):
+    script.failure = failure
+    found = await gateway.post("/v1/completions", prompt="x", stream=streams)
+    error = found.json()["error"]
+    assert (found.status_code, error["type"], error["code"]) == (status, kind, code)
+    assert ("retry-after" in found.headers) is (status == 429 or code == "no_engine")
+    if "retry-after" in found.headers:
+        assert (found.headers["retry-after"], found.headers["retry-after-ms"]) == ("1", "500")
+    assert found.headers.get("x-should-retry") == ("false" if code == "poison" else None)
+    if status == 400 and code == "invalid_argument":
+        assert error["param"] == "temperature"
+        assert error["message"] == "temperature: is 3"
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("spec.chat.messages[2].role", "messages[2].role"),
+        ("spec.chat", "messages"),
+        ("spec.chat.tools_json", "tools"),
+        ("spec.chat.template_kwargs.x", "chat_template_kwargs"),
+        ("spec.stopping.include_stop_in_output", "include_stop_str_in_output"),
+        ("spec.guided.json_schema", "guided_json"),
+        ("spec.n", "n"),
+    ],
+)
+async def test_fields_have_the_names_of_this_api(gateway, script, field, param):
+    script.failure = bad_request(field, "is wrong")
+    found = await gateway.post("/v1/completions", prompt="x", guided_json={})
+    assert found.json()["error"] == {
+        "message": f"{param}: is wrong",
+        "type": "invalid_request_error",
+        "param": param,
+        "code": "invalid_argument",
+    }
+
+
+async def test_an_error_in_the_middle(gateway, script):
+    script.failure, script.fail_after = with_reason(CODE.INTERNAL, "STEP_FAILED"), 2
+    chunks = await gateway.events("/v1/completions", prompt="x")
+    assert [each["choices"][0]["text"] for each in chunks[:-1]] == ["Hello", ", "]
+    assert chunks[-1]["error"]["code"] == "step_failed"
+
+
+async def test_no_router(gateway):
+    async with running("127.0.0.1:1") as lost:
+        found = await lost.post("/v1/completions", prompt="x")
+    assert (found.status_code, found.json()["error"]["type"]) == (503, "server_error")
+    assert found.headers["retry-after"] == "1"
+
+
+HOSTILE = {
+    "no JSON": b"{",
+    "nothing": b"",
+    "no object": b"[1]",
+    "not UTF-8": b'{"prompt": "\xff\xfe"}',
+    "deep": b'{"prompt": "x", "z": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep kwargs": b'{"messages": [{"role": "user"}], "chat_template_kwargs": ' + b'{"a":' * 40 + b"1" + b"}" * 41,
+    "half a character": b'{"prompt": "\\ud800"}',
+    "huge number": b'{"prompt": "x", "max_tokens": 1e400}',
+    "negative": b'{"prompt": "x", "max_tokens": -1}',
+    "beyond 32 bits": b'{"prompt": "x", "max_tokens": 4294967296}',
+    "beyond 64 bits": b'{"prompt": "x", "seed": 99999999999999999999999}',
+    "ids beyond": b'{"prompt": [99999999999]}',
+    "a text for a number": b'{"prompt": "x", "temperature": "hot"}',
+    "a bias of no id": b'{"prompt": "x", "logit_bias": {"a": 1}}',
+    "NaN": b'{"prompt": "x", "temperature": NaN}',
+    "unknown format": b'{"prompt": "x", "response_format": {"type": "xml"}}',
+    "stream options alone": b'{"prompt": "x", "stream_options": {"include_usage": true}}',
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_bodies(gateway, script, data, path):
+    found = await gateway.http.post(path, content=data)
+    if path != "/tokenize" or found.status_code != 200:
+        assert found.status_code == 400, found.text
+        assert found.json()["error"]["message"]
+    assert (await gateway.http.get("/version")).status_code == 200
+
+
+async def test_fields_that_nothing_is_known_of_are_counted(gateway, script):
+    known = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u", "suffix": None}
+    found = await gateway.post("/v1/completions", prompt="x", colour="red", size=3, **known)
+    assert found.status_code == 200
+    assert gateway.gateway.counters.unknown_fields == 2
+
+
+@pytest.mark.parametrize("name", ["suffix", "use_beam_search", "tools"])
+async def test_fields_that_would_change_the_answer_are_refused(gateway, name):
+    found = await gateway.post("/v1/completions", prompt="x", **{name: [1]})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_body_that_is_too_large(router, script):
+    async with running(router, max_body_bytes=2048) as small:
+        declared = await small.post("/v1/completions", prompt="x" * 4096)
+        assert declared.status_code == 413
+
+        async def parts():
+            for _ in range(8):
+                yield b" " * 512
+
+        streamed = await small.http.post("/v1/completions", content=parts())
+        assert streamed.status_code == 413
+        assert (await small.post("/v1/completions", prompt="x")).status_code == 200
+
+
+async def test_a_body_that_does_not_come(gateway, monkeypatch):
+    monkeypatch.setattr(body, "RECEIVE_SECONDS", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
+async def test_too_many_requests(router, script):
+    script.hangs = True
+    async with running(router, max_requests=1) as small:
+        first = asyncio.create_task(small.post("/v1/completions", prompt="x"))
+        while not script.hanging:
+            await asyncio.sleep(0.01)
+        refused = await small.post("/v1/completions", prompt="x")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert small.gateway.counters.refused == 1
+        first.cancel()
+
+
+async def test_a_fault_of_the_gateway_is_a_500_and_logged_without_texts(gateway, monkeypatch):
+    async def fail(*_, **__):
+        raise KeyError("secret")
+
+    monkeypatch.setattr(gateway.gateway.client, "generate", fail)
+    found = await gateway.post("/v1/completions", prompt="x")
+    assert found.status_code == 500
+    assert "secret" not in found.text

@@ -1,0 +1,54 @@
+"""Models, tokens, version, health; paths and methods that are not there."""
+
+from sluice import __version__
+from tests.fakes.gateway import running
+
+
+async def test_models(gateway):
+    found = (await gateway.http.get("/v1/models")).json()
+    assert found["object"] == "list"
+    assert [(each["id"], each["object"], each["max_model_len"]) for each in found["data"]] == [("tiny", "model", 1024)]
+    assert (await gateway.http.get("/v1/models/tiny")).json() == found["data"][0]
+    missing = await gateway.http.get("/v1/models/other/name")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["param"] == "model"
+
+
+async def test_tokens(gateway, script):
+    found = await gateway.post("/tokenize", prompt="ab", model="tiny", add_special_tokens=False)
+    assert found.json() == {"tokens": [97, 98], "count": 2, "max_model_len": 1024}
+    asked = script.seen[-2]
+    assert (asked.model, asked.add_special_tokens) == ("tiny", False)
+    assert (await gateway.post("/detokenize", tokens=[97, 98])).json() == {"prompt": "ab"}
+    assert (await gateway.post("/tokenize", messages=[])).json()["error"]["param"] == "messages"
+    wrong = await gateway.post("/detokenize", tokens=[-1])
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+
+
+async def test_version_and_health(gateway):
+    assert (await gateway.http.get("/version")).json() == {"version": __version__}
+    assert (await gateway.http.get("/health")).status_code == 503
+    gateway.gateway.ready = True
+    assert (await gateway.http.get("/health")).status_code == 200
+
+
+async def test_what_is_not_there(gateway):
+    for found, status in (
+        (await gateway.http.get("/v1/embeddings"), 404),
+        (await gateway.http.get("/v1/chat/completions"), 405),
+        (await gateway.http.post("/v1/models"), 405),
+    ):
+        assert found.status_code == status
+        assert found.json()["error"]["message"]
+
+
+async def test_pages_of_other_origins(router):
+    asked = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
+    async with running(router) as closed:
+        answer = await closed.http.options("/v1/models", headers=asked)
+        assert "access-control-allow-origin" not in answer.headers
+    async with running(router, cors_origins=("https://chat.example.com",)) as open_to_it:
+        answer = await open_to_it.http.options("/v1/models", headers=asked)
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example.com"
+        other = await open_to_it.http.options("/v1/models", headers={**asked, "origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers

@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.gateway import running
+from tests.fakes.server import Script, serve
+
+
+@pytest.fixture
+def script() -> Script:
+    """What the fake router answers; change it before the call."""
+    return Script()
+
+
+@pytest.fixture
+def router(script: Script) -> Iterator[str]:
+    with serve(script) as address:
+        yield address
+
+
+@pytest.fixture
+async def gateway(router):
+    async with running(router) as found:
+        yield found

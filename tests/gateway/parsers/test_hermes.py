@@ -1,0 +1,97 @@
+"""Tool calls in the text of a model, however it comes in pieces."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.parsers.hermes import HermesParser, grammar
+from gateway.parsers.parts import CallArguments, CallBegin, Text
+from gateway.requests.tools import Function
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "K\\"ö}ln", "n": [1, {"a": "\\\\"}]}}\n</tool_call>'
+ARGUMENTS = '{"city": "K\\"ö}ln", "n": [1, {"a": "\\\\"}]}'
+TEXTS = {
+    "no call": ("a < b <tool", "a < b <tool", []),
+    "a call": (CALL, "", [("weather", ARGUMENTS)]),
+    "text before": (f"Let me see.\n{CALL}", "Let me see.", [("weather", ARGUMENTS)]),
+    "two": (f"{CALL}\n{CALL}", "", [("weather", ARGUMENTS)] * 2),
+    "the end tag in a text": (
+        '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>',
+        "",
+        [("f", '{"a": "</tool_call>"}')],
+    ),
+    "arguments first": ('<tool_call>{"arguments": {"a":1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
+    "arguments as text": ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "{}")]),
+    "no arguments": ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    "parameters": ('<tool_call>{"name": "f", "parameters": {"a":1}}</tool_call>', "", [("f", '{"a": 1}')]),
+    "not closed": ('<tool_call>{"name": "f", "arguments": {"a":1}}', "", [("f", '{"a":1}')]),
+    "not closed, otherwise": ('<tool_call>{"arguments": {}, "name": "f"}', "", [("f", "{}")]),
+    "cut": ('<tool_call>{"name": "f", "arguments": {"a":', "", [("f", '{"a":')]),
+    "cut in its head": ('<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
+    "no JSON": ("<tool_call>hello</tool_call> there", "<tool_call>hello</tool_call> there", []),
+    "no object": ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
+    "no name": ('<tool_call>{"name": 7}</tool_call>', '<tool_call>{"name": 7}</tool_call>', []),
+    "deep": ("<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", []),
+    "text after": (f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
+    "blank": ("  \n", "  \n", []),
+}
+
+
+def parsed(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    parser = HermesParser()
+    parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end()]
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    names = [part.name for part in parts if isinstance(part, CallBegin)]
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.call] += part.text
+    assert [part.call for part in parts if isinstance(part, CallBegin)] == list(range(len(names)))
+    return text, list(zip(names, arguments, strict=True))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_whole_and_character_by_character(name):
+    text, content, calls = TEXTS[name]
+    assert parsed([text]) == (content, calls)
+    assert parsed(list(text)) == (content, calls)
+
+
+@given(st.data())
+def test_in_any_pieces(data):
+    text, content, calls = TEXTS[data.draw(st.sampled_from(sorted(TEXTS)))]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parsed(pieces) == (content, calls)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<tool_call>", "</tool_call>", "{", "}", '"', "\\", '"name": "f", "arguments": ', "x", "\n"])
+    )
+)
+def test_any_text(pieces):
+    assert parsed(pieces) == parsed(["".join(pieces)])
+
+
+def test_arguments_come_as_they_are_written():
+    parser = HermesParser()
+    assert parser.feed('<tool_call>{"name": "f", "argu') == []
+    begin, first = parser.feed('ments": {"a"')
+    assert (begin.name, first.text) == ("f", '{"a"')
+    assert begin.id.startswith("call_")
+    (more,) = parser.feed(": 1")
+    assert more.text == ": 1"
+    (last,) = parser.feed("}}\n</tool_call>")
+    assert last.text == "}"
+
+
+def test_a_grammar_names_the_functions():
+    import msgspec
+
+    schema = msgspec.Raw(json.dumps({"type": "object", "pattern": "::="}).encode())
+    text = grammar([Function('a"b', parameters=schema), Function("g")], several=True)
+    assert "::=" not in text
+    assert text.count("%json") == 2

@@ -1,0 +1,58 @@
+"""Reasoning before an answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.parsers.choice import parser_for
+from gateway.parsers.hermes import HermesParser
+from gateway.parsers.parts import CallBegin, PlainText, Reasoning, Text
+from gateway.parsers.reasoning import ReasoningParser
+from sluice.settings.gateway import Parsers
+
+CASES = {
+    "reasoning": (False, "<think>\nhm </th hm\n</think>\n\nyes", "hm </th hm\n", "yes"),
+    "none": (False, "yes <think>no</think>", "", "yes <think>no</think>"),
+    "empty": (False, "<think>\n\n</think>\n\nyes", "", "yes"),
+    "cut": (False, "<think>hm </thin", "hm </thin", ""),
+    "cut tag": (False, "<thi", "", "<thi"),
+    "nothing": (False, "", "", ""),
+    "begun": (True, "hm</think>\nyes", "hm", "yes"),
+    "begun with the tag": (True, "<think>\nhm</think>\nyes", "hm", "yes"),
+    "begun and cut": (True, "hm", "hm", ""),
+    "begun with half a tag": (True, "<thi", "<thi", ""),
+    "white space first": (False, "\n<think>hm</think>yes", "hm", "yes"),
+}
+
+
+def parsed(begun: bool, pieces: list[str]) -> tuple[str, str]:
+    parser = ReasoningParser(begun, PlainText())
+    parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end()]
+    return tuple("".join(part.text for part in parts if isinstance(part, kind)) for kind in (Reasoning, Text))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_and_character_by_character(name):
+    begun, text, reasoning, answer = CASES[name]
+    assert parsed(begun, [text]) == (reasoning, answer)
+    assert parsed(begun, list(text)) == (reasoning, answer)
+
+
+@given(st.booleans(), st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "<", "x"])))
+def test_any_text(begun, pieces):
+    assert parsed(begun, pieces) == parsed(begun, ["".join(pieces)])
+
+
+def test_tool_calls_after_it():
+    parser = ReasoningParser(False, HermesParser())
+    text = '<think>hm</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    parts = [part for piece in text for part in parser.feed(piece)] + [*parser.end()]
+    assert [part.name for part in parts if isinstance(part, CallBegin)] == ["f"]
+
+
+def test_which_parser():
+    both = Parsers(tool_parser="hermes", reasoning_parser="qwen3")
+    assert isinstance(parser_for(both, tools=True, guided=True)(), HermesParser)
+    assert isinstance(parser_for(both, tools=False, guided=True)(), PlainText)
+    assert isinstance(parser_for(both, tools=True, guided=False)(), ReasoningParser)
+    assert isinstance(parser_for(Parsers(), tools=True, guided=False)(), PlainText)

@@ -1,0 +1,160 @@
+"""What each field of a request becomes on the ring."""
+
+import json
+
+import pytest
+
+from sluice.v1 import generation_pb2 as pb
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+async def asked(gateway, script, path="/v1/completions", **fields) -> pb.GenerationSpec:
+    prompt = {"messages": USER} if "chat" in path else {"prompt": "x"}
+    found = await gateway.post(path, **prompt, **fields)
+    assert found.status_code == 200, found.text
+    return script.seen[-1].spec
+
+
+BOTH = {
+    "temperature": (0.5, lambda spec: spec.sampling.temperature == 0.5),
+    "top_p": (0.5, lambda spec: spec.sampling.top_p == 0.5),
+    "top_k": (-1, lambda spec: spec.sampling.top_k == 0 and spec.sampling.HasField("top_k")),
+    "min_p": (0.5, lambda spec: spec.sampling.min_p == 0.5),
+    "repetition_penalty": (1.5, lambda spec: spec.sampling.repetition_penalty == 1.5),
+    "presence_penalty": (1.5, lambda spec: spec.sampling.presence_penalty == 1.5),
+    "frequency_penalty": (1.5, lambda spec: spec.sampling.frequency_penalty == 1.5),
+    "logit_bias": ({"5": 1}, lambda spec: dict(spec.sampling.logit_bias) == {5: 1.0}),
+    "bad_words": (["a"], lambda spec: list(spec.sampling.bad_words) == ["a"]),
+    "allowed_token_ids": ([1, 2], lambda spec: list(spec.sampling.allowed_token_ids) == [1, 2]),
+    "seed": (-1, lambda spec: spec.sampling.seed == 2**64 - 1),
+    "n": (1, lambda spec: spec.n == 1),
+    "max_tokens": (7, lambda spec: spec.stopping.max_tokens == 7),
+    "min_tokens": (7, lambda spec: spec.stopping.min_tokens == 7),
+    "stop": ("ab", lambda spec: list(spec.stopping.stop) == ["ab"]),
+    "stop_token_ids": ([5], lambda spec: list(spec.stopping.stop_token_ids) == [5]),
+    "ignore_eos": (True, lambda spec: spec.stopping.ignore_eos),
+    "include_stop_str_in_output": (True, lambda spec: spec.stopping.include_stop_in_output),
+    "skip_special_tokens": (False, lambda spec: not spec.output.skip_special_tokens),
+    "add_special_tokens": (False, lambda spec: not spec.add_special_tokens),
+    "truncate_prompt_tokens": (9, lambda spec: spec.truncate_prompt_tokens == 9),
+    "priority": (-3, lambda spec: spec.priority == pb.PRIORITY_HIGH),
+    "cache_salt": ("s", lambda spec: spec.kv_cache.salt == "s"),
+    "model": ("tiny", lambda spec: spec.model == "tiny"),
+    "response_format": ({"type": "json_object"}, lambda spec: spec.guided.HasField("json_object")),
+    "guided_json": ({"type": "null"}, lambda spec: json.loads(spec.guided.json_schema) == {"type": "null"}),
+    "guided_regex": ("a+", lambda spec: spec.guided.regex == "a+"),
+    "guided_choice": (["a", "b"], lambda spec: list(spec.guided.choice.choices) == ["a", "b"]),
+    "guided_grammar": ("start: A", lambda spec: spec.guided.ebnf == "start: A"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("name", BOTH)
+async def test_fields_of_both(gateway, script, path, name):
+    value, holds = BOTH[name]
+    assert holds(await asked(gateway, script, path, **{name: value}))
+
+
+async def test_a_completion_of_its_own_defaults(gateway, script):
+    spec = await asked(gateway, script, logprobs=3, echo=True, best_of=4, n=2, max_tokens=None)
+    assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo, spec.best_of) == (3, 3, True, 4)
+    assert not spec.stopping.HasField("max_tokens")
+    assert (await asked(gateway, script)).stopping.max_tokens == 16
+    assert not (await asked(gateway, script, echo=True)).output.HasField("prompt_logprobs")
+    assert (await asked(gateway, script, prompt_logprobs=2)).output.prompt_logprobs == 2
+
+
+async def test_a_chat_of_its_own(gateway, script):
+    path = "/v1/chat/completions"
+    spec = await asked(
+        gateway,
+        script,
+        path,
+        max_completion_tokens=5,
+        max_tokens=9,
+        logprobs=True,
+        top_logprobs=2,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        chat_template_kwargs={"enable_thinking": False},
+        reasoning_effort="low",
+    )
+    assert (spec.stopping.max_tokens, spec.output.logprobs, spec.chat.continue_final_message) == (5, 2, True)
+    assert dict(spec.chat.template_kwargs) == {
+        "enable_thinking": False,
+        "add_generation_prompt": False,
+        "reasoning_effort": "low",
+    }
+    assert (await asked(gateway, script, path, logprobs=True)).output.logprobs == 0
+    assert not (await asked(gateway, script, path, logprobs=False)).output.HasField("logprobs")
+
+
+async def test_messages(gateway, script):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c", "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]
+    found = await gateway.post("/v1/chat/completions", messages=messages)
+    assert found.status_code == 200, found.text
+    system, user, assistant, tool = script.seen[-1].spec.chat.messages
+    assert (system.role, system.content) == ("system", "a\nb")
+    assert (user.content, user.name) == ("c", "ann")
+    assert (assistant.content, assistant.reasoning_content) == ("", "hm")
+    assert [(each.id, each.name, each.arguments_json) for each in assistant.tool_calls] == [("c1", "f", '{"a": 1}')]
+    assert (tool.role, tool.tool_call_id) == ("tool", "c1")
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "wizard"}, "messages[1].role"),
+        ({"role": "user", "content": 7}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0]"),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": {}}]},
+            "messages[1].tool_calls[0].function",
+        ),
+    ],
+)
+async def test_messages_that_cannot_be(gateway, script, message, param):
+    found = await gateway.post("/v1/chat/completions", messages=[*USER, message])
+    assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+    assert not script.seen
+
+
+STRUCTURED = {
+    "json": ({"type": "null"}, "json_schema"),
+    "json_object": (True, "json_object"),
+    "regex": ("a", "regex"),
+    "choice": (["a"], "choice"),
+    "grammar": ("start: A", "ebnf"),
+    "structural_tag": ({"structures": [], "triggers": []}, "structural_tag"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+async def test_structured_outputs(gateway, script, name):
+    value, kind = STRUCTURED[name]
+    spec = await asked(gateway, script, structured_outputs={name: value})
+    assert spec.guided.WhichOneof("guide") == kind
+
+
+async def test_formats(gateway, script):
+    schema = {"type": "object", "properties": {"z": {}, "a": {}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    spec = await asked(gateway, script, response_format=form)
+    assert list(json.loads(spec.guided.json_schema)["properties"]) == ["z", "a"]
+    form = {"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<"]}
+    spec = await asked(gateway, script, response_format=form)
+    assert json.loads(spec.guided.structural_tag) == {"structures": [{"begin": "<a>"}], "triggers": ["<"]}
+    assert not (await asked(gateway, script, response_format={"type": "text"})).HasField("guided")
+    assert (await asked(gateway, script, guided_json='{"type": "null"}')).guided.json_schema == '{"type": "null"}'
+
+
+async def test_one_constraint_alone(gateway):
+    found = await gateway.post("/v1/completions", prompt="x", guided_regex="a", guided_choice=["b"])
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "guided_choice")

@@ -1,0 +1,159 @@
+"""The gateway as a process: how it starts, what its probes say, how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from tests.fakes.ports import free_ports
+from tests.fakes.processes import wait_until
+from tests.fakes.server import Failure, serve
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.process
+
+
+class Process:
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "gateway", *arguments]
+        self.own = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.lines: list[dict] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        self.lines += (json.loads(line) for line in self.own.stderr)
+
+    def line(self, event: str) -> dict:
+        """The first of these, once it has come."""
+        found = lambda: [line for line in list(self.lines) if line["event"] == event]  # noqa: E731
+        assert wait_until(lambda: bool(found()) or self.own.poll() is not None), (event, self.lines)
+        return found()[0]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.own.send_signal(number)
+        status = self.own.wait(30)
+        self._reader.join(5)
+        return status
+
+
+@pytest.fixture
+def start():
+    started: list[Process] = []
+
+    def run(*arguments: str) -> Process:
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.own.kill()
+        each.own.wait()
+
+
+def probe(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_from_start_to_end(start, router, script):
+    port = free_ports(1)
+    process = start("--routers", router, "--port", "0", "--metrics-port", str(port), "--drain-timeout", "5")
+    url = f"http://{process.line('ready')['address']}"
+    assert wait_until(lambda: probe(port, "/readyz")[0] == 200)
+    assert httpx.get(f"{url}/health").status_code == 200
+    body = {"prompt": "x", "user": "ann"}
+    assert httpx.post(f"{url}/v1/completions", json=body).json()["model"] == "tiny"
+    line = process.line("request_ended")
+    assert (line["path"], line["status"], line["user"]) == ("/v1/completions", 200, "ann")
+    assert 'sluice_gateway_requests_total{path="/v1/completions",status="200"} 1.0' in probe(port, "/metrics")[1]
+    script.hangs = True
+    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=30) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.own.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: probe(port, "/readyz") == (503, "it is draining\n"))
+        script.aborted.update(script.hanging)
+        assert list(lines)[-2] == "data: [DONE]"
+    assert process.own.wait(30) == 0
+    process.line("stopped")
+
+
+def test_streams_that_do_not_end_in_time_are_cut(start, router, script):
+    script.hangs = True
+    process = start("--routers", router, "--port", "0", "--drain-timeout", "1")
+    url = f"http://{process.line('ready')['address']}"
+    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.own.send_signal(signal.SIGTERM)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+    assert process.own.wait(30) == 0
+    assert script.gone.wait(10)
+
+
+def test_it_waits_for_a_router(start, script):
+    grpc_port = free_ports(2)
+    port = grpc_port + 1
+    process = start("--routers", f"127.0.0.1:{grpc_port}", "--port", "0", "--metrics-port", str(port))
+    assert wait_until(lambda: probe(port, "/livez")[0] == 200)
+    assert wait_until(lambda: probe(port, "/readyz") == (503, "no router is ready\n"))
+    with serve(script, grpc_port):
+        process.line("ready")
+        assert wait_until(lambda: probe(port, "/readyz")[0] == 200)
+    process.line("routers_lost")
+    assert process.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--host", "0.0.0.0"), "insecure"),
+        (("--routers", ""), "routers"),
+        (("--tls-key", "k"), "tls_certificate and tls_key go together"),
+        (("--router-key", "k"), "router_certificate and router_key"),
+        (("--router-certificate", "c", "--router-key", "k"), "needs router_ca"),
+        (("--router-ca", "/no/such"), "/no/such"),
+        (("--tool-parser", "x"), "tool_parser"),
+        (("--max-body-bytes", "1"), "max_body_bytes"),
+    ],
+)
+def test_it_says_why_it_cannot_start(start, arguments, message):
+    process = start(*arguments)
+    assert process.own.wait(30) == 1
+    assert message in process.line("start_failed")["error"]
+
+
+def test_a_port_in_use(start, router):
+    first = start("--routers", router, "--port", "0")
+    port = first.line("ready")["address"].rpartition(":")[2]
+    second = start("--routers", router, "--port", port)
+    assert second.own.wait(30) == 1
+    assert f"port {port}" in second.line("start_failed")["error"]
+
+
+def test_prompts_are_not_logged(start, router, script):
+    process = start("--routers", router, "--port", "0", "--log-level", "debug")
+    url = f"http://{process.line('ready')['address']}"
+    secret = "s3cr3t"
+    for failure in (None, Failure(grpc.StatusCode.INTERNAL, secret)):
+        script.failure = failure
+        httpx.post(f"{url}/v1/completions", json={"prompt": secret, secret: secret, "temperature": secret})
+        httpx.post(f"{url}/v1/completions", json={"prompt": secret}, headers={"authorization": f"Bearer {secret}"})
+        httpx.post(f"{url}/{secret}", content=secret)
+    assert process.end() == 0
+    assert secret not in json.dumps(process.lines)
