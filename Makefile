@@ -9,7 +9,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run survive check test test-long lint protos settings manifests images bench clean
+.PHONY: run survive check test test-long lint protos released-protos settings manifests images bench dist clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -35,6 +35,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/released.binpb
 
 # Regenerates sluice/v1; tests/protos/test_generated.py fails when it is stale.
 protos: $(VENV)/dev.done
@@ -42,6 +43,10 @@ protos: $(VENV)/dev.done
 	    --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	    $(PROTOS)
+
+# What the next changes of the contract are compared with (`buf breaking`); with each release.
+released-protos: $(VENV)/dev.done
+	$(BIN)/buf build protos --exclude-source-info -o protos/released.binpb
 
 # Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
 settings: $(VENV)/dev.done
@@ -58,6 +63,11 @@ images: $(VENV)/dev.done
 # Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
+
+# Wheel and sdist of a release.
+dist: $(VENV)/dev.done
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -22,7 +22,7 @@ def load_images(
     # Imported only if needed: transformers takes seconds to import.
     from engine_worker.vision.tower import Tower
 
-    tower, targets = Tower(checkpoint.path, dtype, device), {}
+    tower = Tower(checkpoint.path, dtype, device)
     targets = tower.targets()
     if config.weights == "random":
         random_weights(targets, config.weights_seed, 0.02, _ignore)
