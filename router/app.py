@@ -24,6 +24,7 @@ from router.api.watchdog import Watchdog
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
+from router.trace_queue import TraceQueue
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
@@ -52,8 +53,8 @@ ACCEPTED_SECONDS = 0.1
 class RouterApp:
     """One router. Create it on a running event loop.
 
-    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError; `start` raises
-    RuntimeError if a port cannot be bound.
+    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError, and RuntimeError if
+    otlp_endpoint needs packages that are missing; `start` raises RuntimeError if a port cannot be bound.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class RouterApp:
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._metrics_port = metrics_port
+        self._traces = open_traces(settings, log)
         self._listeners = self._make_listeners()
         self._leaving: asyncio.Task[None] | None = None
         self._drains = set[asyncio.Task[int]]()
@@ -159,6 +161,9 @@ class RouterApp:
         await asyncio.wait(self.tasks)
         ring.close()
         self._text.close()
+        if self._traces is not None:
+            # In a thread: it waits for the collector, and the calls' last answers are on their way.
+            await asyncio.to_thread(self._traces.close)
         if self._metrics_port is not None:
             self._metrics_port.close()
         self._log.info(
@@ -184,6 +189,7 @@ class RouterApp:
             settings.lora_in_requests,
             ring.counters,
             log,
+            None if self._traces is None else self._traces.put,
         )
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
@@ -255,4 +261,16 @@ class RouterApp:
         return self.ring.overview.report(self._listeners[0].address)
 
     def _read_metrics(self) -> Iterator[Metric]:
-        return metrics.read(self.ring, self._stats_broadcast, self._access)
+        return metrics.read(self.ring, self._stats_broadcast, self._access, self._traces)
+
+
+def open_traces(settings: RouterSettings, log: BoundLogger) -> TraceQueue | None:
+    """None: requests are not traced. Raises RuntimeError."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from router.otlp import OtlpSender
+    except ModuleNotFoundError as error:
+        missing = f"otlp_endpoint needs the extra otel: pip install 'sluice[otel]' ({error.name} is missing)"
+        raise RuntimeError(missing) from error
+    return TraceQueue(OtlpSender(settings.otlp_endpoint, settings.id), log)

@@ -1,6 +1,8 @@
 """Makes the pictures of this folder from a ring that works: `make images`. Needs Debian's chromium."""
 
+import asyncio
 import io
+import re
 import sys
 import threading
 import time
@@ -10,6 +12,8 @@ from PIL import Image
 
 from sluice import Client
 from sluice.launch import Ring
+from sluice.top.app import TopApp
+from sluice.top.snapshot import ask, combine
 from tests.fakes.browser import CHROMIUM, browser
 from tests.fakes.ports import start_with_metrics
 
@@ -19,6 +23,7 @@ WATCHED_SECONDS = 60.0
 TENANTS = ("search", "search", "batch", "assistant", "batch", "assistant", "search")
 SETTINGS = {"kv_cache_tokens": 2048}
 COLOURS = 128
+TOP_SECONDS = 25.0
 WIDE, NARROW = (1280, 1400), (360, 1500)
 
 
@@ -59,6 +64,17 @@ def status_pages(ring: Ring) -> None:
             print(FOLDER / f"{name}.png")
 
 
+async def top(ring: Ring) -> None:
+    with Client(ring.address) as client:
+        screen = TopApp(lambda: combine([ask(client)]), 0.25)
+        async with screen.run_test(size=(150, 38)) as pilot:
+            await pilot.pause(TOP_SECONDS)
+            picture = screen.export_screenshot(title="sluice top")
+    # Its fonts would come from elsewhere; without them the reader's own are used.
+    (FOLDER / "top.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
+    print(FOLDER / "top.svg")
+
+
 def main() -> None:
     if CHROMIUM is None:
         sys.exit("chromium is missing: apt-get install chromium-headless-shell")
@@ -67,6 +83,7 @@ def main() -> None:
         workers = [threading.Thread(target=work, args=(ring, number, stop)) for number in range(len(TENANTS))]
         for worker in workers:
             worker.start()
+        asyncio.run(top(ring))
         status_pages(ring)
     finally:
         stop.set()

@@ -12,7 +12,7 @@ from router.api.call_engines import call_engines
 from router.api.overview_messages import detokenizer_info, engine_info, request_summary, router_stats, tenant_stats
 from router.api.rpc import Context
 from router.api.stats_broadcast import StatsBroadcast, step_message
-from router.errors import RequestError, Violation, seconds
+from router.errors import Reason, RequestError, Violation, seconds
 from router.peers.cache_events import CacheEventReaders
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
@@ -157,7 +157,7 @@ class AdminService:
 def _check_range(field: str, found: float, least: float) -> None:
     if not least <= found <= LONGEST_INTERVAL:
         description = f"is {found:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
-        raise RequestError.invalid([Violation(field, description)])
+        raise RequestError.invalid([Violation(field, description, reason=Reason.OUT_OF_RANGE)])
 
 
 def _detokenizer_message(heartbeat: DetokenizerHeartbeat) -> pb.DetokenizerStats:

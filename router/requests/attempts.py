@@ -218,7 +218,7 @@ class AttemptSender:
     def _enter_quarantine(self, request: RequestState, attempt: Attempt) -> None:
         self._suspects.enter_quarantine(request.suspicion, attempt.engine.epoch)
         details = {"attempt": attempt.number, "engine": attempt.engine.name, "engine_deaths": request.suspicion.deaths}
-        self._log.info("quarantine_entered", request_id=request.spec.request_id, **details)
+        self._log.info("quarantine_entered", **request.log_ids, **details)
 
     def _submit_message(self, request: RequestState, attempt: Attempt, alone: bool) -> Submit:
         spec, stopping = request.spec, request.spec.stopping

@@ -1,7 +1,7 @@
 """The life of a generation request in the router, unary or stream: `RequestPipeline.serve`."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,15 @@ from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import RequestError, Violation, logged
+from router.errors import Reason, RequestError, Violation, logged
 from router.peers.adapters import Adapters
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
+from router.requests.trace import RequestTrace, trace_ended, trace_refused
+from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import check_adapter
 from router.validate.images import check_image_rows
@@ -31,7 +33,11 @@ from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
 
 MAX_LOGGED_FIELDS = 8
-NO_WEIGHTS = Violation("spec.lora_weights", "is set, but this server takes no adapters in requests: load them first")
+NO_WEIGHTS = Violation(
+    "spec.lora_weights",
+    "is set, but this server takes no adapters in requests: load them first",
+    reason=Reason.NOT_SUPPORTED,
+)
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,19 @@ class RequestPipeline:
     """Whether requests may bring adapters."""
     _counters: RequestCounters
     _log: BoundLogger
+    _on_trace: Callable[[RequestTrace], None] | None = None
+    """None: requests are not traced."""
 
     @asynccontextmanager
     async def serve(
-        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool
+        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, traceparent: str = ""
     ) -> AsyncIterator[RequestState]:
-        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError."""
-        request = await self._enter(message, caller, peer, streaming)
+        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError.
+
+        `traceparent`: of the call's metadata, by W3C Trace Context.
+        """
+        trace = read_traceparent(traceparent) or (new_context() if self._on_trace else None)
+        request = await self._enter(message, caller, peer, streaming, trace)
         # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
@@ -84,6 +96,8 @@ class RequestPipeline:
             self._requests.remove(request)
             self._log_end(request, outcome, refusal)
             self._counters.on_ended(request, "MIXED" if "," in outcome else outcome, status)
+            if self._on_trace is not None and request.trace is not None:
+                self._on_trace(trace_ended(request, request.trace, self._model.name, outcome, status))
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
         """Stop an open request; False if this caller has none with this id."""
@@ -93,9 +107,11 @@ class RequestPipeline:
         self._dispatcher.abort(request)
         return True
 
-    async def _enter(self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool) -> RequestState:
+    async def _enter(
+        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, trace: TraceContext | None
+    ) -> RequestState:
         # Not validated yet, so shortened and escaped for the log.
-        request_id = logged(message.request_id)
+        request_id, arrived = logged(message.request_id), time.monotonic()
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
@@ -103,10 +119,13 @@ class RequestPipeline:
                 await self._prompt_adapters.settle(message.prompt_adapter_id)
             spec = parse(message, self._model, self._limits, streaming, self._adapters.find, self._prompt_adapters.find)
             request_id = spec.request_id
-            return self._requests.add(spec, caller.tenant)
+            return self._requests.add(spec, caller.tenant, trace)
         except RequestError as error:
             fields = {"outcome": error.code.name, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
+            fields |= {} if trace is None else {"trace_id": trace.hex_id}
             self._log.info("request_ended", request_id=request_id, **fields)
+            if self._on_trace is not None and trace is not None:
+                self._on_trace(trace_refused(trace, arrived, self._model.name, request_id, error.code.name))
             self._counters.on_refused(error.code.name, error.code.status)
             raise
 
@@ -165,7 +184,7 @@ class RequestPipeline:
         now, first_token = time.monotonic(), request.first_token_seconds
         self._log.info(
             "request_ended",
-            request_id=request.spec.request_id,
+            **request.log_ids,
             outcome=outcome,
             stream=request.spec.streaming,
             tenant=request.tenant,

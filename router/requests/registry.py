@@ -7,6 +7,7 @@ from collections import Counter, deque
 
 from router.errors import RequestError
 from router.requests.request_state import Attempt, RequestPhase, RequestState
+from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.telemetry.histogram import Histogram
@@ -64,7 +65,7 @@ class Requests:
             return False
         return True
 
-    def add(self, spec: Spec, tenant: str = "") -> RequestState:
+    def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
         """A new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open one has its id, OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
@@ -73,7 +74,7 @@ class Requests:
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
         self._take_tables(spec)
-        request = RequestState(self._new_number(), spec, tenant)
+        request = RequestState(self._new_number(), spec, tenant, trace)
         self._by_id[spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from router.errors import RequestError, Violation
+from router.errors import Reason, RequestError, Violation
 from router.text.chat_template import ChatTemplate
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
@@ -102,12 +102,14 @@ class TokenizerPool:
 
     def _render(self, chat: ChatPrompt) -> str:
         if self._template is None:
-            raise RequestError.invalid([Violation(chat.field, "the model has no chat template")])
+            raise RequestError.invalid(
+                [Violation(chat.field, "the model has no chat template", reason=Reason.NOT_SUPPORTED)]
+            )
         text = self._template.render(chat)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._max_rendered_bytes:
             description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"
-            raise RequestError.invalid([Violation(chat.field, description)])
+            raise RequestError.invalid([Violation(chat.field, description, reason=Reason.TOO_MANY)])
         return text
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from router.errors import Violations, shown
+from router.errors import Reason, Violations, shown
 from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 
@@ -36,7 +36,7 @@ NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
     chat = spec.chat
     if not model.has_chat:
-        bad.add("spec.chat", f"the model {model.name} has no chat template")
+        bad.add("spec.chat", f"the model {model.name} has no chat template", reason=Reason.NOT_SUPPORTED)
     # Checked before conversion: millions of empty messages, a few bytes each, would fill the memory as objects.
     if not (bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages") and _few(chat, bad)):
         return NO_CHAT
@@ -46,7 +46,7 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     _check_messages(chat, bad)
     variables = _variables(chat.template_kwargs)
     for name in sorted(RESERVED_VARIABLES & variables.keys()):
-        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server")
+        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server", reason=Reason.CONFLICT)
     return ChatPrompt(
         messages=tuple(_message(message) for message in chat.messages),
         size=size,
@@ -67,19 +67,24 @@ def _few(chat: pb.ChatPrompt, bad: Violations) -> bool:
 
 def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
     if not chat.messages:
-        bad.add("spec.chat.messages", "is empty: a chat has at least one message")
+        bad.add("spec.chat.messages", "is empty: a chat has at least one message", reason=Reason.MISSING)
     for i, message in enumerate(chat.messages):
         field = f"spec.chat.messages[{i}]"
         if message.role not in ROLES:
-            bad.add(f"{field}.role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}", private=True)
+            bad.add(
+                f"{field}.role",
+                f"is {shown(message.role)}, must be one of {', '.join(ROLES)}",
+                private=True,
+                reason=Reason.UNKNOWN_VALUE,
+            )
         if message.tool_call_id and message.role != "tool":
             problem = f"is set, but the role is {shown(message.role)}, not tool"
             bad.add(f"{field}.tool_call_id", problem, private=True)
         if message.parts and message.content:
-            bad.add(f"{field}.parts", "cannot be combined with content")
+            bad.add(f"{field}.parts", "cannot be combined with content", reason=Reason.CONFLICT)
         for j, part in enumerate(message.parts):
             if part.WhichOneof("part") is None:
-                bad.add(f"{field}.parts[{j}]", "is unset: give text or image")
+                bad.add(f"{field}.parts[{j}]", "is unset: give text or image", reason=Reason.MISSING)
 
 
 def _message(message: pb.ChatMessage) -> dict[str, Any]:
@@ -101,10 +106,15 @@ def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        bad.add("spec.chat.tools_json", f"is not valid JSON: {shown(str(error))}", private=True)
+        bad.add(
+            "spec.chat.tools_json",
+            f"is not valid JSON: {shown(str(error))}",
+            private=True,
+            reason=Reason.INVALID_FORMAT,
+        )
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        bad.add("spec.chat.tools_json", "must be a JSON array of objects")
+        bad.add("spec.chat.tools_json", "must be a JSON array of objects", reason=Reason.INVALID_FORMAT)
         return None
     return found or None
 
@@ -114,10 +124,12 @@ def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: 
     wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
     if not isinstance(wanted, bool):
         field = "spec.chat.template_kwargs.add_generation_prompt"
-        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True)
+        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True, reason=Reason.INVALID_FORMAT)
         return False
     if wanted and chat.continue_final_message:
-        bad.add("spec.chat.continue_final_message", "cannot be combined with add_generation_prompt")
+        bad.add(
+            "spec.chat.continue_final_message", "cannot be combined with add_generation_prompt", reason=Reason.CONFLICT
+        )
     return bool(wanted)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
-from router.errors import RequestError, Violation, Violations
+from router.errors import Reason, RequestError, Violation, Violations
 from router.validate.chat import MAX_PARTS
 from router.validate.model import Limits, Model
 from router.validate.tables import TABLE_FIELD, GivenTable
@@ -42,7 +42,9 @@ class GivenImages:
         places = [place for place, token in enumerate(tokens) if token == self.vision.token_id]
         if len(places) != len(self.images):
             found = f"has {len(places)} image placeholders (token {self.vision.token_id})"
-            raise RequestError.invalid([Violation(field, f"{found}, but the request {len(self.images)} images")])
+            raise RequestError.invalid(
+                [Violation(field, f"{found}, but the request {len(self.images)} images", reason=Reason.CONFLICT)]
+            )
         parts: list[Sequence[int]] = []
         end, first = 0, self.first_id
         for place in places:
@@ -69,12 +71,12 @@ def parse_images(
     images = _given(spec, limits)
     if model.vision is None:
         for field, _ in images[:1]:
-            bad.add(field, f"is an image, but the model {model.name} takes none")
+            bad.add(field, f"is an image, but the model {model.name} takes none", reason=Reason.NOT_SUPPORTED)
         return None
     if images and _few(images, bad):
         for field, data in images:
             if not data:
-                bad.add(f"{field}.data", "is empty")
+                bad.add(f"{field}.data", "is empty", reason=Reason.MISSING)
         _check_conflicts(spec, bad)
     first = model.vocab_size + (0 if table is None else table.rows)
     return GivenImages(images[:MAX_IMAGES], model.vision, first)
@@ -101,13 +103,13 @@ def _given(spec: pb.GenerationSpec, limits: Limits) -> tuple[GivenImage, ...]:
 
 def _few(images: Sequence[GivenImage], bad: Violations) -> bool:
     if len(images) > MAX_IMAGES:
-        bad.add(images[-1].field, f"is one image too many: a request may have {MAX_IMAGES}")
+        bad.add(images[-1].field, f"is one image too many: a request may have {MAX_IMAGES}", reason=Reason.TOO_MANY)
         return False
     total = list(accumulate(len(image.data) for image in images))
     beyond = next((i for i, size in enumerate(total) if size > MAX_IMAGE_BYTES), None)
     if beyond is not None:
         reason = f"brings the images to {total[beyond]} bytes, at most {MAX_IMAGE_BYTES} are allowed together"
-        bad.add(f"{images[beyond].field}.data", reason)
+        bad.add(f"{images[beyond].field}.data", reason, reason=Reason.TOO_MANY)
     return beyond is None
 
 
@@ -115,12 +117,16 @@ def _check_conflicts(spec: pb.GenerationSpec, bad: Violations) -> None:
     kind = spec.WhichOneof("prompt")
     if spec.images and kind not in ("text", "token_ids"):
         where = "images of a chat are parts of its messages" if kind == "chat" else f"{kind} has no placeholders"
-        bad.add(FIELD, f"may be given with text and token_ids only: {where}")
+        bad.add(FIELD, f"may be given with text and token_ids only: {where}", reason=Reason.CONFLICT)
     if spec.HasField("truncate_prompt_tokens"):
         reason = f"is {spec.truncate_prompt_tokens}, cannot be combined with images"
-        bad.add("spec.truncate_prompt_tokens", reason)
+        bad.add("spec.truncate_prompt_tokens", reason, reason=Reason.CONFLICT)
     if spec.prompt_table.token_extra_ids:
-        bad.add(f"{TABLE_FIELD}.token_extra_ids", "cannot be combined with images, which take several tokens each")
+        bad.add(
+            f"{TABLE_FIELD}.token_extra_ids",
+            "cannot be combined with images, which take several tokens each",
+            reason=Reason.CONFLICT,
+        )
     if spec.output.HasField("prompt_logprobs"):
         reason = f"is {spec.output.prompt_logprobs}, cannot be combined with images, whose rows have no probability"
-        bad.add("spec.output.prompt_logprobs", reason)
+        bad.add("spec.output.prompt_logprobs", reason, reason=Reason.CONFLICT)

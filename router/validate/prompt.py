@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from router.errors import Range, Violations
+from router.errors import Range, Reason, Violations
 from router.validate.chat import ChatPrompt, parse_chat
 from router.validate.model import Limits, Model
 from router.validate.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
@@ -47,7 +47,7 @@ def parse_prompt(
     if kind == "chat":
         return parse_chat(spec, model, limits, bad)
     if kind is None:
-        bad.add("spec.prompt", "is unset: give text, token_ids, chat or prompt_embeds")
+        bad.add("spec.prompt", "is unset: give text, token_ids, chat or prompt_embeds", reason=Reason.MISSING)
     size = len(spec.text.encode())
     bad.at_most("spec.text", size, limits.prompt_bytes, "bytes")
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
@@ -57,7 +57,7 @@ def _ids(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, limits
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
-        bad.add(field, "is empty: a prompt has at least one token")
+        bad.add(field, "is empty: a prompt has at least one token", reason=Reason.MISSING)
     # Checked before the copy: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
@@ -73,9 +73,9 @@ def _check_virtual(field: str, ids: tuple[int, ...], table: GivenTable, vocab_si
     largest, source = max(ids), ADAPTER_FIELD if table.version else TABLE_FIELD
     if largest >= vocab_size + table.rows:
         found = f"is {largest}, the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
-        bad.add(f"{field}[{ids.index(largest)}]", found)
+        bad.add(f"{field}[{ids.index(largest)}]", found, reason=Reason.OUT_OF_RANGE)
     elif largest < vocab_size:
-        bad.add(field, f"has no row of {source}: {vocab_size} is row 0, and so on")
+        bad.add(field, f"has no row of {source}: {vocab_size} is row 0, and so on", reason=Reason.OUT_OF_RANGE)
 
 
 def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: Violations) -> IdsPrompt:
@@ -86,7 +86,11 @@ def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: 
 
 def _check_unchanged(spec: pb.GenerationSpec, what: str, bad: Violations) -> None:
     if spec.HasField("add_special_tokens") and spec.add_special_tokens:
-        bad.add("spec.add_special_tokens", f"is true, but {what} are used unchanged: it applies to text and chat")
+        bad.add(
+            "spec.add_special_tokens",
+            f"is true, but {what} are used unchanged: it applies to text and chat",
+            reason=Reason.CONFLICT,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +122,17 @@ class Retention:
         bad = Violations()
         for part in self.prompt:
             if part.start >= prompt_tokens:
-                bad.add(f"{part.field}.start", f"is {part.start}, the prompt has {prompt_tokens} tokens")
+                bad.add(
+                    f"{part.field}.start",
+                    f"is {part.start}, the prompt has {prompt_tokens} tokens",
+                    reason=Reason.OUT_OF_RANGE,
+                )
             elif part.end is not None and part.end > prompt_tokens:
-                bad.add(f"{part.field}.end", f"is {part.end}, the prompt has {prompt_tokens} tokens")
+                bad.add(
+                    f"{part.field}.end",
+                    f"is {part.end}, the prompt has {prompt_tokens} tokens",
+                    reason=Reason.OUT_OF_RANGE,
+                )
         bad.raise_if_any()
         # Truncation drops the first tokens, so positions move to the front; ranges that end before it disappear.
         cut = prompt_tokens - kept_tokens
@@ -152,14 +164,16 @@ def _ranges(given: Sequence[pb.TokenRangeRetention], limits: Limits, bad: Violat
         if one.end is None or one.end > other.start:
             end = "the end of the prompt" if one.end is None else one.end
             problem = f"is {other.start}, inside {one.field}, which goes from {one.start} to {end}"
-            bad.add(f"{other.field}.start", problem)
+            bad.add(f"{other.field}.start", problem, reason=Reason.CONFLICT)
     return tuple(parts)
 
 
 def _range(field: str, part: pb.TokenRangeRetention, limits: Limits, bad: Violations) -> TokenRange:
     end = part.end if part.HasField("end") else None
     if end is not None and end <= part.start:
-        bad.add(f"{field}.end", f"is {end}, must be greater than start, which is {part.start}")
+        bad.add(
+            f"{field}.end", f"is {end}, must be greater than start, which is {part.start}", reason=Reason.OUT_OF_RANGE
+        )
     bad.within(f"{field}.priority", part.priority, RETENTION_RANGE)
     limit = limits.retention_time
     keep = bad.duration(f"{field}.duration", part.duration, limit) if part.HasField("duration") else None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import Range, RequestError, Violation, Violations, shown
+from router.errors import Range, Reason, RequestError, Violation, Violations, shown
 from router.validate.adapter import VERSION, Began, Find, parse_adapter, split_fingerprint
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
@@ -211,7 +211,9 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW with both numbers.
     """
     if prompt_tokens == 0:
-        raise RequestError.invalid([Violation(spec.prompt.field, "has no tokens, must have at least one")])
+        raise RequestError.invalid(
+            [Violation(spec.prompt.field, "has no tokens, must have at least one", reason=Reason.MISSING)]
+        )
     room = context_tokens - prompt_tokens
     wanted = spec.stopping.max_tokens
     with_prompt = f"with {prompt_tokens} prompt tokens"
@@ -243,7 +245,11 @@ def new_request_id() -> str:
 
 def _request_id(given: str, bad: Violations) -> str:
     if given and not REQUEST_ID.fullmatch(given):
-        bad.add("spec.request_id", f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]")
+        bad.add(
+            "spec.request_id",
+            f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]",
+            reason=Reason.INVALID_FORMAT,
+        )
     return given or new_request_id()
 
 
@@ -251,7 +257,7 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
     if not spec.HasField("truncate_prompt_tokens"):
         return None
     if spec.truncate_prompt_tokens == 0:
-        bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1")
+        bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
     return spec.truncate_prompt_tokens
 
 
@@ -260,7 +266,7 @@ def _text_params(
 ) -> TextParams:
     interval = output.stream_interval if output.HasField("stream_interval") else 1
     if interval == 0:
-        bad.add("spec.output.stream_interval", "is 0, must be at least 1")
+        bad.add("spec.output.stream_interval", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
     return TextParams(
         stop=stopping.strings,
         include_stop=stopping.include_stop,
@@ -274,18 +280,23 @@ def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations
     """(n, best_of)."""
     n = spec.n if spec.HasField("n") else 1
     if not 1 <= n <= limits.n:
-        bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
+        bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]", reason=Reason.OUT_OF_RANGE)
         n = 1
     best_of = spec.best_of if spec.HasField("best_of") else n
     if not n <= best_of <= limits.n:
-        bad.add("spec.best_of", f"is {best_of}, must be in [{n}, {limits.n}]: at least n")
+        bad.add("spec.best_of", f"is {best_of}, must be in [{n}, {limits.n}]: at least n", reason=Reason.OUT_OF_RANGE)
         best_of = n
     if streaming and best_of > n:
-        bad.add("spec.best_of", f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs")
+        bad.add(
+            "spec.best_of",
+            f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs",
+            reason=Reason.CONFLICT,
+        )
     if spec.resume and best_of > n:
         bad.add(
             "spec.best_of",
             f"is {best_of}, must be {n} (n): with resume not all logprobs are known",
+            reason=Reason.CONFLICT,
         )
     return n, best_of
 
@@ -294,7 +305,9 @@ def _priority(value: int, bad: Violations) -> int:
     if value == pb.PRIORITY_UNSPECIFIED:
         return int(pb.PRIORITY_NORMAL)
     if value not in pb.Priority.values():
-        bad.add("spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}")
+        bad.add(
+            "spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}", reason=Reason.UNKNOWN_VALUE
+        )
     return value
 
 
@@ -312,10 +325,10 @@ def _resume(
     for i, part in enumerate(given):
         field = f"spec.resume[{i}]"
         if part.index >= n:
-            bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}")
+            bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}", reason=Reason.OUT_OF_RANGE)
             return {}
         if part.index in found:
-            bad.add(f"{field}.index", f"is {part.index}, which was given before")
+            bad.add(f"{field}.index", f"is {part.index}, which was given before", reason=Reason.DUPLICATE)
             return {}
         if bad.at_most(f"{field}.token_ids", len(part.token_ids), most, "ids"):
             bad.token_ids(f"{field}.token_ids", part.token_ids, model.vocab_size)
@@ -328,12 +341,16 @@ def _began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     began = split_fingerprint(found)
     versions = [version for version in began[1:] if version]
     if found and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
-        bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")
+        bad.add(
+            "spec.resume[0].model_fingerprint",
+            f"is {shown(found)}, must be what Started returned",
+            reason=Reason.CONFLICT,
+        )
         return Began()
     for i, part in enumerate(given):
         if part.model_fingerprint != found:
             both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
-            bad.add(f"spec.resume[{i}].model_fingerprint", both)
+            bad.add(f"spec.resume[{i}].model_fingerprint", both, reason=Reason.CONFLICT)
             break
     return began
 
@@ -342,8 +359,12 @@ def _check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given
     # Only the seed that drew the tokens so far continues the same sequence.
     if any(resumed.values()) and not greedy and not seed_given:
         field = "spec.sampling.seed"
-        bad.add(field, "is not set: with resume and a temperature above 0 it must be what Started returned")
+        bad.add(
+            field,
+            "is not set: with resume and a temperature above 0 it must be what Started returned",
+            reason=Reason.MISSING,
+        )
 
 
 def _overflow(field: str, description: str) -> RequestError:
-    return RequestError.invalid([Violation(field, description)], ErrorCode.CONTEXT_OVERFLOW)
+    return RequestError.invalid([Violation(field, description, reason=Reason.TOO_MANY)], ErrorCode.CONTEXT_OVERFLOW)

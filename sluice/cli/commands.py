@@ -19,6 +19,7 @@ from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
 from sluice.cli.serving_version import serving_version
 from sluice.cli.stats import stats
+from sluice.cli.top import top
 
 app = typer.Typer(
     name="sluice",
@@ -32,6 +33,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(health)
 app.command()(stats)
+app.command()(top)
 app.command()(bench)
 app.command()(call)
 app.command()(cache_events)

@@ -38,6 +38,7 @@ from sluice.settings.router import (
     ListenSettings,
     PeerSettings,
     RecoverySettings,
+    TracingSettings,
 )
 
 STRICT = ConfigDict(extra="forbid")
@@ -124,6 +125,7 @@ class RouterSettings(
     RecoverySettings,
     PeerSettings,
     AccessSettings,
+    TracingSettings,
     ListenSettings,
     ServiceSettings,
 ):
