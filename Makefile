@@ -9,7 +9,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run survive check test test-long lint protos released-protos settings manifests images bench dist clean
+.PHONY: run survive check test test-long lint protos released-protos settings manifests images bench site dist clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -63,6 +63,10 @@ images: $(VENV)/dev.done
 # Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
+
+# The documentation as a site, in site/; tests/docs builds it too. To read it while writing: .venv/bin/mkdocs serve
+site: $(VENV)/dev.done
+	$(BIN)/mkdocs build --strict
 
 # Wheel and sdist of a release.
 dist: $(VENV)/dev.done

@@ -2,6 +2,7 @@
 
 from collections import abc
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Launche
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
+ADAPTER = attrgetter("adapter")
 
 
 class StepEntry(NamedTuple):
@@ -147,6 +149,11 @@ class StepPlan(NamedTuple):
     """Of all entries."""
 
 
+def _by_adapter(sequences: list[Sequence]) -> list[Sequence]:
+    """Those of one LoRA adapter side by side, so that its products need not gather their rows."""
+    return sorted(sequences, key=ADAPTER) if any(map(ADAPTER, sequences)) else sequences
+
+
 def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPlan:
     """`idle`: see `Drafting.propose`. Marks what will be computed as in flight and what will be drawn as promised."""
     # For every sequence in every step: one pass, few calls and few objects.
@@ -156,7 +163,7 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
     draw = num_drafted = 0
     proposing = False
     proposed = drafting.propose(schedule, idle=idle)
-    for sequence in schedule.generation:
+    for sequence in _by_adapter(schedule.generation):
         request = sequence.request
         drawers: tuple[Sequence, ...] = (sequence,)
         if proposed and (drafts := proposed.get(sequence)):

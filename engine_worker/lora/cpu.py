@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine_worker.layers.packing import is_batch_invariant
 from engine_worker.lora.placed import Group, PlacedModule, groups
+from engine_worker.lora.rows import Rows, choose_rows
 
 PADDED = (4, 8, 16)
 """Multiples to try; the last is used if none is batch invariant."""
@@ -22,6 +23,10 @@ STACKED_ROWS = 16
 """Tokens of an adapter, at most, that go into one product with those of others."""
 STACKED_VALUES = 1 << 22
 """Of an adapter: a stack is a copy."""
+ONE_THREAD = 1 << 21
+"""Multiplications for which waking other threads takes longer than what they would save."""
+FEW_ROWS = 64
+"""Tested with one thread; more of them with all."""
 TESTED = ((48, 8), (512, 24), (2048, 64), (8, 512), (24, 1536), (192, 2048))
 """Inputs and outputs of products."""
 
@@ -31,9 +36,15 @@ class Pair(NamedTuple):
     in `a`, and `b` is block diagonal."""
 
     a: Tensor
-    """[inputs, ranks]."""
+    """[inputs, ranks], or that of several adapters stacked."""
     b: Tensor
     """[ranks, outputs]."""
+    cost: int
+    """Multiplications per row."""
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor) -> "Pair":
+        return cls(a, b, a.shape[-1] * (a.shape[-2] + b.shape[-1]))
 
 
 Pairs = Mapping[tuple[int, str], Pair]
@@ -61,10 +72,11 @@ def method() -> Method:
 
 def _is_stackable(inputs: int, outputs: int, multiple: int) -> bool:
     generator = torch.Generator().manual_seed(2)
-    for count, rows in ((2, multiple), (5, multiple), (3, STACKED_ROWS)):
+    for threads, count, rows in ((1, 2, multiple), (1, 5, multiple), (torch.get_num_threads(), 3, STACKED_ROWS)):
         x, weight = (torch.randn(count, *shape, generator=generator) for shape in ((rows, inputs), (inputs, outputs)))
-        if not torch.equal(torch.bmm(x, weight), torch.stack([x[i] @ weight[i] for i in range(count)])):
-            return False
+        with _Threads(threads):
+            if not torch.equal(torch.bmm(x, weight), torch.stack([x[i] @ weight[i] for i in range(count)])):
+                return False
     return True
 
 
@@ -72,7 +84,8 @@ def _is_invariant(inputs: int, outputs: int, multiple: int) -> bool:
     weight = torch.randn(inputs, outputs, generator=torch.Generator().manual_seed(1))
 
     def product(x: Tensor, _: Tensor | None) -> Tensor:
-        return (torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)) @ weight)[: len(x)]
+        with _Threads(1 if len(x) <= FEW_ROWS else torch.get_num_threads()):
+            return (torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)) @ weight)[: len(x)]
 
     return is_batch_invariant(product, inputs)
 
@@ -84,9 +97,11 @@ class CpuAdapters:
         """`widths`: outputs of each linear layer."""
         self._widths = widths
         self._method = method()
-        self._placed: dict[int, Pairs] = {}
+        self._placed: dict[int, _Placed] = {}
         self._stacks: dict[tuple[int, ...], _Stack] = {}
         """Those of the latest step, by the adapters' numbers."""
+        self._latest: tuple[tuple[bytes, bytes], CpuStep] | None = None
+        """The latest step: most are like the one before."""
 
     @property
     def invariant(self) -> bool:
@@ -96,62 +111,62 @@ class CpuAdapters:
         by_linear: dict[tuple[int, str], list[PlacedModule]] = {}
         for module in modules:
             by_linear.setdefault((module.target.layer, module.target.linear), []).append(module)
-        self._placed[number] = {key: _pair(parts, self._widths[key]) for key, parts in by_linear.items()}
-        self._stacks = {}
+        pairs = {key: _pair(parts, self._widths[key]) for key, parts in by_linear.items()}
+        self._placed[number] = _Placed.of(pairs)
+        self._stacks, self._latest = {}, None
 
     def drop(self, number: int) -> None:
         self._placed.pop(number, None)
+        self._latest = None
 
     def __contains__(self, number: int) -> bool:
         return number in self._placed
 
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "CpuStep":
-        # With several threads torch wakes all of them for a batched product, however small it is; for a plain one not.
-        stackable = self._method.stackable and torch.get_num_threads() == 1
+        key = numbers.tobytes(), query_start.tobytes()
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._plan(groups(numbers, query_start))
+        return self._latest[1]
+
+    def _plan(self, found: Iterable[Group]) -> "CpuStep":
         alone: list[Group] = []
         alike: dict[object, list[Group]] = {}
-        for group in groups(numbers, query_start):
-            pairs = self._placed[group.number]
-            if stackable and len(group.tokens) <= STACKED_ROWS and _size(pairs) <= STACKED_VALUES:
-                alike.setdefault(_shape(pairs), []).append(group)
+        for group in found:
+            placed = self._placed[group.number]
+            if self._method.stackable and len(group.tokens) <= STACKED_ROWS and placed.size <= STACKED_VALUES:
+                alike.setdefault(placed.shape, []).append(group)
             else:
                 alone.append(group)
         alone += [its[0] for its in alike.values() if len(its) == 1]
         stacked = [its for its in alike.values() if len(its) > 1]
         self._stacks = {key: self._stacks.get(key) or self._stack(key) for key in map(_numbers, stacked)}
-        return CpuStep([*map(self._one, alone), *map(self._several, stacked)])
+        return CpuStep([*map(self._one, alone), *map(self._several, stacked)], torch.get_num_threads())
 
     def _stack(self, numbers: tuple[int, ...]) -> "_Stack":
-        return _Stack([self._placed[number] for number in numbers])
+        return _Stack([self._placed[number].pairs for number in numbers])
 
     def _one(self, group: Group) -> "_One":
-        rows = _padded(group.tokens, -(-len(group.tokens) // self._method.multiple) * self._method.multiple)
-        return _One(self._placed[group.number], torch.from_numpy(group.tokens), torch.from_numpy(rows))
+        return _One(self._placed[group.number].pairs, choose_rows([group], self._method.multiple))
 
     def _several(self, its: Sequence[Group]) -> "_Several":
-        longest = max(len(group.tokens) for group in its)
-        size = -(-longest // self._method.multiple) * self._method.multiple
-        rows = np.concatenate([_padded(group.tokens, size) for group in its])
-        used = np.concatenate([i * size + np.arange(len(group.tokens)) for i, group in enumerate(its)])
-        tokens = np.concatenate([group.tokens for group in its])
-        parts = [torch.from_numpy(each) for each in (tokens, rows, used)]
-        return _Several(self._stacks[_numbers(its)], parts[0], parts[1], parts[2], size)
+        return _Several(self._stacks[_numbers(its)], choose_rows(its, self._method.multiple))
+
+
+class _Placed(NamedTuple):
+    pairs: Pairs
+    size: int
+    """Values."""
+    shape: tuple[object, ...]
+    """Those of equal shapes can be in one product."""
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> "_Placed":
+        size = sum(pair.a.numel() + pair.b.numel() for pair in pairs.values())
+        return cls(pairs, size, tuple((key, pair.a.shape[1]) for key, pair in pairs.items()))
 
 
 def _numbers(its: Sequence[Group]) -> tuple[int, ...]:
     return tuple(group.number for group in its)
-
-
-def _padded(tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    return np.concatenate((tokens, np.zeros(size - len(tokens), np.int64)))
-
-
-def _size(pairs: Pairs) -> int:
-    return sum(pair.a.numel() + pair.b.numel() for pair in pairs.values())
-
-
-def _shape(pairs: Pairs) -> tuple[object, ...]:
-    return tuple((key, pair.a.shape[1]) for key, pair in pairs.items())
 
 
 def _pair(parts: Sequence[PlacedModule], width: int) -> Pair:
@@ -162,7 +177,7 @@ def _pair(parts: Sequence[PlacedModule], width: int) -> Pair:
         first, size = part.target.first, part.b.shape[1]
         b[row : row + len(part.b), first : first + size] = part.b
         row += len(part.b)
-    return Pair(torch.cat([part.a for part in parts]).t().contiguous(), b)
+    return Pair.of(torch.cat([part.a for part in parts]).t().contiguous(), b)
 
 
 class _Stack:
@@ -176,7 +191,7 @@ class _Stack:
         found = self._found.get(key)
         if found is None and key in self._members[0]:
             pairs = [member[key] for member in self._members]
-            found = Pair(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
+            found = Pair.of(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
             self._found[key] = found
         return found
 
@@ -185,55 +200,55 @@ class _One(NamedTuple):
     """The tokens of one adapter."""
 
     pairs: Pairs
-    tokens: Tensor
-    """[N]."""
-    rows: Tensor
-    """The same, and further ones that are of no interest."""
+    rows: Rows
 
-    def add(self, key: tuple[int, str], x: Tensor, out: Tensor) -> None:
-        pair = self.pairs.get(key)
-        if pair is not None:
-            added = x.index_select(0, self.rows).mm(pair.a).mm(pair.b)
-            _add_rows(out, self.tokens, added[: len(self.tokens)])
+    def pair(self, key: tuple[int, str]) -> Pair | None:
+        return self.pairs.get(key)
+
+    def add(self, pair: Pair, x: Tensor, out: Tensor) -> None:
+        self.rows.add(out, self.rows.take(x).mm(pair.a).mm(pair.b))
 
 
 class _Several(NamedTuple):
     """Those of several adapters of the same shape, in one product: with few tokens each, the number of calls counts."""
 
     stack: _Stack
-    tokens: Tensor
-    """[N]: of all adapters, one after the other."""
-    rows: Tensor
-    """[adapters * size]: the same, padded."""
-    used: Tensor
-    """[N]: where they are in `rows`."""
-    size: int
+    rows: Rows
 
-    def add(self, key: tuple[int, str], x: Tensor, out: Tensor) -> None:
-        pair = self.stack.get(key)
-        if pair is not None:
-            inputs = x.index_select(0, self.rows).view(len(pair.a), self.size, -1)
-            added = torch.bmm(torch.bmm(inputs, pair.a), pair.b).view(len(self.rows), -1)
-            if len(self.used) < len(self.rows):
-                added = added.index_select(0, self.used)
-            _add_rows(out, self.tokens, added)
+    def pair(self, key: tuple[int, str]) -> Pair | None:
+        return self.stack.get(key)
 
-
-def _add_rows(out: Tensor, tokens: Tensor, added: Tensor) -> None:
-    """`tokens`: each once."""
-    if out.dtype is not torch.float32:
-        out.index_add_(0, tokens, added)
-        return
-    # By numpy: torch wakes the other threads for a few rows, which takes a hundred times as long as the sums.
-    rows, places = out.numpy(), tokens.numpy()
-    rows[places] += added.numpy()
+    def add(self, pair: Pair, x: Tensor, out: Tensor) -> None:
+        inputs = self.rows.take(x).view(len(pair.a), -1, x.shape[1])
+        self.rows.add(out, torch.bmm(torch.bmm(inputs, pair.a), pair.b).view(-1, out.shape[1]))
 
 
 class CpuStep(NamedTuple):
     """See `StepAdapters`."""
 
     parts: Sequence[_One | _Several]
+    threads: int
 
     def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
         for part in self.parts:
-            part.add((layer, linear), x, out)
+            pair = part.pair((layer, linear))
+            if pair is None:
+                continue
+            with _Threads(1 if part.rows.size * pair.cost <= ONE_THREAD else self.threads):
+                part.add(pair, x, out)
+
+
+class _Threads:
+    """So many of them meanwhile."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self._count != self._before:
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._count != self._before:
+            torch.set_num_threads(self._before)

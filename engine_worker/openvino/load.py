@@ -84,6 +84,8 @@ def load_openvino(
     drafter = None if draft is None else (ModelRunner(forwards[1]), draft.checkpoint.max_context_tokens)
     runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter)
     runner.images = images
+    if images is not None:
+        runner.choices["image_tokens"] = str(images.per_image)
     runner.choices |= {
         "implementation": "sluice",
         "backend": "openvino",

@@ -122,6 +122,8 @@ def load_runner(
     runner = ModelRunner(forward, overlap, followers, gumbel_max=gumbel_max, drafter=drafter)
     runner.choices |= choices
     runner.images = images
+    if images is not None:
+        runner.choices["image_tokens"] = str(images.per_image)
     if forward.adapters is not None:
         runner.adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
         for folder, reason in runner.adapters.prefetch():

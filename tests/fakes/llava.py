@@ -21,23 +21,27 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 """As that of LLaVA 1.5."""
-PROCESSOR = {
-    "image_processor_type": "CLIPImageProcessor",
-    "size": {"shortest_edge": SIZE},
-    "crop_size": {"height": SIZE, "width": SIZE},
+SQUARE = {"height": SIZE, "width": SIZE}
+PROCESSORS = {
+    "clip": {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": SIZE},
+        "crop_size": SQUARE,
+    },
+    "siglip": {"image_processor_type": "SiglipImageProcessor", "size": SQUARE},
 }
 
 
-def write_files(folder: Path, *, strategy: str = "default", max_context: int = 2048) -> Path:
+def write_files(folder: Path, *, tower: str = "clip", decoder: str = "llama", strategy: str = "default") -> Path:
     """All but the weights: what a router reads."""
     tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
     tokenizer.add_special_tokens([IMAGE])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_bytes((tiny_model.path() / "tokenizer_config.json").read_bytes())
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[tower]))
     vision = {
-        "model_type": "clip_vision_model",
+        "model_type": f"{tower}_vision_model",
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 3,
@@ -48,14 +52,14 @@ def write_files(folder: Path, *, strategy: str = "default", max_context: int = 2
         "initializer_range": 0.3,
     }
     text = {
-        "model_type": "llama",
+        "model_type": decoder,
         "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": max_context,
+        "max_position_embeddings": 2048,
         "initializer_range": 0.3,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -73,12 +77,12 @@ def write_files(folder: Path, *, strategy: str = "default", max_context: int = 2
     return folder
 
 
-def write_llava(folder: Path, *, strategy: str = "default", max_context: int = 2048) -> Path:
-    """One whose tokens depend on what its images show."""
+def write_llava(folder: Path, **kinds: str) -> Path:
+    """One whose tokens depend on what its images show. `kinds`: as in `write_files`."""
     import torch
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-    write_files(folder, strategy=strategy, max_context=max_context)
+    write_files(folder, **kinds)
     torch.manual_seed(11)
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(folder))
     # As large as the embeddings of tokens.

@@ -1,13 +1,16 @@
 """Images in prompts: the tokens of transformers' LLaVA, however the work is cut."""
 
+import shutil
 from contextlib import closing
 from io import BytesIO
 
 import PIL.Image
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
+from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.images import Image
 from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
 from sluice.ring.tables import PromptTables
@@ -100,11 +103,53 @@ def test_the_other_image_decides_the_tokens(prompts, oracle):
     assert len(outputs) > 3
 
 
-def test_a_tower_of_which_all_rows_are_used(tmp_path, prompts):
-    oracle = Oracle(write_llava(tmp_path, strategy="full"), ROWS + 1)
+@pytest.mark.parametrize(
+    ("kinds", "rows"),
+    [
+        ({"strategy": "full"}, ROWS + 1),
+        ({"tower": "siglip", "strategy": "full", "decoder": "qwen2"}, ROWS),
+        ({"decoder": "mistral"}, ROWS),
+        ({"decoder": "qwen3"}, ROWS),
+    ],
+    ids=str,
+)
+def test_other_towers_and_decoders(tmp_path, prompts, kinds, rows):
+    oracle = Oracle(write_llava(tmp_path, **kinds), rows)
     prompt = mixed(prompts, 10)
     harness = EngineHarness(tmp_path)
     assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
+
+
+def older(name: str) -> str:
+    """As in published files."""
+    return name.replace("vision_tower.", "vision_tower.vision_model.")
+
+
+def newer(name: str) -> str:
+    """As in transformers' modules."""
+    found = name.removeprefix("language_model.")
+    return found if found.startswith("lm_head") else "model." + name.replace("language_model.model.", "language_model.")
+
+
+@pytest.mark.parametrize("renamed", [older, newer])
+def test_names_of_other_versions(tmp_path, prompts, oracle, renamed):
+    shutil.copytree(oracle.folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({renamed(name): tensor for name, tensor in tensors.items()}, file)
+    harness, prompt = EngineHarness(tmp_path), mixed(prompts, 10)
+    assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
+
+
+def test_a_checkpoint_without_its_tower(tmp_path, oracle):
+    shutil.copytree(oracle.folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    save_file({name: each for name, each in load_file(file).items() if not name.startswith("vision_tower")}, file)
+    with pytest.raises(CheckpointError, match="missing: vision_tower"):
+        EngineHarness(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match="cannot read how"):
+        EngineHarness(tmp_path)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -38,6 +38,10 @@ def add(adapters, numbers, counts, x, out):
         ([4, 5, 0, 4], [1, 3, 2, 1]),
         ([1, 2, 5, 3], [40, 1, 7, 16]),
         ([0, 1], [3, 1]),
+        # Side by side and equally many: taken as they stand.
+        ([1] * 4 + [2] * 4 + [3] * 4, [1] * 12),
+        ([0, *[1] * 4, *[2] * 4], [1] * 9),
+        ([5, 1], [8, 5]),
     ],
 )
 def test_alone_or_beside_others(adapters, numbers, counts):

@@ -60,7 +60,12 @@ def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, se
     for i in range(16):
         tokens, folder = prompt(i, 3 + 7 * (i % 4)), chosen[i % len(chosen)]
         asked[ask(bench, tokens, folder and adapter_of(folder), TOKENS, logprobs=0)] = tokens, folder
+    launched, launch = [], bench.runner.launch
+    bench.runner.launch = lambda step: launched.append(step) or launch(step)
     check(bench, oracle, asked, TOKENS)
+    generating = [[its.adapter for its in step.slices if len(its.tokens) == 1] for step in launched]
+    assert max(len(set(numbers)) for numbers in generating) == 5
+    assert all(numbers == sorted(numbers) for numbers in generating)
 
 
 @pytest.mark.parametrize("seed", range(3))
