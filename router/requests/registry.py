@@ -199,7 +199,9 @@ class RequestCounters:
 
 
 def report_of(request: RequestState, outcome: str | None = None) -> RequestReport:
-    """`outcome`: of one that has ended."""
+    """`outcome`: of one that has ended. May be called by other threads."""
+    # Read once: it may be reset meanwhile.
+    started = request.log.started
     return RequestReport(
         id=request.spec.request_id,
         tenant=request.tenant,
@@ -207,7 +209,7 @@ def report_of(request: RequestState, outcome: str | None = None) -> RequestRepor
         open=outcome is None,
         seconds=time.monotonic() - request.arrived,
         prompt_tokens=len(request.prompt),
-        cached_tokens=request.log.started.cached_tokens if request.log.started else 0,
+        cached_tokens=started.cached_tokens if started else 0,
         completion_tokens=request.log.received,
         attempts=request.attempts,
         engine=request.engine,
