@@ -8,7 +8,7 @@ from types import SimpleNamespace as Having
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.settings.services import Monitoring
+from sluice.settings.process import Monitoring
 from sluice.telemetry.metrics import gauge
 from sluice.telemetry.pages import Page
 from sluice.telemetry.server import MAX_CONNECTIONS, Health, MetricsPort, StatusServer
