@@ -257,9 +257,7 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
         problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec)
         problem = problem or _tables_problem(spec, terms, self._live.tables)
-        if problem is not None:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
-        return self._unable(spec)
+        return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
