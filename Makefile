@@ -9,10 +9,14 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test test-long lint protos settings manifests bench clean
+.PHONY: run survive check test test-long lint protos released-protos settings manifests images bench site dist clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
+
+# A stream goes on while its engine, its detokenizer and its router are killed.
+survive: $(VENV)/run.done
+	$(BIN)/python -m examples.survive
 
 # The inner loop: no processes, nothing slow, few examples.
 check: lint
@@ -31,6 +35,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/released.binpb
 
 # Regenerates sluice/v1; tests/protos/test_generated.py fails when it is stale.
 protos: $(VENV)/dev.done
@@ -38,6 +43,10 @@ protos: $(VENV)/dev.done
 	    --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	    $(PROTOS)
+
+# What the next changes of the contract are compared with (`buf breaking`); with each release.
+released-protos: $(VENV)/dev.done
+	$(BIN)/buf build protos --exclude-source-info -o protos/released.binpb
 
 # Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
 settings: $(VENV)/dev.done
@@ -47,9 +56,22 @@ settings: $(VENV)/dev.done
 manifests: $(VENV)/dev.done
 	$(BIN)/python -m k8s.render
 
+# Rewrites docs/images from a ring that works; needs Debian's chromium-headless-shell.
+images: $(VENV)/dev.done
+	$(BIN)/python -m docs.images.make
+
 # Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
+
+# The documentation as a site, in site/; tests/docs builds it too. To read it while writing: .venv/bin/mkdocs serve
+site: $(VENV)/dev.done
+	$(BIN)/mkdocs build --strict
+
+# Wheel and sdist of a release.
+dist: $(VENV)/dev.done
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -34,6 +34,8 @@ from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
+from sluice.telemetry.status_report import DetokenizerReport, ServiceReport
+from sluice.telemetry.version import build_version
 
 # Longest wait for a message: the handler of a signal runs during the poll, but the poll goes on after it.
 IDLE_SECONDS = 0.1
@@ -66,12 +68,14 @@ def main() -> None:
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error
     address = settings.address(inbox.address)
-    identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
+    identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint, build_version())
     open_lane = partial(Lane, context, security=security.to("router"), names=HostNames())
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
     status_file = StatusFile()
     beacon = ProgressBeacon(status_file=status_file)
-    metrics_port.show(beacon, partial(metrics.read, service, inbox), partial(unready, service))
+    metrics_port.show(
+        beacon, partial(metrics.read, service, inbox), partial(unready, service), partial(report, service)
+    )
     on_stop_signal(service.drain)
     # The token tables live as long as the process: without this, every full collection would walk through them.
     gc.freeze()
@@ -114,6 +118,21 @@ def serve(
 def unready(service: Detokenizer) -> str | None:
     """Why it takes no new streams; None if it does."""
     return "it is draining" if service.draining_since is not None else None
+
+
+def report(service: Detokenizer) -> ServiceReport:
+    """For /status.json."""
+    identity = service.identity
+    own = DetokenizerReport(
+        id=identity.name,
+        state="serving" if service.draining_since is None else "draining",
+        address=identity.address,
+        version=identity.version,
+        streams=service.streams,
+        queue_depth=service.backlog + service.waiting,
+        tokens_per_second=service.tokens_per_second,
+    )
+    return ServiceReport(identity.address, detokenizers=[own])
 
 
 def wait_seconds(service: Detokenizer) -> float:

@@ -41,6 +41,8 @@ class Identity:
     address: str
     tokenizer: str = ""
     """Fingerprint of the tokenizer files."""
+    version: str = ""
+    """Of this build."""
 
 
 class Engines:
@@ -116,6 +118,8 @@ class Detokenizer:
         self.max_streams = max_streams
         self.backlog = 0
         """Messages in the latest call of `handle`."""
+        self.tokens_per_second = 0.0
+        """Between the latest two heartbeats."""
         self.identity = identity
         self._log = log
         self._clock = clock
@@ -252,7 +256,9 @@ class Detokenizer:
             tokens_per_second=(self.decode_loop.tokens - self._last_heartbeat_tokens) / elapsed if elapsed > 0 else 0.0,
             tokenizer=self.identity.tokenizer,
             missed=dict(self._engines.missed),
+            version=self.identity.version,
         )
+        self.tokens_per_second = heartbeat.tokens_per_second
         self._last_heartbeat_tokens = self.decode_loop.tokens
         self._last_heartbeat_at = now
         self._links.heartbeat(heartbeat, now)

@@ -322,6 +322,10 @@ class Runner(Protocol):
     """Of the rows of tables that prompts may have; 0: they may have none."""
 
     @property
+    def image_rows(self) -> int:
+        """Of each image that prompts may have; 0: they may have none."""
+
+    @property
     def adapters(self) -> AdapterLibrary | None:
         """None: requests cannot name adapters."""
 

@@ -24,11 +24,13 @@ from router.api.watchdog import Watchdog
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
+from router.trace_queue import TraceQueue
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
+from sluice.telemetry.status_report import ServiceReport
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -51,8 +53,8 @@ ACCEPTED_SECONDS = 0.1
 class RouterApp:
     """One router. Create it on a running event loop.
 
-    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError; `start` raises
-    RuntimeError if a port cannot be bound.
+    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError, and RuntimeError if
+    otlp_endpoint needs packages that are missing; `start` raises RuntimeError if a port cannot be bound.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class RouterApp:
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._metrics_port = metrics_port
+        self._traces = open_traces(settings, log)
         self._listeners = self._make_listeners()
         self._leaving: asyncio.Task[None] | None = None
         self._drains = set[asyncio.Task[int]]()
@@ -110,7 +113,7 @@ class RouterApp:
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
         self._metrics_port = self._metrics_port or MetricsPort(self.settings)
-        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because)
+        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because, self._report)
         for listener in self._listeners:
             listener.bind()
         forever = [
@@ -158,6 +161,9 @@ class RouterApp:
         await asyncio.wait(self.tasks)
         ring.close()
         self._text.close()
+        if self._traces is not None:
+            # In a thread: it waits for the collector, and the calls' last answers are on their way.
+            await asyncio.to_thread(self._traces.close)
         if self._metrics_port is not None:
             self._metrics_port.close()
         self._log.info(
@@ -183,10 +189,15 @@ class RouterApp:
             settings.lora_in_requests,
             ring.counters,
             log,
+            None if self._traces is None else self._traces.put,
         )
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
+        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         admin = AdminService(
+            settings.id,
+            ring.overview,
+            models.models,
             ring.membership,
             ring.placement,
             ring.serving,
@@ -198,7 +209,6 @@ class RouterApp:
             settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
-        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
         if settings.admin_port is not None:
@@ -247,5 +257,20 @@ class RouterApp:
             self._beacon.touch()
             await asyncio.sleep(BEACON_SECONDS)
 
+    def _report(self) -> ServiceReport:
+        return self.ring.overview.report(self._listeners[0].address)
+
     def _read_metrics(self) -> Iterator[Metric]:
-        return metrics.read(self.ring, self._stats_broadcast, self._access)
+        return metrics.read(self.ring, self._stats_broadcast, self._access, self._traces)
+
+
+def open_traces(settings: RouterSettings, log: BoundLogger) -> TraceQueue | None:
+    """None: requests are not traced. Raises RuntimeError."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from router.otlp import OtlpSender
+    except ModuleNotFoundError as error:
+        missing = f"otlp_endpoint needs the extra otel: pip install 'sluice[otel]' ({error.name} is missing)"
+        raise RuntimeError(missing) from error
+    return TraceQueue(OtlpSender(settings.otlp_endpoint, settings.id), log)

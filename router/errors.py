@@ -5,6 +5,7 @@ import math
 import random
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
@@ -19,6 +20,8 @@ Call: TypeAlias = aio.ServicerContext[Any, Any]
 DOMAIN = "sluice"
 MAX_VIOLATION_BYTES = 3000
 """Of all violations in one answer: gRPC clients accept 8 KiB of metadata, and the details travel in base64."""
+MAX_REASON_BYTES = 1000
+"""Of fields and reasons in ErrorInfo."""
 MAX_MESSAGE_CHARACTERS = 400
 
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -33,12 +36,28 @@ DISCONNECT_SECONDS = 1.0
 """gRPC reports a client's disconnect at most this long after a send to it failed."""
 
 
+class Reason(Enum):
+    """Why a field is invalid, for programs: `ErrorInfo.metadata` and `BadRequest` have its name."""
+
+    INVALID = "none of the others"
+    MISSING = "it is unset or empty, and must not be"
+    OUT_OF_RANGE = "a number that is too small or too large, or an id that does not exist"
+    TOO_MANY = "too many elements, characters or bytes"
+    UNKNOWN_VALUE = "none of the known names"
+    INVALID_FORMAT = "text or bytes that cannot be parsed"
+    DUPLICATE = "it was given before"
+    CONFLICT = "it cannot be combined with another field"
+    NOT_SUPPORTED = "this model or this server cannot do it"
+    NOT_BUILT = "no server can do it yet"
+
+
 class Violation(NamedTuple):
     field: str
     """Path from the request message, such as "spec.sampling.temperature"."""
     description: str
     private: bool = False
     """The description quotes the caller's text and must not be logged."""
+    reason: Reason = Reason.INVALID
 
 
 class RequestError(Exception):
@@ -84,7 +103,9 @@ class RequestError(Exception):
             code=code_pb2.Code.Value(self.code.status), message=self.message[:MAX_MESSAGE_CHARACTERS]
         )
         details: list[Message] = [
-            error_details_pb2.ErrorInfo(reason=self.code.name, domain=DOMAIN, metadata=self.metadata)
+            error_details_pb2.ErrorInfo(
+                reason=self.code.name, domain=DOMAIN, metadata=_reasons(self.violations) | self.metadata
+            )
         ]
         if self.violations:
             details.append(_bad_request(self.violations))
@@ -139,13 +160,27 @@ def _previous_attempts(call: Call) -> int:
     return min(int(found), MOST_PREVIOUS_ATTEMPTS) if ATTEMPTS.fullmatch(found) else 0
 
 
+def _reasons(violations: Sequence[Violation]) -> dict[str, str]:
+    """By field, of as many as fit."""
+    found: dict[str, str] = {}
+    size = 0
+    for violation in violations:
+        size += len(violation.field) + len(violation.reason.name)
+        if size > MAX_REASON_BYTES:
+            break
+        found.setdefault(violation.field, violation.reason.name)
+    return found
+
+
 def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadRequest:
     found = error_details_pb2.BadRequest()
     for i, violation in enumerate(violations):
         if found.ByteSize() > MAX_VIOLATION_BYTES:
             found.field_violations.add(field="", description=f"and {len(violations) - i} more")
             break
-        found.field_violations.add(field=violation.field, description=violation.description)
+        found.field_violations.add(
+            field=violation.field, description=violation.description, reason=violation.reason.name
+        )
     return found
 
 
@@ -172,17 +207,17 @@ class Violations:
     def __init__(self) -> None:
         self.found: list[Violation] = []
 
-    def add(self, field: str, description: str, private: bool = False) -> None:
-        self.found.append(Violation(field, description, private))
+    def add(self, field: str, description: str, private: bool = False, reason: Reason = Reason.INVALID) -> None:
+        self.found.append(Violation(field, description, private, reason))
 
     def within(self, field: str, value: float, allowed: Range) -> None:
         if problem := allowed.problem(value):
-            self.add(field, problem)
+            self.add(field, problem, reason=Reason.OUT_OF_RANGE)
 
     def at_most(self, field: str, count: int, limit: int, unit: str) -> bool:
         """Whether the count is within the limit."""
         if count > limit:
-            self.add(field, f"has {count} {unit}, at most {limit} are allowed")
+            self.add(field, f"has {count} {unit}, at most {limit} are allowed", reason=Reason.TOO_MANY)
             return False
         return True
 
@@ -190,7 +225,7 @@ class Violations:
         """The duration in seconds; it must be positive and at most `most`."""
         found = seconds(value)
         if not 0 < found <= most:
-            self.add(field, f"is {found:g} s, must be in (0, {most:g}] s")
+            self.add(field, f"is {found:g} s, must be in (0, {most:g}] s", reason=Reason.OUT_OF_RANGE)
         return found
 
     def token_ids(self, field: str, ids: Sequence[int], vocab_size: int) -> None:
@@ -200,7 +235,8 @@ class Violations:
             return
         for i, token in enumerate(ids):
             if token >= vocab_size:
-                self.add(f"{field}[{i}]", f"is {token}, the vocabulary has {vocab_size} tokens")
+                found = f"is {token}, the vocabulary has {vocab_size} tokens"
+                self.add(f"{field}[{i}]", found, reason=Reason.OUT_OF_RANGE)
                 return
 
     def id_set(self, field: str, ids: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:

@@ -10,13 +10,14 @@ from router.api.stats_broadcast import StatsBroadcast
 from router.peers.peers import Peers
 from router.requests.serving_model import engines_by_model
 from router.ring_side import RingSide
+from router.trace_queue import TraceQueue
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
 
 P = "sluice_router_"
 
 
-def read(ring: RingSide, stats: StatsBroadcast, access: Access) -> Iterator[Metric]:
+def read(ring: RingSide, stats: StatsBroadcast, access: Access, traces: TraceQueue | None) -> Iterator[Metric]:
     """Called in the thread of a scrape."""
     yield from _requests(ring)
     yield from _admission(ring)
@@ -27,6 +28,9 @@ def read(ring: RingSide, stats: StatsBroadcast, access: Access) -> Iterator[Metr
     yield gauge(P + "steps_listeners", "Open StreamSteps calls.", stats.subscribers)
     yield counter(P + "steps_lost", "Steps and requests that a slow StreamSteps client missed.", stats.lost)
     yield from _access(access)
+    yield counter(P + "spans_sent", "Spans that the collector has.", traces.sent if traces else 0)
+    text = "Spans that the collector did not take, or for which there was no room."
+    yield counter(P + "spans_dropped", text, traces.dropped if traces else 0)
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
 
 

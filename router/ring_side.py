@@ -22,6 +22,7 @@ from router.readiness import Readiness
 from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
 from router.requests.dispatcher import Dispatcher
+from router.requests.overview import Overview
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
@@ -135,6 +136,9 @@ class RingSide:
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
         self.dispatcher = self._make_dispatcher(context_tokens)
+        self.overview = Overview(
+            self.membership, self.requests, self.admission, self.dispatcher, self.serving, self.counters
+        )
         self.calls = EngineCalls(self.membership, self.address, log)
         self.cache_events = CacheEventReaders(self.membership, self.address)
 

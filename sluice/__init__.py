@@ -4,6 +4,7 @@ Clients and `LLM` are imported on first access: the services import this package
 """
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +12,11 @@ if TYPE_CHECKING:
     from sluice.executor import SamplingParams
     from sluice.llm import LLM
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("sluice")
+except PackageNotFoundError:
+    # A checkout that is only on PYTHONPATH.
+    __version__ = "0+checkout"
 
 __all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "SluiceError", "__version__"]
 

@@ -15,7 +15,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
-from bench.deaths import adapters, streams
+from bench.deaths import adapters, images, streams
 from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
 from bench.harness.stats import thinned
@@ -33,6 +33,8 @@ class KillPlan(streams.StreamsPlan, frozen=True):
     seed: int = 0
     adapters: "KillPlan | None" = None
     """Afterwards the same with LoRA adapters, in a ring of its own; see `bench.deaths.adapters`."""
+    images: "KillPlan | None" = None
+    """Then with images; see `bench.deaths.images`."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -57,10 +59,11 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     rounded: int = 0
     """Of the wrong ones, how many differ by rounding alone."""
     adapters: "KillResult | None" = None
+    images: "KillResult | None" = None
 
     @property
     def parts(self) -> "list[KillResult]":
-        return [self] if self.adapters is None else [self, self.adapters]
+        return [part for part in (self, self.adapters, self.images) if part is not None]
 
     @property
     def killed(self) -> dict[str, int]:
@@ -93,13 +96,17 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
 def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     with plan.ring({}) as ring:
         found = asyncio.run(_measure(ring, plan, plan.requests, step))
-    if plan.adapters is None:
-        return found
-    beside = replace(plan.adapters, threads=plan.threads)
-    adapters.write_adapters(folder)
-    with adapters.ring(beside, folder) as ring:
-        asked = adapters.requests(beside, folder)
-        return replace(found, adapters=asyncio.run(_measure(ring, beside, asked, step)))
+    if plan.adapters is not None:
+        beside = replace(plan.adapters, threads=plan.threads)
+        adapters.write_adapters(folder)
+        with adapters.ring(beside, folder) as ring:
+            asked = adapters.requests(beside, folder)
+            found = replace(found, adapters=asyncio.run(_measure(ring, beside, asked, step)))
+    if plan.images is not None:
+        beside = replace(plan.images, threads=plan.threads)
+        with beside.ring({}, model=images.write_model(folder / "llava")) as ring:
+            found = replace(found, images=asyncio.run(_measure(ring, beside, images.requests(beside), step)))
+    return found
 
 
 async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[streams.StreamRequest], step: Step) -> KillResult:
@@ -136,13 +143,17 @@ def section(result: KillResult) -> Section:
         "Streams while services die",
         f"{plan.text}, of which a random one gets SIGKILL every {plan.seconds_between:g} s. "
         "Each is compared with its undisturbed run: text, token ids, logprobs, finish reason, usage.",
-        [_answer(result), *([] if result.adapters is None else [_adapters(result.adapters)])],
+        [
+            _answer(result),
+            *([] if result.adapters is None else [_beside("engines with `lora`", result.adapters)]),
+            *([] if result.images is None else [_beside("a LLaVA", result.images)]),
+        ],
         [_pauses(result), _memory(result)],
     )
 
 
-def _adapters(result: KillResult) -> str:
-    return f"Then, on engines with `lora`, {result.plan.text}: {_answer(result)}"
+def _beside(where: str, result: KillResult) -> str:
+    return f"Then, on {where}, {result.plan.text}: {_answer(result)}"
 
 
 def soak_section(result: KillResult) -> Section:
@@ -238,7 +249,15 @@ def draw_soak(result: KillResult) -> Figure:
 
 
 WITH_ADAPTERS = KillPlan(21, 120, kills=20, seed=8, mixed=adapters.MIXED)
-QUICK = KillPlan(8, 60, kills=3, adapters=replace(WITH_ADAPTERS, streams=7, max_tokens=60, kills=3))
-TOPIC = Topic(KillPlan(adapters=WITH_ADAPTERS), QUICK, measure, KillResult, section, draw)
+WITH_IMAGES = KillPlan(15, 120, kills=10, seconds_between=6.0, seed=9, mixed=images.MIXED)
+"""Less often: an engine that has transformers' tower takes longer to start."""
+QUICK = KillPlan(
+    8,
+    60,
+    kills=3,
+    adapters=replace(WITH_ADAPTERS, streams=7, max_tokens=60, kills=3),
+    images=replace(WITH_IMAGES, streams=5, max_tokens=60, kills=2, seconds_between=2.0),
+)
+TOPIC = Topic(KillPlan(adapters=WITH_ADAPTERS, images=WITH_IMAGES), QUICK, measure, KillResult, section, draw)
 QUICK_SOAK = soak_plan(0.1, 5.0, streams=8, max_tokens=60)
 SOAK = Topic(soak_plan(30.0, 20.0), QUICK_SOAK, measure, KillResult, soak_section, draw_soak)

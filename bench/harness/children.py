@@ -30,14 +30,15 @@ class SystemProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
         python: Path | str = sys.executable,
+        root: Path = ROOT,
     ) -> None:
-        """`python`: an interpreter that has msgspec and what the module imports."""
+        """`python`: an interpreter that has msgspec and what the module imports. `root`: the checkout it runs in."""
         self.name = name
         self._log = log
         command = [str(python), "-m", module, *arguments]
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, cwd=ROOT, env=environment
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, cwd=root, env=environment
             )
         # Never None: both are pipes.
         self._stdin = cast(IO[bytes], self._process.stdin)

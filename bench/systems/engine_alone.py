@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness.children import SystemProcess, serve
+from bench.harness.children import ROOT, SystemProcess, serve
 from bench.harness.load import Arrivals, Ask, Load, Run, Trace
 from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
@@ -161,15 +161,15 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
     return traces
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess:
-    """A child process with these engine settings, in the environment of a ring's engine."""
+def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path, root: Path = ROOT) -> SystemProcess:
+    """A child process with these engine settings, in the environment of a ring's engine. `root`: a checkout."""
     settings = {"model": model, **engine}
     flags = []
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
         flags += [flag] if value is True else [flag, str(value)]
     log = logs / "engine-alone.log"
-    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, child_environment())
+    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, child_environment(), root=root)
 
 
 if __name__ == "__main__":

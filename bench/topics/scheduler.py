@@ -80,6 +80,7 @@ class ScriptedRunner:
     slices = 0
     tensors: Mapping[str, int] = {}
     hidden_size = 0
+    image_rows = 0
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

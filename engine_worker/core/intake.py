@@ -19,7 +19,7 @@ from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.shared_tables import SharedTables
-from sluice.ring.tables import VirtualTokens
+from sluice.ring.tables import PromptTables, VirtualTokens
 from sluice.ring.tensors import LOGITS
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
@@ -72,6 +72,7 @@ class Terms:
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
     hidden_size: int = 0
+    image_rows: int = 0
     """See `Runner`."""
 
     def drafts(self, spec: Submit) -> int:
@@ -298,17 +299,34 @@ def _tables_problem(spec: Submit, terms: Terms, known: SharedTables) -> str | No
     found = spec.tables
     if not found:
         return "extra_ids must be empty without tables" if found.extra_ids else None
-    if not terms.hidden_size:
+    if (problem := _table_problem(found, terms, known) or _image_problem(found, terms)) is not None:
+        return problem
+    if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
+        return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
+    if spec.prompt_logprobs is not None:
+        return "prompt_logprobs cannot be combined with tables or images: virtual tokens have no probability"
+    return None
+
+
+def _table_problem(given: PromptTables, terms: Terms, known: SharedTables) -> str | None:
+    if given.tables and not terms.hidden_size:
         return "this engine takes no prompt tables or embeddings with this model"
-    for i, table in enumerate(found.tables):
+    for i, table in enumerate(given.tables):
         if table.hidden_size != terms.hidden_size:
             return f"table {i} must have rows of {terms.hidden_size}, the model's hidden size, not {table.hidden_size}"
         if not known.knows(table) and not table.intact:
             return f"table {i} has other rows than its digest says"
-    if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
-        return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
-    if spec.prompt_logprobs is not None:
-        return "prompt_logprobs cannot be combined with tables: virtual tokens have no probability"
+    return None
+
+
+def _image_problem(given: PromptTables, terms: Terms) -> str | None:
+    if given.images and not terms.image_rows:
+        return "this engine takes no images with this model"
+    for i, image in enumerate(given.images):
+        if image.rows != terms.image_rows:
+            return f"image {i} must have {terms.image_rows} rows, not {image.rows}"
+        if not image.intact:
+            return f"image {i} has other data than its digest says"
     return None
 
 

@@ -11,11 +11,10 @@ import threading
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from llguidance import LLTokenizer
-
 from engine_worker.guided.matchers import GuideError, Matchers, shortened
 from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
 from engine_worker.guided.messages import AskMasks, Compile, MasksReady, Row, RowResult, receive, send
+from engine_worker.guided.vocabulary import Tokens
 
 TOKEN_SECONDS = 0.002
 """CPU time for each token beyond the first, where a matcher is made anew."""
@@ -36,13 +35,13 @@ class Budgets(NamedTuple):
 
 class GuideWorker:
     def __init__(
-        self, tokenizer: LLTokenizer, budgets: Budgets, steps: Connection, compiles: Connection, memory: MaskMemory
+        self, tokens: Tokens, budgets: Budgets, steps: Connection, compiles: Connection, memory: MaskMemory
     ) -> None:
         self._budgets = budgets
         self._steps = steps
         self._compiles = compiles
         self._memory = memory
-        self._matchers = Matchers(tokenizer)
+        self._matchers = Matchers(tokens)
 
     def run(self) -> None:
         """Until the engine has closed its end."""
@@ -61,13 +60,13 @@ class GuideWorker:
         header, found = self._memory.header, []
         for row in asked.rows:
             header[SLOT] = row.slot
-            found.append(self._mask(row))
+            found.append(self._mask(row, asked.never))
         # Not if that raised: the process ends, and the slot says at which row.
         signal.setitimer(signal.ITIMER_PROF, 0)
         header[SLOT] = NOTHING
         return MasksReady(found)
 
-    def _mask(self, row: Row) -> RowResult:
+    def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult:
         budgets, more = self._budgets, max(0, len(row.tokens) - 1)
         if row.guide is not None and not self._matchers.has(row.key):
             signal.setitimer(signal.ITIMER_PROF, budgets.compile_seconds)
@@ -78,7 +77,7 @@ class GuideWorker:
         # The signal's default action ends the process, also in the midst of the library.
         signal.setitimer(signal.ITIMER_PROF, budgets.mask_seconds + more * TOKEN_SECONDS)
         try:
-            return self._matchers.mask(row, self._memory.address(row.slot), self._memory.mask_bytes)
+            return self._matchers.mask(row, self._memory, never)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, this sequence alone ends

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_worker.guided.endings import EndRow, write_ends
 from engine_worker.guided.faults import Remembered, lost, too_complex, wrong_tokens
 from engine_worker.guided.memory import COMPILING, SLOT
 from engine_worker.guided.messages import AskMasks, Key, MasksReady, Row, RowResult, receive, send
@@ -125,15 +124,7 @@ class Masks:
         self._wait()
         # Not kept: a sequence that has ended is told to the worker when nobody refers to it.
         asked, self._asked = self._asked, ()
-        found = [self._without_mask(slot, each) for slot, each in enumerate(asked)]
-        having = [slot for slot, masked in enumerate(found) if masked is None]
-        if having and self._link is not None:
-            masks = self._link.memory.masks
-            rows = [EndRow(slot, asked[slot].sequence.ends, asked[slot].may_end) for slot in having]
-            completed = write_ends(masks, rows, self._processes.end, self._eos)
-            for slot, complete in zip(having, completed, strict=True):
-                found[slot] = Masked(complete=True) if complete else Masked(masks[slot])
-        return [Masked() if masked is None else masked for masked in found]
+        return [self._masked(slot, each) for slot, each in enumerate(asked)]
 
     def _wait(self) -> None:
         while self._waiting and self._link is not None:
@@ -160,7 +151,7 @@ class Masks:
         self._order = [row.slot for row in rows]
         # If the worker has died or stands still, collecting finds out.
         with suppress(OSError):
-            send(link.steps, AskMasks(rows, link.memory.num_slots, take_all(self._released)))
+            send(link.steps, AskMasks(rows, link.memory.num_slots, self._eos, take_all(self._released)))
 
     def _recover(self, ended: WorkerLink) -> None:
         slot, compiling = int(ended.memory.header[SLOT]), ended.memory.header[COMPILING] == 1
@@ -212,8 +203,7 @@ class Masks:
         self._results |= dict.fromkeys(self._waiting, lost(reason))
         self._waiting = {}
 
-    def _without_mask(self, slot: int, asked: Asked) -> Masked | None:
-        """None: the slot has its mask."""
+    def _masked(self, slot: int, asked: Asked) -> Masked:
         result = self._results[slot]
         if isinstance(result, Fault) or self._link is None:
             return Masked(fault=result if isinstance(result, Fault) else lost("its masks are gone"))
@@ -224,7 +214,7 @@ class Masks:
         if result.consumed < asked.known + len(asked.more):
             # A draft that will not be drawn, or a token that ended the sequence: nobody reads this row.
             return Masked()
-        return None
+        return Masked(complete=True) if result.complete else Masked(self._link.memory.masks[slot])
 
 
 def _row(slot: int, asked: Asked) -> Row:
@@ -240,7 +230,7 @@ def _row(slot: int, asked: Asked) -> Row:
     same = 0
     while same < min(len(new), len(told)) and new[same] == told[same]:
         same += 1
-    row = Row(slot, sequence.number, sequence.final + same, new[same:], sequence.key)
+    row = Row(slot, sequence.number, sequence.final + same, new[same:], sequence.key, sequence.ends, asked.may_end)
     sequence.tail = new[asked.known - sequence.final :]
     sequence.final = asked.known
     return row
@@ -248,4 +238,5 @@ def _row(slot: int, asked: Asked) -> Row:
 
 def _whole_row(slot: int, asked: Asked) -> Row:
     sequence = asked.sequence
-    return Row(slot, sequence.number, 0, asked.tokens(), sequence.key, sequence.guide)
+    ends, may_end = sequence.ends, asked.may_end
+    return Row(slot, sequence.number, 0, asked.tokens(), sequence.key, ends, may_end, sequence.guide)

@@ -3,12 +3,16 @@
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine_worker.guided.endings import write_ends
 from engine_worker.guided.grammars import grammar_of
+from engine_worker.guided.memory import MaskMemory
 from engine_worker.guided.messages import MAX_COMPILED, Key, Row, RowResult
+from engine_worker.guided.vocabulary import Tokens
 from sluice.ring.params import Guide, GuideKind
 
 MAX_MESSAGE = 600
@@ -63,8 +67,8 @@ class Standing(NamedTuple):
 
 
 class Matchers:
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
         self._compiled: OrderedDict[Key, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         """Of `_compiled`, which two threads use."""
@@ -74,7 +78,7 @@ class Matchers:
         """Raises GuideError. Called in either thread."""
         if self._find(key) is not None:
             return
-        compiled = compile_guide(self._tokenizer, guide)
+        compiled = compile_guide(self._tokens.tokenizer, guide)
         with self._lock:
             self._compiled[key] = compiled
             while len(self._compiled) > MAX_COMPILED:
@@ -93,8 +97,8 @@ class Matchers:
         for sequence in sequences:
             self._standing.pop(sequence, None)
 
-    def mask(self, row: Row, address: int, num_bytes: int) -> RowResult:
-        """Writes the mask to this address, unless the grammar does not allow the tokens."""
+    def mask(self, row: Row, memory: MaskMemory, never: Sequence[int]) -> RowResult:
+        """Writes the mask to the row's slot, unless the grammar does not allow the tokens. `never`: see AskMasks."""
         standing = self._at(row)
         if standing is None:
             return RowResult(0, known=False)
@@ -102,12 +106,16 @@ class Matchers:
         if consumed == row.keep and row.tokens:
             consumed += matcher.try_consume_tokens(row.tokens)
         self._standing[row.sequence] = Standing(matcher, consumed)
-        if not matcher.is_error() and consumed == row.keep + len(row.tokens):
-            matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        allowed = not matcher.is_error() and consumed == row.keep + len(row.tokens)
+        if allowed:
+            matcher.unsafe_compute_mask_ptr(memory.address(row.slot), memory.mask_bytes)
         if matcher.is_error():
             del self._standing[row.sequence]
             return RowResult(consumed, error=shortened(matcher.get_error()))
-        return RowResult(consumed)
+        if not allowed:
+            return RowResult(consumed)
+        mask, ends = memory.mask(row.slot), row.ends
+        return RowResult(consumed, complete=write_ends(mask, self._tokens.end, ends, never, may_end=row.may_end))
 
     def _at(self, row: Row) -> Standing | None:
         """Rolled back to the tokens to keep, or before them if the grammar does not allow all of these. None: the row

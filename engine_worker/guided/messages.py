@@ -51,8 +51,6 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 class Loaded(msgspec.Struct, frozen=True, array_like=True):
     """template → engine, first of all."""
 
-    end: int
-    """The id that stands for the end of the text in masks: one that the tokenizer does not have."""
     size: int
     """Ids in a mask."""
     error: str = ""
@@ -76,6 +74,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     keep: int
     tokens: list[int]
     key: Key
+    ends: tuple[int, ...]
+    """Ids that end the sequence where its grammar is complete."""
+    may_end: bool
+    """False: min_tokens forbids these."""
     guide: Guide | None = None
     """Only if the worker had none or a former one was killed."""
 
@@ -86,6 +88,8 @@ class AskMasks(msgspec.Struct, frozen=True, array_like=True):
     rows: list[Row]
     num_slots: int
     """That the shared memory holds."""
+    never: tuple[int, ...]
+    """Ids that stand for no text."""
     released: list[int] = []
     """Sequences that have ended."""
 
@@ -95,6 +99,8 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that the grammar allows: fewer than asked for leave no mask."""
     known: bool = True
     """False: the worker has to be told the guide and all tokens."""
+    complete: bool = False
+    """Nothing more can follow, and no end is left to draw."""
     error: str = ""
     """Of the library: the matcher cannot go on."""
 

@@ -160,8 +160,6 @@ class GuideProcesses:
         self._worker: WorkerLink | None = None
         self.forks = 0
         """Guide workers since the start."""
-        self.end = -1
-        """The id that stands for the end of the text in masks."""
 
     def template(self, lost: TemplateLink | None = None) -> TemplateLink:
         """The one to use, other than `lost`, which has ended. Raises GuidesLostError."""
@@ -191,7 +189,6 @@ class GuideProcesses:
                     status, found = template.fork()
                     # Not closed: the other thread may read from it. Its ends are closed with the last reference.
                     self._worker = found
-                    self.end = template.wait_loaded().end
                     self.forks += 1
                     return status, found
             raise GuidesLostError("the guide worker cannot be started")

@@ -150,7 +150,7 @@ class Template:
     def _serve(self, steps: int, compiles: int, memory: int) -> None:
         """In the process of the guide worker."""
         masks = MaskMemory(memory, self._tokens.size)
-        GuideWorker(self._tokens.tokenizer, self._budgets, Connection(steps), Connection(compiles), masks).run()
+        GuideWorker(self._tokens, self._budgets, Connection(steps), Connection(compiles), masks).run()
 
     def _fork(self, work: Callable[[], None], keep: tuple[int, ...]) -> int:
         parent = os.getpid()
@@ -196,9 +196,9 @@ def main(arguments: list[str]) -> NoReturn:
     try:
         tokens = load_tokens(Path(file), int(vocab_size))
     except Exception as error:  # noqa: BLE001 - whatever it is, the engine says so to those who ask for guides
-        engine.send(msgspec.msgpack.encode(Loaded(0, 0, f"{type(error).__name__}: {error}"[:MAX_ERROR])))
+        engine.send(msgspec.msgpack.encode(Loaded(0, f"{type(error).__name__}: {error}"[:MAX_ERROR])))
         sys.exit(1)
-    engine.send(msgspec.msgpack.encode(Loaded(tokens.end, tokens.size)))
+    engine.send(msgspec.msgpack.encode(Loaded(tokens.size)))
     template = Template(tokens, budgets, asked, engine)
     template.run()
     template.end_children()

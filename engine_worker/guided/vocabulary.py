@@ -12,7 +12,7 @@ END = "<|end of guided text|>"
 class Tokens(NamedTuple):
     tokenizer: LLTokenizer
     end: int
-    """See `Loaded`."""
+    """The id that stands for the end of the text in masks: one that the tokenizer does not have."""
     size: int
 
 

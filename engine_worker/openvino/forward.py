@@ -15,7 +15,7 @@ from engine_worker.models.config import DecoderConfig, widest_window
 from engine_worker.openvino.arrays import LEAST, PreparedStep, prepared_step
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
-from engine_worker.runner.forward import ROWS_PER_BLOCK, TakeRows, ignore_rows, rows_between
+from engine_worker.runner.forward import TakeRows, ignore_rows, rows_between, rows_per_block
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
 
@@ -107,8 +107,9 @@ class OpenVinoForward:
             layer: torch.from_numpy(self._request.get_output_tensor(2 + i).data)
             for i, layer in enumerate(self.output_layers)
         }
-        for start in range(0, num_kept, ROWS_PER_BLOCK):
-            end = start + ROWS_PER_BLOCK
+        size = rows_per_block(self.vocab_size)
+        for start in range(0, num_kept, size):
+            end = start + size
             normed, logits = map(torch.from_numpy, self._head(hidden[start:end]))
             take(normed, logits, rows_between(layers, start, end))
 

@@ -23,6 +23,7 @@ from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_
 from engine_worker.runner.load import fill_weights, share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Slice
 from sluice.ring.checkpoint import Checkpoint
@@ -75,12 +76,16 @@ def load_openvino(
     if draft is not None:
         own = draft.runner_config(config, widest_window(tested[0].shape.windows))
         tested.append(_tested(draft.checkpoint, own))
+    images = load_images(checkpoint, config, torch.float32, CPU)
     compiled = [_compile(each, progress) for each in tested]
     _return_freed_memory()
     caches = _caches([each.block for each in compiled], compiled[0].shape, config, checkpoint.max_context_tokens)
     forwards = [each.forward(cache, config.threads) for each, cache in zip(compiled, caches, strict=True)]
     drafter = None if draft is None else (ModelRunner(forwards[1]), draft.checkpoint.max_context_tokens)
     runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter)
+    runner.images = images
+    if images is not None:
+        runner.choices["image_tokens"] = str(images.per_image)
     runner.choices |= {
         "implementation": "sluice",
         "backend": "openvino",

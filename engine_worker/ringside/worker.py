@@ -38,6 +38,8 @@ from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
+from sluice.telemetry.status_report import EngineReport, ServiceReport
+from sluice.telemetry.version import build_version
 
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""
@@ -70,6 +72,7 @@ class Worker:
         """Binds the inbox. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
         stats_callback or scheduler."""
         self._settings = settings
+        self._version = build_version()
         self._log = log
         self._security = settings.security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -87,6 +90,7 @@ class Worker:
             max_draft_tokens=settings.draft_tokens,
             has_adapters=runner.adapters is not None,
             hidden_size=runner.hidden_size,
+            image_rows=runner.image_rows,
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -138,7 +142,9 @@ class Worker:
         self._stopping = False
         self._draining_since: float | None = None
         unready = "it is draining"
-        self._metrics_port.show(self._beacon, self._read_metrics, lambda: unready if self._stopping else None)
+        self._metrics_port.show(
+            self._beacon, self._read_metrics, lambda: unready if self._stopping else None, self._report
+        )
 
     def sizes(self) -> dict[str, int]:
         stats = self._engine.stats.latest
@@ -275,6 +281,18 @@ class Worker:
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
+    def _report(self) -> ServiceReport:
+        """For /status.json."""
+        own = EngineReport(
+            id=self._settings.id,
+            state="draining" if self._stopping else "serving",
+            address=self.address,
+            version=self._version,
+            model=self.terms.fingerprint,
+            model_version=self._settings.model_version,
+        )
+        return ServiceReport(self.address, engines=[own.with_stats(self._engine.stats.latest)])
+
     def _receive(self) -> list[Submit | Cancel | Hello]:
         """Handle all messages but those for the mailbox, which are returned."""
         found: list[Submit | Cancel | Hello] = []
@@ -352,4 +370,6 @@ class Worker:
             has_adapters=self.terms.has_adapters,
             cache_events=self._event_reads.kept,
             hidden_size=self.terms.hidden_size,
+            image_rows=self.terms.image_rows,
+            version=self._version,
         )

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.settings.engine import BatchSize, Compute, KvCacheSize, LoraOptions, OutputLayers
+from sluice.settings.engine import BatchSize, Compute, ImageOptions, KvCacheSize, LoraOptions, OutputLayers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class RunnerConfig(OutputLayers, LoraOptions, BatchSize, KvCacheSize, Compute):
+class RunnerConfig(OutputLayers, ImageOptions, LoraOptions, BatchSize, KvCacheSize, Compute):
     """The engine's settings that the runner needs, and the rank's place on its machine."""
 
     device_index: int = 0

@@ -11,9 +11,16 @@ from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.methods import Blocks, Rank
 from engine_worker.step import Move, Slice
 
-ROWS_PER_BLOCK = 64
-"""Rows of logits beside the draws' that are computed at once: those of a whole chunk may take more memory than
-everything else in the step (512 rows of 152,000 tokens: 311 MB)."""
+BLOCK_BYTES = 4 << 20
+LEAST_ROWS = 64
+
+
+def rows_per_block(vocab_size: int) -> int:
+    """Rows of logits beside the draws' that are computed at once: as many as BLOCK_BYTES hold, and at least LEAST_ROWS,
+    fewer of which would make the product slow. Those of a whole chunk may take more memory than everything else in the
+    step (512 rows of 152,000 tokens: 311 MB)."""
+    return max(LEAST_ROWS, BLOCK_BYTES // (4 * vocab_size))
+
 
 Layers = Mapping[int, Tensor]
 """[N, hidden]: the residual stream after layers, by their index."""

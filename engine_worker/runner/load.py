@@ -26,9 +26,11 @@ from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import Followers, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
+from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
-from engine_worker.runner.weights import Progress, load_weights, random_weights
+from engine_worker.runner.weights import Progress, load_weights, random_weights, same_name
 from engine_worker.sampling.noise import GumbelMax
+from engine_worker.vision.names import decoder_name
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.cores import usable_cores
 
@@ -110,6 +112,8 @@ def load_runner(
     """
     if config.lora and not adaptable(checkpoint):
         raise ValueError("lora = true, but this model runs through transformers, whose layers have no adapters")
+    device = find_device(config)
+    images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
     forward, choices, gumbel_max = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
     drafter = None
     if draft is not None:
@@ -117,6 +121,9 @@ def load_runner(
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
     runner = ModelRunner(forward, overlap, followers, gumbel_max=gumbel_max, drafter=drafter)
     runner.choices |= choices
+    runner.images = images
+    if images is not None:
+        runner.choices["image_tokens"] = str(images.per_image)
     if forward.adapters is not None:
         runner.adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
         for folder, reason in runner.adapters.prefetch():
@@ -228,7 +235,8 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
     elif isinstance(model, SelfLoading):
         model.load(checkpoint.path, progress)
     else:
-        load_weights(checkpoint.path, model.targets(), progress, model.cuts())
+        rename = same_name if checkpoint.vision is None else decoder_name
+        load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)
     model.freeze()
 
 

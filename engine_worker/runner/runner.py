@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from engine_worker.attention.backend import first_line
@@ -22,6 +23,7 @@ from engine_worker.runner.methods import Methods
 from engine_worker.runner.preparations import Preparations
 from engine_worker.runner.results import StepResults
 from engine_worker.runner.rows import WantedRows
+from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
@@ -29,6 +31,7 @@ from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
 from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, Move, Preparation, Slice, Step
+from engine_worker.vision.rows import ImageRows
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 
@@ -107,6 +110,8 @@ class ModelRunner:
         """None: guides are refused. Set before the first request."""
         self.adapters: AdapterLibrary | None = None
         """None: LoRA adapters are refused. Set before the first request."""
+        self.images: ImageRows | None = None
+        """None: the model takes no images. Set before the first request."""
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)
@@ -124,6 +129,10 @@ class ModelRunner:
     def tensors(self) -> Mapping[str, int]:
         return self.output_tensors.row_bytes
 
+    @property
+    def image_rows(self) -> int:
+        return 0 if self.images is None else self.images.per_image
+
     def find_tensors(self, names: Mapping[str, str]) -> None:
         """Offer what these functions return; see `OutputTensors.of`."""
         self.output_tensors = OutputTensors.of(self._forward, names)
@@ -140,6 +149,8 @@ class ModelRunner:
             self._thread.shutdown()
         if self.adapters is not None:
             self.adapters.close()
+        if self.images is not None:
+            self.images.close()
         self._forward.close()
         if self._drafter is not None:
             self._drafter.close()
@@ -163,6 +174,8 @@ class ModelRunner:
         parts = [self._prepare_guide(spec)]
         if spec.adapter is not None and self.adapters is not None:
             parts.append(self.adapters.prepare(spec.adapter))
+        if spec.tables.images and self.images is not None:
+            parts.append(self.images.prepare(spec.tables.images))
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None
 
@@ -179,6 +192,8 @@ class ModelRunner:
             self.guides.advance()
         if self.adapters is not None:
             self.adapters.advance()
+        if self.images is not None:
+            self.images.advance()
 
     def programs(self, spec: Submit) -> list[Program | None]:
         guided: list[GuidedSequence] = []
@@ -212,6 +227,8 @@ class ModelRunner:
         before, self._latest = self._latest, None
         arrays = prepared = sampling = rows = None
         if step.slices:
+            if self.images is not None:
+                step = replace(step, slices=with_images(step.slices, self.images.table))
             arrays = self._forward.arrays(step.slices)
             prepared = self._forward.prepare(arrays)
             work = StepDraws.of(step.slices)

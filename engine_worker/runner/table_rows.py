@@ -1,12 +1,14 @@
 """The rows of prompt tables that a step needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.step import Slice
+from sluice.ring.images import Image
 from sluice.ring.tables import Table, VirtualTokens
 
 STAND_IN = 0
@@ -18,6 +20,16 @@ class TableRows(NamedTuple):
     """[V]: the virtual tokens of a step, by index."""
     rows: NDArray[np.float32]
     """[V, hidden]."""
+
+
+def with_images(slices: Sequence[Slice], rows_of: Callable[[Image], Table]) -> tuple[Slice, ...]:
+    """Slices with tables in place of the images that they need."""
+    return tuple(
+        part
+        if part.virtual is None
+        else msgspec.structs.replace(part, virtual=part.virtual.computed(part.tokens, rows_of))
+        for part in slices
+    )
 
 
 def table_rows(slices: Sequence[Slice]) -> TableRows | None:
@@ -39,8 +51,9 @@ def table_rows(slices: Sequence[Slice]) -> TableRows | None:
 
 def _rows(virtual: VirtualTokens, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
     """`numbers` [V]: of rows, in all tables joined."""
-    found = np.empty((len(numbers), virtual.placed[0].table.hidden_size), np.float32)
-    for table, first in virtual.placed:
+    tables = [(table, first) for table, first in virtual.placed if isinstance(table, Table)]
+    found = np.empty((len(numbers), tables[0][0].hidden_size), np.float32)
+    for table, first in tables:
         its = (numbers >= first) & (numbers < first + table.rows)
         if its.any():
             found[its] = _floats(table, numbers[its] - first)

@@ -20,7 +20,7 @@ from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
 from engine_worker.models.taps import Taps
 from engine_worker.runner.batch import StepArrays, StepTensors, arrays_to_device, build_arrays
-from engine_worker.runner.forward import NO_LAYERS, ROWS_PER_BLOCK, TakeRows, ignore_rows, rows_between
+from engine_worker.runner.forward import NO_LAYERS, TakeRows, ignore_rows, rows_between, rows_per_block
 from engine_worker.runner.graphs import Graphs, pad
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
@@ -136,9 +136,10 @@ class TorchForward:
         hidden = self(step, taps)
         if tensors.kept_tokens is not None:
             layers = NO_LAYERS if taps is None else taps.found
-            for block, tokens in enumerate(tensors.kept_tokens.split(ROWS_PER_BLOCK)):
+            size = rows_per_block(self.vocab_size)
+            for block, tokens in enumerate(tensors.kept_tokens.split(size)):
                 kept = hidden.index_select(0, tokens)
-                start = block * ROWS_PER_BLOCK
+                start = block * size
                 take(kept, self.model.logits(kept), rows_between(layers, start, start + len(tokens)))
         rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return self.model.logits(rows) if len(rows) else None

@@ -18,9 +18,21 @@ Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
 Cuts = Mapping[str, Cut]
 """Which slice of the checkpoint's tensor a target holds, by name; targets not listed hold all of it."""
+Rename = Callable[[str], str | None]
+"""A target's name from that of a tensor in a file; None: the tensor is of another part of the model."""
 
 
-def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, cuts: Cuts = {}) -> None:  # noqa: B006
+def same_name(name: str) -> str:
+    return name
+
+
+def load_weights(
+    folder: Path,
+    targets: dict[str, Tensor],
+    progress: Progress,
+    cuts: Cuts = {},  # noqa: B006
+    rename: Rename = same_name,
+) -> None:
     """Fill every target from the tensor of its name.
 
     Derived tensors of old checkpoints (rotary frequencies, a tied head) are ignored. Raises CheckpointError on files
@@ -28,15 +40,16 @@ def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, c
     """
     # All names are checked before the first, possibly large, tensor is read.
     files = weight_files(folder)
-    _check_names(folder, targets, files)
+    _check_names(folder, targets, files, rename)
     total = sum(file.stat().st_size for file in files)
     done = 0
     device = str(next(iter(targets.values())).device)
     for file in files:
         with _opened(file, device) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            for given in tensors.keys():  # noqa: SIM118 - not a mapping
+                name = rename(given)
                 if name in targets:
-                    whole = _fill(name, targets[name], tensors.get_slice(name), cuts.get(name))
+                    whole = _fill(given, targets[name], tensors.get_slice(given), cuts.get(name))
                     progress(min(done := done + whole, total), total)
     progress(total, total)
 
@@ -68,11 +81,11 @@ def random_weights(
         progress(done := done + target.nbytes, total)
 
 
-def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path]) -> None:
+def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path], rename: Rename) -> None:
     found: set[str] = set()
     for file in files:
         with _opened(file) as tensors:
-            found.update(tensors.keys())
+            found.update(name for name in map(rename, tensors.keys()) if name is not None)
     missing = targets.keys() - found
     unexpected = {name for name in found - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
     problems = [

@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine_worker.sampling.largest import largest
 from sluice.ring.wire import TokenLogprob
-
-GROUP = 16
-"""Tokens in a group; see `_largest`."""
 
 
 class Logprobs(NamedTuple):
@@ -37,25 +35,12 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     column = tokens.unsqueeze(1)
     own = logprobs.gather(1, column).squeeze(1)
     # Without columns topk would still wake the other threads of a CPU.
-    ids = _largest(logits, min(most, logits.shape[1])) if most else tokens.new_empty(len(tokens), 0)
+    ids = largest(logits, min(most, logits.shape[1])) if most else tokens.new_empty(len(tokens), 0)
     best = logprobs.gather(1, ids)
     # In the memory of the logprobs. As float32, which counts exactly up to 2^24: a sum of bools takes five times as
     # long on a CPU.
     ranks = torch.gt(logits, logits.gather(1, column), out=logprobs).sum(dim=1).long() + 1
     return Logprobs(own, ranks, ids, best)
-
-
-def _largest(logits: Tensor, most: int) -> Tensor:
-    """As the indices of topk, [N, most], which on a CPU takes several times as long as a maximum of each group of
-    tokens. So it is applied to the groups with the largest maxima only: they hold the largest logits, or equal ones."""
-    vocab = logits.shape[1]
-    stride, rest = divmod(vocab, GROUP)
-    if logits.device.type != "cpu" or rest or most >= stride:
-        return logits.topk(most, dim=1).indices
-    groups = logits.view(-1, GROUP, stride).amax(dim=1).topk(most, dim=1, sorted=False).indices
-    members = groups.unsqueeze(1) + torch.arange(0, vocab, stride).unsqueeze(1)
-    candidates = members.flatten(start_dim=1)
-    return candidates.gather(1, logits.gather(1, candidates).topk(most, dim=1).indices)
 
 
 def _best(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:

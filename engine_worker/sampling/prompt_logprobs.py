@@ -54,9 +54,10 @@ class PromptScores:
 def _packed(block: Logprobs) -> NDArray[np.uint32]:
     """[N, 2 + 2K], rows as in `sluice.ring.prompt_logprobs`."""
     own, ranks, ids, best = (tensor.numpy() for tensor in block)
-    # The lowest id first among equals, as for generated tokens.
-    order = np.lexsort((ids, -best), axis=1)
-    ids, best = np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
+    if (best[:, 1:] == best[:, :-1]).any():
+        # The lowest id first among equals, as for generated tokens.
+        order = np.lexsort((ids, -best), axis=1)
+        ids, best = np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
     columns = (own[:, None].view(np.uint32), ranks[:, None], ids, np.ascontiguousarray(best).view(np.uint32))
     return np.concatenate([column.astype("<u4", copy=False) for column in columns], axis=1)
 

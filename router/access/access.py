@@ -13,7 +13,7 @@ from router.access.bearer_tokens import BearerTokens, read_tokens
 from router.access.principal import TENANT, Admit, Principal
 from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
-from router.errors import Call, RequestError, Violation, shown
+from router.errors import Call, Reason, RequestError, Violation, shown
 from sluice.ring.errors import ErrorCode
 from sluice.ring.names import find
 from sluice.settings.services import RouterSettings
@@ -112,7 +112,7 @@ class Authenticator:
             return ""
         if len(given) > 1 or not TENANT.fullmatch(given[0]):
             problem = f"is {shown(', '.join(given))}, must be one name of up to 64 of [A-Za-z0-9._:-]"
-            raise RequestError.invalid([Violation(self._tenant_key, problem)])
+            raise RequestError.invalid([Violation(self._tenant_key, problem, reason=Reason.INVALID_FORMAT)])
         return given[0]
 
     def _refuse(self, code: ErrorCode, reason: str, message: str) -> NoReturn:

@@ -4,27 +4,31 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from router.api.cache_events import events_message
 from router.api.call_engines import call_engines
+from router.api.overview_messages import detokenizer_info, engine_info, request_summary, router_stats, tenant_stats
 from router.api.rpc import Context
 from router.api.stats_broadcast import StatsBroadcast, step_message
-from router.errors import RequestError, Violation, seconds
+from router.errors import Reason, RequestError, Violation, seconds
 from router.peers.cache_events import CacheEventReaders
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from router.peers.placement import Placement
+from router.requests.overview import Overview
 from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat
 from sluice.ring.wire import Flush
+from sluice.telemetry.version import build_version
 from sluice.v1 import admin_pb2 as pb
 
+MOST_REQUESTS = 32
+"""In one snapshot."""
 SHORTEST_INTERVAL = 0.1
 LONGEST_INTERVAL = 86_400.0
 FLUSH_SECONDS = 5.0
@@ -33,6 +37,10 @@ FLUSH_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class AdminService:
+    _id: str
+    """Of this router."""
+    _overview: Overview
+    _models: Callable[[], list[pb.Model]]
     _membership: Membership
     _placement: Placement
     _serving: ServingModel
@@ -48,7 +56,11 @@ class AdminService:
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
         return pb.GetServerInfoResponse(
-            version=_version(),
+            router_id=self._id,
+            engines=map(engine_info, self._overview.engines()),
+            detokenizers=map(detokenizer_info, self._overview.detokenizers()),
+            models=self._models(),
+            version=build_version(),
             start_time=self._start,
             draining=self._requests.closed,
             serving_version=self._serving.version,
@@ -136,13 +148,16 @@ class AdminService:
             engines=[step_message(peer.heartbeat, peer.heartbeat.stats) for peer in engines.alive if peer.heartbeat],
             detokenizers=[_detokenizer_message(peer.heartbeat) for peer in detokenizers.alive if peer.heartbeat],
             serving_model_fingerprint=self._serving.choose(engines.usable),
+            router=router_stats(self._id, self._overview.router()),
+            tenants=map(tenant_stats, self._overview.tenants()),
+            requests=map(request_summary, self._overview.latest_requests(MOST_REQUESTS)),
         )
 
 
 def _check_range(field: str, found: float, least: float) -> None:
     if not least <= found <= LONGEST_INTERVAL:
         description = f"is {found:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
-        raise RequestError.invalid([Violation(field, description)])
+        raise RequestError.invalid([Violation(field, description, reason=Reason.OUT_OF_RANGE)])
 
 
 def _detokenizer_message(heartbeat: DetokenizerHeartbeat) -> pb.DetokenizerStats:
@@ -158,10 +173,3 @@ def _now() -> Timestamp:
     now = Timestamp()
     now.GetCurrentTime()
     return now
-
-
-def _version() -> str:
-    try:
-        return version("sluice")
-    except PackageNotFoundError:
-        return "unknown"

@@ -1,5 +1,6 @@
 """sluice.v1.GenerationService."""
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
@@ -8,7 +9,7 @@ from tokenizers import Encoding
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
 from router.api.watchdog import Watchdog
-from router.errors import RequestError, Violation, Violations, logged, sent
+from router.errors import Reason, RequestError, Violation, Violations, logged, sent
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
@@ -28,12 +29,12 @@ class GenerationService:
     _log: BoundLogger
 
     async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=False) as request:
+        async with self._serve(message.spec, context, streaming=False) as request:
             await request.log.wait_until(lambda: request.log.complete)
             return await ResponseBuilder(request, self._text.vocabulary).response(await self._prompt_text(request))
 
     async def generate_stream(self, message: pb.GenerateStreamRequest, context: Context) -> None:
-        async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=True) as request:
+        async with self._serve(message.spec, context, streaming=True) as request:
             prompt_text = await self._prompt_text(request)
             builder = ResponseBuilder(request, self._text.vocabulary)
             await sent(write_stream(request, builder, context.write_bytes, self._writes, prompt_text))
@@ -41,7 +42,7 @@ class GenerationService:
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
         if not message.request_id:
-            raise RequestError.invalid([Violation("request_id", "is empty")])
+            raise RequestError.invalid([Violation("request_id", "is empty", reason=Reason.MISSING)])
         aborted = await self._pipeline.abort(message.request_id, context.caller)
         reason = logged(message.reason)
         self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)
@@ -70,6 +71,11 @@ class GenerationService:
         bad.raise_if_any()
         skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         return pb.DetokenizeResponse(text=await self._text.decode(message.token_ids, skip))
+
+    def _serve(
+        self, spec: pb.GenerationSpec, context: Context, streaming: bool
+    ) -> AbstractAsyncContextManager[RequestState]:
+        return self._pipeline.serve(spec, context.caller, context.peer, streaming, context.traceparent)
 
     async def _prompt_text(self, request: RequestState) -> str:
         """Empty if it is not echoed."""

@@ -8,7 +8,7 @@ from typing import Any
 from router.api.paging import page_of
 from router.api.prompt_adapters import PromptAdapterCalls
 from router.api.rpc import Context
-from router.errors import RequestError, Violation, Violations
+from router.errors import Reason, RequestError, Violation, Violations
 from router.peers.adapters import LOAD_SECONDS, Adapters
 from router.requests.dispatcher import Dispatcher
 from router.validate.adapter import adapter_not_found, check_id, parse_files
@@ -30,9 +30,12 @@ class ModelService:
     _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
+    def models(self) -> list[pb.Model]:
+        return [self._describe()]
+
     async def list_models(self, message: pb.ListModelsRequest, _: Context) -> pb.ListModelsResponse:
         """Raises RequestError."""
-        page, token = page_of([self._describe()], lambda model: model.name, message)
+        page, token = page_of(self.models(), lambda model: model.name, message)
         return pb.ListModelsResponse(models=page, next_page_token=token)
 
     async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
@@ -49,7 +52,7 @@ class ModelService:
             entry = await self._adapters.load_files(message.lora_id, files, LOAD_SECONDS)
         else:
             if not message.path:
-                bad.add("path", "is empty, and weights is not set either")
+                bad.add("path", "is empty, and weights is not set either", reason=Reason.MISSING)
             bad.at_most("path", len(message.path), 1024, "characters")
             bad.raise_if_any()
             entry = await self._adapters.load_path(message.lora_id, message.path, LOAD_SECONDS)
@@ -71,7 +74,9 @@ class ModelService:
         async for message in messages:
             kind = message.WhichOneof("part")
             if (header is None) is not (kind == "header"):
-                raise RequestError.invalid([Violation("part", "must be the header first, and data after it")])
+                raise RequestError.invalid(
+                    [Violation("part", "must be the header first, and data after it", reason=Reason.INVALID_FORMAT)]
+                )
             if header is None:
                 header = message.header
                 bad = self._check(header.lora_id, header.model, "header.")
@@ -81,9 +86,11 @@ class ModelService:
             weights += message.data
             if len(weights) > MAX_FILE_BYTES:
                 most = f"have more than {MAX_FILE_BYTES} bytes together, the most there may be"
-                raise RequestError.invalid([Violation("data", most)])
+                raise RequestError.invalid([Violation("data", most, reason=Reason.TOO_MANY)])
         if header is None or not weights or not header.config_json:
-            raise RequestError.invalid([Violation("part", "must have a header with config_json, then data")])
+            raise RequestError.invalid(
+                [Violation("part", "must have a header with config_json, then data", reason=Reason.INVALID_FORMAT)]
+            )
         return header.lora_id, AdapterFiles(header.config_json, bytes(weights))
 
     async def unload_lora(self, message: pb.UnloadLoraRequest, context: Context) -> pb.UnloadLoraResponse:
@@ -127,6 +134,8 @@ class ModelService:
     def _describe(self) -> pb.Model:
         model = self._model
         kinds = {"chat": model.has_chat, "lora": bool(self._dispatcher.has_adapters)}
+        image_tokens = max(self._dispatcher.image_rows or (), default=0)
+        kinds["images"] = image_tokens > 0
         return pb.Model(
             name=model.name,
             max_context_tokens=self._dispatcher.context_tokens,
@@ -138,6 +147,7 @@ class ModelService:
             tensors=sorted(self._dispatcher.tensors or ()),
             logits_processors=sorted(self._dispatcher.processors or ()),
             hidden_size=max(self._dispatcher.hidden_sizes or (), default=0),
+            image_tokens=image_tokens,
         )
 
 

@@ -5,7 +5,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from router.errors import RequestError, Violation, shown
+from router.errors import Reason, RequestError, Violation, shown
 
 DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
 MAX_TOKEN_CHARS = 2048
@@ -27,7 +27,9 @@ def page_of(items: Iterable[T], name: Callable[[T], str], request: ListRequest) 
     """
     size = request.page_size or DEFAULT_PAGE
     if size > LONGEST_PAGE:
-        raise RequestError.invalid([Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}")])
+        raise RequestError.invalid(
+            [Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}", reason=Reason.OUT_OF_RANGE)]
+        )
     # Of another call, a token is invalid.
     kind = type(request).__name__
     last = _read(kind, request.page_token)
@@ -51,5 +53,5 @@ def _read(kind: str, token: str) -> str | None:
     # Decoding skips characters that are not of base64.
     if not separator or found != kind or _token(kind, last) != token:
         description = f"is {shown(token)}, must be the next_page_token of this call's last answer"
-        raise RequestError.invalid([Violation("page_token", description, private=True)])
+        raise RequestError.invalid([Violation("page_token", description, private=True, reason=Reason.INVALID_FORMAT)])
     return last

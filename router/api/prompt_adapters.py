@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from structlog.stdlib import BoundLogger
 
 from router.api.paging import page_of
-from router.errors import RequestError, Violations
+from router.errors import Reason, RequestError, Violations
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.dispatcher import Dispatcher
 from router.validate.adapter import adapter_not_found, check_form
@@ -48,7 +48,7 @@ class PromptAdapterCalls:
         check_form(ID_FIELD, message.prompt_adapter_id, bad)
         source = message.WhichOneof("source")
         if not (message.path if source == "path" else source):
-            bad.add("path", "is empty, and neither files nor rows is set")
+            bad.add("path", "is empty, and neither files nor rows is set", reason=Reason.MISSING)
         bad.at_most("path", len(message.path), 1024, "characters")
         bad.raise_if_any()
         if self._loading.locked():

@@ -15,9 +15,10 @@ from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit, Principal
 from router.api.watchdog import Watchdog
-from router.errors import Call, RequestError, Violation, abort, sent
+from router.errors import Call, Reason, RequestError, Violation, abort, sent
 from sluice.ring.errors import ErrorCode
 
+TRACEPARENT = "traceparent"
 MESSAGE_SECONDS = 60.0
 """From the start of a call until its whole message has come."""
 
@@ -33,6 +34,12 @@ class Context:
     def peer(self) -> str:
         """The client's address as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
         return self._call.peer()
+
+    @property
+    def traceparent(self) -> str:
+        """Of W3C Trace Context; empty: there is none, or more than one."""
+        found = [str(value) for key, value in self._call.invocation_metadata() or () if key == TRACEPARENT]
+        return found[0] if len(found) == 1 else ""
 
     async def write(self, message: Message) -> None:
         await sent(self._call.write(message.SerializeToString()))
@@ -122,7 +129,7 @@ async def _read(call: Call, watchdog: Watchdog) -> Any:
     """The call's only message. Raises RequestError."""
     request = await _next(call, watchdog)
     if request is aio.EOF:
-        raise RequestError.invalid([Violation("", "the call has no request message")])
+        raise RequestError.invalid([Violation("", "the call has no request message", reason=Reason.MISSING)])
     return request
 
 
@@ -132,7 +139,9 @@ async def _next(call: Call, watchdog: Watchdog) -> Any:
         guard.begin()
         request = await call.read()
     if isinstance(request, DecodeError):
-        raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
+        raise RequestError.invalid(
+            [Violation("", f"the message cannot be read: {request}", reason=Reason.INVALID_FORMAT)]
+        )
     return request
 
 

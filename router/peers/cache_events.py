@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from router.errors import RequestError, Violation, shown
+from router.errors import Reason, RequestError, Violation, shown
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
@@ -78,7 +78,11 @@ class CacheEventReader:
         chosen = [engine for engine in engines if self._engine in ("", engine.name)]
         if engines and not chosen:
             names = ", ".join(sorted(engine.name for engine in engines))
-            violation = Violation("engine_id", f"is {shown(self._engine)}, must be empty or one of {shown(names)}")
+            violation = Violation(
+                "engine_id",
+                f"is {shown(self._engine)}, must be empty or one of {shown(names)}",
+                reason=Reason.UNKNOWN_VALUE,
+            )
             raise RequestError.invalid([violation])
         if chosen and not any(map(_keeps_events, chosen)):
             names = ", ".join(sorted(engine.name for engine in chosen))

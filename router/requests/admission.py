@@ -134,6 +134,15 @@ class Admission:
         self._waiting_of: Counter[str] = Counter()
         self._arrivals = 0
 
+    @property
+    def held_by_tenant(self) -> dict[str, int]:
+        """Permits."""
+        return dict(self._held)
+
+    @property
+    def waiting_by_tenant(self) -> dict[str, int]:
+        return dict(self._waiting_of)
+
     def resize(self, capacity: int, places: int | None = None) -> None:
         """Change the number of permits, and of requests that can run at once.
 

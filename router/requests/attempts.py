@@ -19,6 +19,7 @@ from router.requests.features import (
     having_features,
     know_adapters,
     known_hidden_sizes,
+    known_image_rows,
     known_processors,
     known_tensors,
 )
@@ -106,6 +107,11 @@ class AttemptSender:
     def hidden_sizes(self) -> set[int] | None:
         """See `known_hidden_sizes`."""
         return known_hidden_sizes(self._membership.engines.all)
+
+    @property
+    def image_rows(self) -> set[int] | None:
+        """See `known_image_rows`."""
+        return known_image_rows(self._membership.engines.all)
 
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
@@ -212,7 +218,7 @@ class AttemptSender:
     def _enter_quarantine(self, request: RequestState, attempt: Attempt) -> None:
         self._suspects.enter_quarantine(request.suspicion, attempt.engine.epoch)
         details = {"attempt": attempt.number, "engine": attempt.engine.name, "engine_deaths": request.suspicion.deaths}
-        self._log.info("quarantine_entered", request_id=request.spec.request_id, **details)
+        self._log.info("quarantine_entered", **request.log_ids, **details)
 
     def _submit_message(self, request: RequestState, attempt: Attempt, alone: bool) -> Submit:
         spec, stopping = request.spec, request.spec.stopping

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError, Violation
+from router.errors import Reason, RequestError, Violation
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.appended import Appended
@@ -70,6 +70,11 @@ class Dispatcher:
     def hidden_sizes(self) -> set[int] | None:
         """As `AttemptSender.hidden_sizes`."""
         return self._attempts.hidden_sizes
+
+    @property
+    def image_rows(self) -> set[int] | None:
+        """As `AttemptSender.image_rows`."""
+        return self._attempts.image_rows
 
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
@@ -224,8 +229,7 @@ class Dispatcher:
     def _end_poison(self, request: RequestState) -> None:
         deaths = request.suspicion.deaths
         details = {"engine": request.engine, "engine_deaths": deaths, "received_tokens": request.log.received}
-        request_id, tenant = request.spec.request_id, request.tenant
-        self._log.error("poison_request_ended", request_id=request_id, tenant=tenant, **details)
+        self._log.error("poison_request_ended", **request.log_ids, tenant=request.tenant, **details)
         self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:
@@ -301,7 +305,7 @@ class Dispatcher:
 
 def _too_large() -> RequestError:
     most = f"asks for tensors of more than {MAX_WHOLE_BYTES} bytes, the most in one message: call GenerateStream"
-    return RequestError.invalid([Violation("spec.output", most)])
+    return RequestError.invalid([Violation("spec.output", most, reason=Reason.TOO_MANY)])
 
 
 def error_of(fault: Fault) -> RequestError:

@@ -1,5 +1,5 @@
-"""What requests need that not every engine may have: logits processors and tensors, by name, adapters, and rows of
-prompt tables."""
+"""What requests need that not every engine may have: logits processors and tensors, by name, adapters, rows of
+prompt tables, and images."""
 
 from collections.abc import Iterable
 
@@ -19,6 +19,7 @@ def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> lis
         and tensors.issubset(peer.heartbeat.tensors)
         and (request.spec.adapter is None or peer.heartbeat.has_adapters)
         and request.spec.hidden_size in (None, peer.heartbeat.hidden_size)
+        and request.spec.image_rows in (None, peer.heartbeat.image_rows)
     ]
 
 
@@ -30,6 +31,8 @@ def described(request: RequestState) -> str:
     found = [f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
     if (hidden_size := request.spec.hidden_size) is not None:
         found.append(f"prompt tables with rows of {hidden_size}")
+    if (rows := request.spec.image_rows) is not None:
+        found.append(f"images of {rows} tokens")
     return " and ".join(found)
 
 
@@ -55,6 +58,12 @@ def known_hidden_sizes(engines: Iterable[EnginePeer]) -> set[int] | None:
     """Of the rows of prompt tables that engines take or, if they are lost, took; None: no engine has said it."""
     heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
     return {heartbeat.hidden_size for heartbeat in heartbeats} - {0} if heartbeats else None
+
+
+def known_image_rows(engines: Iterable[EnginePeer]) -> set[int] | None:
+    """The same of images."""
+    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
+    return {heartbeat.image_rows for heartbeat in heartbeats} - {0} if heartbeats else None
 
 
 def _tensors(request: RequestState) -> set[str]:

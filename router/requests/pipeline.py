@@ -1,34 +1,43 @@
 """The life of a generation request in the router, unary or stream: `RequestPipeline.serve`."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import RequestError, Violation, logged
+from router.errors import Reason, RequestError, Violation, logged
 from router.peers.adapters import Adapters
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
+from router.requests.trace import RequestTrace, trace_ended, trace_refused
+from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import check_adapter
+from router.validate.images import check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import fit, parse
-from router.validate.tables import GivenTable, check_hidden_size
+from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
 
 MAX_LOGGED_FIELDS = 8
-NO_WEIGHTS = Violation("spec.lora_weights", "is set, but this server takes no adapters in requests: load them first")
+NO_WEIGHTS = Violation(
+    "spec.lora_weights",
+    "is set, but this server takes no adapters in requests: load them first",
+    reason=Reason.NOT_SUPPORTED,
+)
 
 
 @dataclass(frozen=True)
@@ -47,13 +56,19 @@ class RequestPipeline:
     """Whether requests may bring adapters."""
     _counters: RequestCounters
     _log: BoundLogger
+    _on_trace: Callable[[RequestTrace], None] | None = None
+    """None: requests are not traced."""
 
     @asynccontextmanager
     async def serve(
-        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool
+        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, traceparent: str = ""
     ) -> AsyncIterator[RequestState]:
-        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError."""
-        request = await self._enter(message, caller, peer, streaming)
+        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError.
+
+        `traceparent`: of the call's metadata, by W3C Trace Context.
+        """
+        trace = read_traceparent(traceparent) or (new_context() if self._on_trace else None)
+        request = await self._enter(message, caller, peer, streaming, trace)
         # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
@@ -81,6 +96,8 @@ class RequestPipeline:
             self._requests.remove(request)
             self._log_end(request, outcome, refusal)
             self._counters.on_ended(request, "MIXED" if "," in outcome else outcome, status)
+            if self._on_trace is not None and request.trace is not None:
+                self._on_trace(trace_ended(request, request.trace, self._model.name, outcome, status))
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
         """Stop an open request; False if this caller has none with this id."""
@@ -90,9 +107,11 @@ class RequestPipeline:
         self._dispatcher.abort(request)
         return True
 
-    async def _enter(self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool) -> RequestState:
+    async def _enter(
+        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, trace: TraceContext | None
+    ) -> RequestState:
         # Not validated yet, so shortened and escaped for the log.
-        request_id = logged(message.request_id)
+        request_id, arrived = logged(message.request_id), time.monotonic()
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
@@ -100,10 +119,13 @@ class RequestPipeline:
                 await self._prompt_adapters.settle(message.prompt_adapter_id)
             spec = parse(message, self._model, self._limits, streaming, self._adapters.find, self._prompt_adapters.find)
             request_id = spec.request_id
-            return self._requests.add(spec, caller.tenant)
+            return self._requests.add(spec, caller.tenant, trace)
         except RequestError as error:
             fields = {"outcome": error.code.name, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
+            fields |= {} if trace is None else {"trace_id": trace.hex_id}
             self._log.info("request_ended", request_id=request_id, **fields)
+            if self._on_trace is not None and trace is not None:
+                self._on_trace(trace_refused(trace, arrived, self._model.name, request_id, error.code.name))
             self._counters.on_refused(error.code.name, error.code.status)
             raise
 
@@ -128,7 +150,10 @@ class RequestPipeline:
         check_tensors(spec.tensors, self._dispatcher.tensors)
         check_adapter(spec.adapter, self._dispatcher.has_adapters)
         check_hidden_size(spec.table, self._dispatcher.hidden_sizes)
+        check_image_rows(spec.images, self._dispatcher.image_rows)
         tokens = await self._text.tokens(spec.prompt)
+        if spec.images is not None:
+            tokens = spec.images.expand(tokens, spec.prompt.field)
         if spec.table is not None:
             tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
@@ -140,14 +165,18 @@ class RequestPipeline:
         spellings = await self._text.spellings(spec.bad_words)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
-        if spec.table is not None:
-            await self._load(request, spec.table, len(prompt))
+        if spec.own_bytes or spec.shared_tables:
+            await self._load(request, len(prompt))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))
         await self._dispatcher.submit(request)
 
-    async def _load(self, request: RequestState, table: GivenTable, prompt_tokens: int) -> None:
-        tables = await self._text.compute(len(table.data), table.load)
+    async def _load(self, request: RequestState, prompt_tokens: int) -> None:
+        table, images, tables = request.spec.table, request.spec.images, NO_TABLES
+        if table is not None:
+            tables = await self._text.compute(len(table.data), table.load)
+        if images is not None and images.images:
+            tables = replace(tables, images=await self._text.compute(images.size, images.load))
         request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
@@ -155,7 +184,7 @@ class RequestPipeline:
         now, first_token = time.monotonic(), request.first_token_seconds
         self._log.info(
             "request_ended",
-            request_id=request.spec.request_id,
+            **request.log_ids,
             outcome=outcome,
             stream=request.spec.streaming,
             tenant=request.tenant,

@@ -74,7 +74,7 @@ class Recovery:
             # Its heartbeats report the quarantine too; until the next one arrives, place no other request there.
             request.attempt.engine.refuses = True
         avoid = error.code in AVOID_PEERS or (error.code is ErrorCode.ADAPTER_MISSING and not self._supply(request))
-        request.on_attempt_lost(accepted=not refused, avoid=avoid)
+        request.on_attempt_lost(error.code.name, accepted=not refused, avoid=avoid)
         wanted = request.log.open and not request.aborted
         if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._settings.recovery_attempts:
             self._attempts.give_up(request, RequestPhase.ENDED)
@@ -102,7 +102,7 @@ class Recovery:
 
     def pause(self, request: RequestState) -> None:
         """Give up the attempt and the permit until the client has read enough."""
-        request.on_attempt_lost()
+        request.on_attempt_lost(ErrorCode.SLOW_CLIENT.name)
         self._attempts.give_up(request, RequestPhase.PAUSED)
         log = request.log
         message = f"{log.undelivered} tokens and {log.tensors.nbytes} bytes of tensors wait for the client"
@@ -123,7 +123,7 @@ class Recovery:
         self._counters.recoveries[error.code.name] += 1
         self._log.info(
             "attempt_given_up",
-            request_id=request.spec.request_id,
+            **request.log_ids,
             attempt=request.attempt.number,
             reason=error.code.name,
             message=error.message,
@@ -147,7 +147,7 @@ class Recovery:
             request.log.fail(failure)
             request.end()
         except Exception:  # noqa: BLE001 - it ends this request, not the loop of all others
-            self._log.exception("recovery_failed", request_id=request.spec.request_id)
+            self._log.exception("recovery_failed", **request.log_ids)
             request.log.fail(RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
             request.end()
         finally:

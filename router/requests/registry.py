@@ -3,17 +3,22 @@
 import asyncio
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 
 from router.errors import RequestError
 from router.requests.request_state import Attempt, RequestPhase, RequestState
+from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.ring.shared_tables import SharedTables
 from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.status_report import RequestReport
 
+MAX_REMEMBERED = 64
+"""Ended requests that status reports still list."""
 MAX_OPEN_TABLE_BYTES = 512 << 20
-"""Of all prompt tables of open requests: they are kept for later attempts. That of a prompt adapter counts once."""
+"""Of all prompt tables and images of open requests: they are kept for later attempts. The table of a prompt adapter
+counts once."""
 
 
 class Requests:
@@ -30,8 +35,8 @@ class Requests:
         self._max_tenant_open = max_tenant_open
         self.closed = False
         """No new requests are taken: the router is draining."""
-        self._own_table_bytes = 0
-        """Of rows that requests brought themselves."""
+        self._own_bytes = 0
+        """Of the rows and images that requests brought themselves."""
         self._shared_tables = SharedTables()
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
@@ -42,6 +47,10 @@ class Requests:
     @property
     def open(self) -> list[RequestState]:
         return list(self._open)
+
+    @property
+    def open_by_tenant(self) -> dict[str, int]:
+        return dict(self._open_by_tenant)
 
     @property
     def on_ring(self) -> list[RequestState]:
@@ -60,7 +69,7 @@ class Requests:
             return False
         return True
 
-    def add(self, spec: Spec, tenant: str = "") -> RequestState:
+    def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
         """A new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open one has its id, OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
@@ -69,7 +78,7 @@ class Requests:
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
         self._take_tables(spec)
-        request = RequestState(self._new_number(), spec, tenant)
+        request = RequestState(self._new_number(), spec, tenant, trace)
         self._by_id[spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
@@ -93,7 +102,7 @@ class Requests:
         """Its answer has ended."""
         self.free_id(request)
         del self._open[request]
-        self._own_table_bytes -= request.spec.own_table_bytes
+        self._own_bytes -= request.spec.own_bytes
         self._shared_tables.release(request.spec.shared_tables)
         self._open_by_tenant[request.tenant] -= 1
         if not self._open_by_tenant[request.tenant]:
@@ -120,12 +129,13 @@ class Requests:
             raise RequestError(ErrorCode.OVERLOADED, message)
 
     def _take_tables(self, spec: Spec) -> None:
-        own = self._own_table_bytes + spec.own_table_bytes
+        own = self._own_bytes + spec.own_bytes
         size = own + self._shared_tables.num_bytes_with(spec.shared_tables)
-        if spec.table is not None and size > MAX_OPEN_TABLE_BYTES:
-            message = f"prompt tables of open requests would have {size} bytes, at most {MAX_OPEN_TABLE_BYTES} may be"
+        if (spec.own_bytes or spec.shared_tables) and size > MAX_OPEN_TABLE_BYTES:
+            given = f"prompt tables and images of open requests would have {size} bytes"
+            message = f"{given}, at most {MAX_OPEN_TABLE_BYTES} may be"
             raise RequestError(ErrorCode.OVERLOADED, message)
-        self._own_table_bytes = own
+        self._own_bytes = own
         self._shared_tables.take(spec.shared_tables)
 
     def _new_number(self) -> int:
@@ -155,6 +165,8 @@ class RequestCounters:
         self.first_token_seconds = Histogram(SECONDS)
         self.inter_token_seconds = Histogram(TOKEN_SECONDS)
         """Between two tokens of a sequence; tokens that come together share the time."""
+        self.latest: deque[RequestReport] = deque(maxlen=MAX_REMEMBERED)
+        """Ended requests that had begun, the newest last."""
 
     def on_tokens(self, request: RequestState, index: int, count: int) -> None:
         """`count` tokens of one sequence came over the ring. A unary call's come at its end: see `on_ended`."""
@@ -181,6 +193,7 @@ class RequestCounters:
         self.prompt_tokens += len(request.prompt)
         self.cached_tokens += request.log.started.cached_tokens if request.log.started else 0
         self.completion_tokens += request.log.received
+        self.latest.append(report_of(request, outcome))
 
     def _count_unary(self, request: RequestState) -> None:
         """By the engine's own times: the detokenizer sends nothing before the end."""
@@ -190,3 +203,20 @@ class RequestCounters:
             if sequence.end is not None and sequence.received > 1:
                 gaps = sequence.received - 1
                 self.inter_token_seconds.observe(sequence.end.times.generation / gaps, gaps)
+
+
+def report_of(request: RequestState, outcome: str | None = None) -> RequestReport:
+    """`outcome`: of one that has ended."""
+    return RequestReport(
+        id=request.spec.request_id,
+        tenant=request.tenant,
+        state=request.phase.name if outcome is None else outcome,
+        open=outcome is None,
+        seconds=time.monotonic() - request.arrived,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.log.started.cached_tokens if request.log.started else 0,
+        completion_tokens=request.log.received,
+        attempts=request.attempts,
+        engine=request.engine,
+        detokenizer=request.detokenizer,
+    )

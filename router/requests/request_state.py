@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -12,6 +13,7 @@ from router.peers.placement import Choice
 from router.requests.admission import Permit
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
+from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.params import RetentionParams, SamplingParams
 from sluice.ring.tables import NO_TABLES, PromptTables, VirtualTokens
@@ -31,6 +33,8 @@ class RequestPhase(Enum):
     ENDED = "no attempt runs, and none will follow"
 
 
+MAX_LOST_KEPT = 32
+"""Lost attempts of a request that are remembered: a client that reads slowly may pause it any number of times."""
 UNCONNECTED_TOKENS = 16
 """Per sequence: what an engine may draw before a new lane to its detokenizer is connected; all of it is lost if the
 engine dies by then. Half a second at 30 ms per token, where connecting takes milliseconds."""
@@ -79,15 +83,32 @@ class Attempt:
     """Its first token has come, so the prompt is computed."""
 
 
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """One that was given up."""
+
+    number: int
+    engine: str
+    detokenizer: str
+    submitted: float
+    ended: float
+    reason: str
+    """An error code."""
+    received_tokens: int
+    """By this attempt and those before it."""
+
+
 class RequestState:
     """The pipeline owns a request until its answer ends, the dispatcher until its last attempt has left the ring."""
 
-    def __init__(self, number: int, spec: Spec, tenant: str = "") -> None:
+    def __init__(self, number: int, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> None:
         self.number: Final = number
         """Its id on the ring."""
         self.spec: Final = spec
         self.tenant: Final = tenant
         """Empty: no tenant."""
+        self.trace: Final = trace
+        """None: it belongs to no trace."""
         self.arrived: Final = time.monotonic()
         self.log: Final = RequestLog(spec.n, spec.resume, spec.logprobs is not None)
         self.suspicion: Final = Suspicion(deaths=spec.engine_deaths)
@@ -123,6 +144,8 @@ class RequestState:
         """Tokens that engines may have drawn before they died, received or not; over all sequences."""
         self._first_tokens: float | None = None
         self._first_delta: float | None = None
+        self._terminal_at: float | None = None
+        self._lost: deque[LostAttempt] = deque(maxlen=MAX_LOST_KEPT)
 
     # What others read.
 
@@ -150,6 +173,27 @@ class RequestState:
     @property
     def detokenizer(self) -> str | None:
         return self._attempt.detokenizer.name if self._attempt else None
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """By which its log lines are found."""
+        trace = {} if self.trace is None else {"trace_id": self.trace.hex_id}
+        return {"request_id": self.spec.request_id} | trace
+
+    @property
+    def first_tokens_at(self) -> float | None:
+        """When its first token came over the ring."""
+        return self._first_tokens
+
+    @property
+    def terminal_at(self) -> float | None:
+        """When the last row of all came over the ring."""
+        return self._terminal_at
+
+    @property
+    def lost_attempts(self) -> tuple[LostAttempt, ...]:
+        """The latest of them, oldest first."""
+        return tuple(self._lost)
 
     @property
     def bound(self) -> bool:
@@ -266,6 +310,8 @@ class RequestState:
     def on_terminal(self, sequence: int) -> bool:
         """The last row of `sequence` has come over the ring; returns whether it was the request's last."""
         self._ended.add(sequence)
+        if self.all_terminal:
+            self._terminal_at = time.monotonic()
         return self.all_terminal
 
     @property
@@ -285,8 +331,12 @@ class RequestState:
         # Not less than after an earlier death: the attempt in between may have lost the same tokens once more.
         self._drawn_at_death = max(self._drawn_at_death, self.log.received + unseen * self.spec.n)
 
-    def on_attempt_lost(self, accepted: bool = True, avoid: bool = False) -> None:
-        """Called before it leaves the ring. `accepted`: its engine had taken it; `avoid`: prefer other peers next."""
+    def on_attempt_lost(self, reason: str, accepted: bool = True, avoid: bool = False) -> None:
+        """Called before it leaves the ring. `reason`: an error code. `accepted`: its engine had taken it; `avoid`:
+        prefer other peers next."""
+        attempt, now = self.attempt, time.monotonic()
+        peers = attempt.engine.name, attempt.detokenizer.name
+        self._lost.append(LostAttempt(attempt.number, *peers, attempt.submitted, now, reason, self.log.received))
         if self.log.progress > self.attempt.progress_before:
             self.fruitless, self.avoided = 0, frozenset()
         else:

@@ -11,17 +11,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from router.errors import RequestError, Violation, shown
-from router.validate.prompt import ChatPrompt
+from router.validate.chat import ChatPrompt
 from sluice.ring.checkpoint import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PROBE = "PROBE_OF_CONTENT"
 FINAL_MESSAGE_END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
     """A compiled template with the model's special tokens. Raises CheckpointError if it cannot be compiled."""
 
-    def __init__(self, source: str, tokenizer_config: dict[str, Any]) -> None:
+    def __init__(self, source: str, tokenizer_config: dict[str, Any], image: str = "") -> None:
+        """`image`: the placeholder of one, for templates that do not write it themselves."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols]
         )
@@ -34,13 +36,20 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template is invalid: line {error.lineno}: {error.message}") from error
         self._special_tokens = _special_tokens(tokenizer_config)
+        self._image = image
+        takes_parts = self._shows([{"type": "text", "text": PROBE}])
+        self._splits = takes_parts and not self._shows(PROBE)
+        """Whether it takes lists of parts only."""
+        self._joins = not takes_parts
+        """Whether it takes texts only."""
 
     def render(self, chat: ChatPrompt) -> str:
         """The prompt's text. Raises RequestError if the template rejects the messages."""
-        messages: list[dict[str, str]] = [dict(message) for message in chat.messages]
+        messages = [message | {"content": self._content(message["content"])} for message in chat.messages]
+        final = ""
         # A mark shows where the final message ends in the rendered text, whatever the template appends after it.
         if chat.continue_final_message:
-            messages[-1]["content"] += FINAL_MESSAGE_END
+            final, messages[-1]["content"] = _marked(messages[-1]["content"])
         variables = {"documents": None} | self._special_tokens | chat.variables
         # Last, so that the caller's template_kwargs cannot replace the messages.
         variables |= {"messages": messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
@@ -49,7 +58,24 @@ class ChatTemplate:
         except Exception as error:  # a template is a program and may raise anything
             description = f"the chat template rejects these messages: {shown(str(error))}"
             raise RequestError.invalid([Violation("spec.chat", description, private=True)]) from error
-        return _cut_after_final_message(text, chat.messages[-1]["content"]) if chat.continue_final_message else text
+        return _cut_after_final_message(text, final) if chat.continue_final_message else text
+
+    def _shows(self, content: Any) -> bool:
+        """Whether it renders the text of such a content, and not as Python prints a list."""
+        messages = [{"role": "user", "content": content}]
+        variables = self._special_tokens | {"messages": messages, "tools": None, "add_generation_prompt": True}
+        try:
+            text = self._template.render({"documents": None} | variables)
+        except Exception:  # noqa: BLE001 - as in `render`
+            return False
+        return PROBE in text and f"'{PROBE}'" not in text
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}] if self._splits else content
+        if self._joins:
+            return "".join(part.get("text", self._image) for part in content)
+        return [dict(part) for part in content]
 
 
 class GenerationBlock(ext.Extension):
@@ -121,6 +147,17 @@ def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
     # Older checkpoints describe a token by an object with its text as "content".
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
     return {name: str(text) for name, text in texts.items() if text is not None}
+
+
+def _marked(content: Any) -> tuple[str, Any]:
+    """The final text of a message, and the message with a mark behind it. Raises RequestError if it has none."""
+    if isinstance(content, str):
+        return content, content + FINAL_MESSAGE_END
+    if not content or content[-1]["type"] != "text":
+        description = "does not end with text, so it cannot be continued"
+        raise RequestError.invalid([Violation("spec.chat.continue_final_message", description)])
+    text = content[-1]["text"]
+    return text, [*content[:-1], content[-1] | {"text": text + FINAL_MESSAGE_END}]
 
 
 def _cut_after_final_message(text: str, final_message: str) -> str:

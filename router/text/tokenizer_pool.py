@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from router.errors import RequestError, Violation
+from router.errors import Reason, RequestError, Violation
 from router.text.chat_template import ChatTemplate
-from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt, TextPrompt
+from router.validate.chat import ChatPrompt
+from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.vocabulary import Vocabulary
@@ -38,7 +39,9 @@ class TokenizerPool:
     def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
         self._tokenizer = _load(checkpoint)
         template = checkpoint.chat_template
-        self._template = ChatTemplate(template, checkpoint.tokenizer_config) if template else None
+        vision = checkpoint.vision
+        image = "" if vision is None else str(self._tokenizer.id_to_token(vision.token_id))
+        self._template = ChatTemplate(template, checkpoint.tokenizer_config, image) if template else None
         self._max_rendered_bytes = max_rendered_bytes
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -99,12 +102,14 @@ class TokenizerPool:
 
     def _render(self, chat: ChatPrompt) -> str:
         if self._template is None:
-            raise RequestError.invalid([Violation(chat.field, "the model has no chat template")])
+            raise RequestError.invalid(
+                [Violation(chat.field, "the model has no chat template", reason=Reason.NOT_SUPPORTED)]
+            )
         text = self._template.render(chat)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._max_rendered_bytes:
             description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"
-            raise RequestError.invalid([Violation(chat.field, description)])
+            raise RequestError.invalid([Violation(chat.field, description, reason=Reason.TOO_MANY)])
         return text
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from router.errors import RequestError, Violation, Violations, shown
+from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.model import Model
 from sluice.ring.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
@@ -46,7 +46,7 @@ def parse_adapter(
         files = parse_files("spec.lora_weights", spec.lora_weights, bad)
         found = Adapter(adapter_id or UNNAMED, files.version)
         if version and version != found.version:
-            bad.add("spec.lora_weights", "are not those with which the resumed stream began")
+            bad.add("spec.lora_weights", "are not those with which the resumed stream began", reason=Reason.CONFLICT)
         return found, files
     if not adapter_id:
         if version:
@@ -73,14 +73,19 @@ def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
 
 def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None:
     if check_form(field, adapter_id, bad) and adapter_id == model.name:
-        bad.add(field, f"is {shown(adapter_id)}, the name of the model")
+        bad.add(field, f"is {shown(adapter_id)}, the name of the model", reason=Reason.CONFLICT)
 
 
 def check_form(field: str, adapter_id: str, bad: Violations) -> bool:
     """Whether it may be the id of an adapter of any kind."""
     if ADAPTER_ID.fullmatch(adapter_id):
         return True
-    bad.add(field, f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]", private=True)
+    bad.add(
+        field,
+        f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]",
+        private=True,
+        reason=Reason.INVALID_FORMAT,
+    )
     return False
 
 
@@ -89,7 +94,7 @@ def parse_files(field: str, message: pb.LoraWeights, bad: Violations) -> Adapter
     bad.at_most(f"{field}.config_json", len(message.config_json), MAX_CONFIG_BYTES, "bytes")
     for name in ("config_json", "safetensors"):
         if not getattr(message, name):
-            bad.add(f"{field}.{name}", "is empty")
+            bad.add(f"{field}.{name}", "is empty", reason=Reason.MISSING)
     return AdapterFiles(message.config_json, message.safetensors)
 
 
@@ -111,7 +116,9 @@ def changed(message: str) -> RequestError:
 
 
 def adapter_not_found(field: str, adapter_id: str) -> RequestError:
-    violation = Violation(field, f"is {shown(adapter_id)}; no adapter is loaded under this id", private=True)
+    violation = Violation(
+        field, f"is {shown(adapter_id)}; no adapter is loaded under this id", private=True, reason=Reason.UNKNOWN_VALUE
+    )
     return RequestError.invalid([violation], ErrorCode.ADAPTER_NOT_FOUND)
 
 
@@ -122,6 +129,6 @@ def _named(spec: pb.GenerationSpec, model: Model, bad: Violations) -> tuple[str,
         check_id("spec.lora_id", spec.lora_id, model, bad)
         if by_model not in ("", spec.lora_id):
             both = f"is {shown(spec.lora_id)}, but spec.model names another adapter, {shown(by_model)}"
-            bad.add("spec.lora_id", both, private=True)
+            bad.add("spec.lora_id", both, private=True, reason=Reason.CONFLICT)
         return "spec.lora_id", spec.lora_id
     return "spec.model", by_model

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from router.errors import Range, Violations
+from router.errors import Range, Reason, Violations
 from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.params import GREEDY_TEMPERATURE, BeamSearchParams, SamplingParams
 from sluice.v1 import generation_pb2 as pb
@@ -24,13 +24,17 @@ def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: 
         bad.within(f"{field}.length_penalty", message.length_penalty, LENGTH_PENALTY_RANGE)
     bad.within(f"{field}.diversity_rate", message.diversity_rate, DIVERSITY_RANGE)
     if message.early_stopping and message.exhaustive:
-        bad.add(f"{field}.exhaustive", "is true, must be false or unset with early_stopping")
+        bad.add(f"{field}.exhaustive", "is true, must be false or unset with early_stopping", reason=Reason.CONFLICT)
     if message.width <= 1:
         return sampling
     if n > message.width:
-        bad.add("spec.n", f"is {n}, must be at most spec.sampling.beam_search.width, which is {message.width}")
+        bad.add(
+            "spec.n",
+            f"is {n}, must be at most spec.sampling.beam_search.width, which is {message.width}",
+            reason=Reason.OUT_OF_RANGE,
+        )
     for path, reason in _conflicts(spec):
-        bad.add(path, f"{reason}, cannot be combined with spec.sampling.beam_search")
+        bad.add(path, f"{reason}, cannot be combined with spec.sampling.beam_search", reason=Reason.CONFLICT)
     return msgspec.structs.replace(
         sampling,
         temperature=0.0,

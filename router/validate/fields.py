@@ -1,6 +1,6 @@
 """The fields of GenerationSpec that are rejected because they are not built yet."""
 
-from router.errors import RequestError, Violation
+from router.errors import Reason, RequestError, Violation
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
 
@@ -19,7 +19,7 @@ def reject_unbuilt(spec: GenerationSpec) -> None:
         raise RequestError(
             ErrorCode.NOT_BUILT_YET,
             f"not built yet: {', '.join(found)}",
-            [Violation(path, "is not built yet: leave it unset or off") for path in found],
+            [Violation(path, "is not built yet: leave it unset or off", reason=Reason.NOT_BUILT) for path in found],
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from router.errors import Violations, shown
+from router.errors import Reason, Violations, shown
 from router.validate.model import Limits
 from sluice.ring.params import Guide, GuideKind
 from sluice.v1.sampling_pb2 import GuidedDecoding
@@ -24,7 +24,7 @@ def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Gui
         return _choice(list(message.choice.choices), limits, bad)
     field, text = f"{FIELD}.{name}", getattr(message, name)
     if not text:
-        bad.add(field, "is empty")
+        bad.add(field, "is empty", reason=Reason.MISSING)
     elif bad.at_most(field, len(text.encode()), limits.guide_bytes, "bytes") and kind in JSON_KINDS:
         _check_json(field, text, bad)
     return Guide(kind, text)
@@ -33,11 +33,11 @@ def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Gui
 def _choice(choices: list[str], limits: Limits, bad: Violations) -> Guide:
     field = f"{FIELD}.choice.choices"
     if not choices:
-        bad.add(field, "is empty, must have at least one")
+        bad.add(field, "is empty, must have at least one", reason=Reason.MISSING)
     bad.at_most(field, sum(len(each.encode()) for each in choices), limits.guide_bytes, "bytes")
     for i, each in enumerate(choices):
         if not each:
-            bad.add(f"{field}[{i}]", "is empty")
+            bad.add(f"{field}[{i}]", "is empty", reason=Reason.MISSING)
     return Guide(GuideKind.CHOICE, json.dumps(choices, ensure_ascii=False))
 
 
@@ -45,7 +45,7 @@ def _check_json(field: str, text: str, bad: Violations) -> None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True)
+        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
         return
     if not isinstance(found, dict):
-        bad.add(field, "must be a JSON object")
+        bad.add(field, "must be a JSON object", reason=Reason.INVALID_FORMAT)

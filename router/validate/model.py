@@ -8,6 +8,7 @@ from router.errors import Range
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.message import MAX_DRAFT_LOGITS_BYTES
 from sluice.ring.params import SamplingParams
+from sluice.ring.vision import Vision
 from sluice.settings.router import ClientLimits
 
 SAMPLING_RANGES = {
@@ -33,6 +34,8 @@ class Model:
     tokenizer_fingerprint: str
     """Hex digest of the tokenizer files."""
     has_chat: bool
+    vision: Vision | None = None
+    """None: its prompts have no images."""
 
     def top_k(self, asked: int) -> int:
         """0 (no filter) if `asked` covers the whole vocabulary."""
@@ -50,6 +53,7 @@ def describe(checkpoint: Checkpoint) -> Model:
         dtype=str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "float32"),
         tokenizer_fingerprint=checkpoint.tokenizer_fingerprint,
         has_chat=checkpoint.chat_template is not None,
+        vision=checkpoint.vision,
     )
 
 

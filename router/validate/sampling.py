@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.errors import Range, Violations, shown
+from router.errors import Range, Reason, Violations, shown
 from router.validate.model import SAMPLING_RANGES, Limits, Model
 from sluice.ring.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.ring.params import SamplingParams
@@ -61,7 +61,11 @@ def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
     for i, name in enumerate(names):
         if name not in known:
             listed = ", ".join(sorted(known)) or "none, the engines have no logits processors"
-            bad.add(f"spec.sampling.logits_processors[{i}]", f"is {shown(name)}, must be one of: {listed}")
+            bad.add(
+                f"spec.sampling.logits_processors[{i}]",
+                f"is {shown(name)}, must be one of: {listed}",
+                reason=Reason.UNKNOWN_VALUE,
+            )
     bad.raise_if_any()
 
 
@@ -75,16 +79,18 @@ def ban_words(
     bad, field = Violations(), "spec.sampling.bad_words"
     for i, each in enumerate(spellings):
         if not all(each):
-            bad.add(f"{field}[{i}]", "has no tokens")
+            bad.add(f"{field}[{i}]", "has no tokens", reason=Reason.MISSING)
         bad.at_most(f"{field}[{i}]", max(map(len, each)), MAX_WORD_TOKENS, "tokens")
     words = [tuple(ids) for each in spellings for ids in each if ids and max(ids) < vocab_size]
     single = {*sampling.bad_token_ids, *(word[0] for word in words if len(word) == 1)}
     several = dict.fromkeys(word for word in words if len(word) > 1)
     bad.at_most(field, sum(map(len, several)), MAX_WORDS_TOKENS, "tokens in words of several")
     if sampling.allowed_token_ids and single.issuperset(sampling.allowed_token_ids):
-        bad.add(field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids")
+        bad.add(
+            field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids", reason=Reason.CONFLICT
+        )
     if len(single) >= vocab_size:
-        bad.add(field, f"bans all {vocab_size} tokens of the vocabulary")
+        bad.add(field, f"bans all {vocab_size} tokens of the vocabulary", reason=Reason.CONFLICT)
     bad.raise_if_any()
     return msgspec.structs.replace(sampling, bad_token_ids=tuple(sorted(single)), bad_words=tuple(several))
 
@@ -93,10 +99,14 @@ def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, b
     field = "spec.stopping"
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if max_tokens == 0:
-        bad.add(f"{field}.max_tokens", "is 0, must be at least 1")
+        bad.add(f"{field}.max_tokens", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
     most = model.max_context_tokens if max_tokens is None else max_tokens
     if message.min_tokens > most:
-        bad.add(f"{field}.min_tokens", f"is {message.min_tokens}, more than max_tokens or the context: {most}")
+        bad.add(
+            f"{field}.min_tokens",
+            f"is {message.min_tokens}, more than max_tokens or the context: {most}",
+            reason=Reason.OUT_OF_RANGE,
+        )
     strings = _strings(f"{field}.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad)
     return Stopping(
         max_tokens=max_tokens,
@@ -125,7 +135,11 @@ def _logit_bias(
     entries = tuple(sorted(message.logit_bias.items()))
     for token, bias in entries:
         if token >= model.vocab_size:
-            bad.add(f"{field}[{token}]", f"is for token {token}, the vocabulary has {model.vocab_size} tokens")
+            bad.add(
+                f"{field}[{token}]",
+                f"is for token {token}, the vocabulary has {model.vocab_size} tokens",
+                reason=Reason.OUT_OF_RANGE,
+            )
         bad.within(f"{field}[{token}]", bias, LOGIT_BIAS_RANGE)
     return entries
 
@@ -138,9 +152,11 @@ def _bans(
     banned = bad.id_set(bad_field, message.bad_token_ids, limits.listed_ids, model.vocab_size)
     allowed = bad.id_set(allowed_field, message.allowed_token_ids, limits.listed_ids, model.vocab_size)
     if allowed and not set(allowed) - set(banned):
-        bad.add(allowed_field, f"allows {len(allowed)} tokens, all of which are in bad_token_ids")
+        bad.add(
+            allowed_field, f"allows {len(allowed)} tokens, all of which are in bad_token_ids", reason=Reason.CONFLICT
+        )
     if not allowed and len(banned) >= model.vocab_size:
-        bad.add(bad_field, f"bans all {model.vocab_size} tokens of the vocabulary")
+        bad.add(bad_field, f"bans all {model.vocab_size} tokens of the vocabulary", reason=Reason.CONFLICT)
     return banned, allowed
 
 
@@ -165,6 +181,6 @@ def _strings(
         return ()
     for i, each in enumerate(given):
         if not each:
-            bad.add(f"{field}[{i}]", "is empty")
+            bad.add(f"{field}[{i}]", "is empty", reason=Reason.MISSING)
         bad.at_most(f"{field}[{i}]", len(each.encode()), most_bytes, "bytes")
     return tuple(given)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import Range, RequestError, Violation, Violations, shown
+from router.errors import Range, Reason, RequestError, Violation, Violations, shown
 from router.validate.adapter import VERSION, Began, Find, parse_adapter, split_fingerprint
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
+from router.validate.images import GivenImages, parse_images
 from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
@@ -78,6 +79,8 @@ class Spec:
     adapter_files: AdapterFiles | None = None
     """That the request brought."""
     table: GivenTable | None = None
+    images: GivenImages | None = None
+    """None: the model takes none; else they may be none too."""
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
 
@@ -106,14 +109,20 @@ class Spec:
         return None if self.table is None else self.table.hidden_size
 
     @property
-    def own_table_bytes(self) -> int:
-        """Of rows that it brought itself."""
-        return 0 if self.table is None or self.table.table is not None else len(self.table.data)
+    def own_bytes(self) -> int:
+        """Of the rows and images that it brought itself."""
+        table = 0 if self.table is None or self.table.table is not None else len(self.table.data)
+        return table if self.images is None else table + self.images.size
 
     @property
     def shared_tables(self) -> tuple[Table, ...]:
         """Of prompt adapters: others may have them too."""
         return () if self.table is None or self.table.table is None else (self.table.table,)
+
+    @property
+    def image_rows(self) -> int | None:
+        """Of each of its images, if it has any."""
+        return self.images.vision.rows if self.images is not None and self.images.images else None
 
     @property
     def resumed_tokens(self) -> int:
@@ -186,6 +195,7 @@ def parse(
         adapter_files=adapter_files,
         tensors=parse_tensors(spec, bad),
         table=table,
+        images=parse_images(spec, model, limits, table, bad),
     )
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
     bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
@@ -207,7 +217,9 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW with both numbers.
     """
     if prompt_tokens == 0:
-        raise RequestError.invalid([Violation(spec.prompt.field, "has no tokens, must have at least one")])
+        raise RequestError.invalid(
+            [Violation(spec.prompt.field, "has no tokens, must have at least one", reason=Reason.MISSING)]
+        )
     room = context_tokens - prompt_tokens
     wanted = spec.stopping.max_tokens
     with_prompt = f"with {prompt_tokens} prompt tokens"
@@ -239,7 +251,11 @@ def new_request_id() -> str:
 
 def _request_id(given: str, bad: Violations) -> str:
     if given and not REQUEST_ID.fullmatch(given):
-        bad.add("spec.request_id", f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]")
+        bad.add(
+            "spec.request_id",
+            f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]",
+            reason=Reason.INVALID_FORMAT,
+        )
     return given or new_request_id()
 
 
@@ -247,7 +263,7 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
     if not spec.HasField("truncate_prompt_tokens"):
         return None
     if spec.truncate_prompt_tokens == 0:
-        bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1")
+        bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
     return spec.truncate_prompt_tokens
 
 
@@ -256,7 +272,7 @@ def _text_params(
 ) -> TextParams:
     interval = output.stream_interval if output.HasField("stream_interval") else 1
     if interval == 0:
-        bad.add("spec.output.stream_interval", "is 0, must be at least 1")
+        bad.add("spec.output.stream_interval", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
     return TextParams(
         stop=stopping.strings,
         include_stop=stopping.include_stop,
@@ -270,18 +286,23 @@ def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations
     """(n, best_of)."""
     n = spec.n if spec.HasField("n") else 1
     if not 1 <= n <= limits.n:
-        bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
+        bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]", reason=Reason.OUT_OF_RANGE)
         n = 1
     best_of = spec.best_of if spec.HasField("best_of") else n
     if not n <= best_of <= limits.n:
-        bad.add("spec.best_of", f"is {best_of}, must be in [{n}, {limits.n}]: at least n")
+        bad.add("spec.best_of", f"is {best_of}, must be in [{n}, {limits.n}]: at least n", reason=Reason.OUT_OF_RANGE)
         best_of = n
     if streaming and best_of > n:
-        bad.add("spec.best_of", f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs")
+        bad.add(
+            "spec.best_of",
+            f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs",
+            reason=Reason.CONFLICT,
+        )
     if spec.resume and best_of > n:
         bad.add(
             "spec.best_of",
             f"is {best_of}, must be {n} (n): with resume not all logprobs are known",
+            reason=Reason.CONFLICT,
         )
     return n, best_of
 
@@ -290,7 +311,9 @@ def _priority(value: int, bad: Violations) -> int:
     if value == pb.PRIORITY_UNSPECIFIED:
         return int(pb.PRIORITY_NORMAL)
     if value not in pb.Priority.values():
-        bad.add("spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}")
+        bad.add(
+            "spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}", reason=Reason.UNKNOWN_VALUE
+        )
     return value
 
 
@@ -308,10 +331,10 @@ def _resume(
     for i, part in enumerate(given):
         field = f"spec.resume[{i}]"
         if part.index >= n:
-            bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}")
+            bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}", reason=Reason.OUT_OF_RANGE)
             return {}
         if part.index in found:
-            bad.add(f"{field}.index", f"is {part.index}, which was given before")
+            bad.add(f"{field}.index", f"is {part.index}, which was given before", reason=Reason.DUPLICATE)
             return {}
         if bad.at_most(f"{field}.token_ids", len(part.token_ids), most, "ids"):
             bad.token_ids(f"{field}.token_ids", part.token_ids, model.vocab_size)
@@ -324,12 +347,16 @@ def _began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     began = split_fingerprint(found)
     versions = [version for version in began[1:] if version]
     if found and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
-        bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")
+        bad.add(
+            "spec.resume[0].model_fingerprint",
+            f"is {shown(found)}, must be what Started returned",
+            reason=Reason.CONFLICT,
+        )
         return Began()
     for i, part in enumerate(given):
         if part.model_fingerprint != found:
             both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
-            bad.add(f"spec.resume[{i}].model_fingerprint", both)
+            bad.add(f"spec.resume[{i}].model_fingerprint", both, reason=Reason.CONFLICT)
             break
     return began
 
@@ -338,8 +365,12 @@ def _check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given
     # Only the seed that drew the tokens so far continues the same sequence.
     if any(resumed.values()) and not greedy and not seed_given:
         field = "spec.sampling.seed"
-        bad.add(field, "is not set: with resume and a temperature above 0 it must be what Started returned")
+        bad.add(
+            field,
+            "is not set: with resume and a temperature above 0 it must be what Started returned",
+            reason=Reason.MISSING,
+        )
 
 
 def _overflow(field: str, description: str) -> RequestError:
-    return RequestError.invalid([Violation(field, description)], ErrorCode.CONTEXT_OVERFLOW)
+    return RequestError.invalid([Violation(field, description, reason=Reason.TOO_MANY)], ErrorCode.CONTEXT_OVERFLOW)

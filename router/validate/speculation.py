@@ -2,7 +2,7 @@
 
 from typing import Literal, cast
 
-from router.errors import Range, Violations, shown
+from router.errors import Range, Reason, Violations, shown
 from router.validate.model import Limits, Model
 from sluice.ring.params import DraftLogits, Speculation
 from sluice.ring.tensors import BYTES
@@ -28,7 +28,7 @@ def parse_speculation(message: pb.Speculation, model: Model, limits: Limits, bad
         bad.within(f"{FIELD}.acceptance_threshold", threshold, THRESHOLD_RANGE)
         if not message.HasField("draft_logits"):
             given = f"is {threshold:g}, must be unset without draft_logits: then drafts are compared by token"
-            bad.add(f"{FIELD}.acceptance_threshold", given)
+            bad.add(f"{FIELD}.acceptance_threshold", given, reason=Reason.OUT_OF_RANGE)
     return Speculation(most, tuple(ids), logits, None if logits is None else threshold)
 
 
@@ -37,16 +37,16 @@ def _draft_logits(message: pb.Speculation, model: Model, limits: Limits, bad: Vi
     field, count = f"{FIELD}.draft_logits", len(message.draft_token_ids)
     dtype, data = message.draft_logits.dtype, message.draft_logits.data
     if not count:
-        bad.add(field, "is set, must be unset without draft_token_ids, which it is about")
+        bad.add(field, "is set, must be unset without draft_token_ids, which it is about", reason=Reason.CONFLICT)
         return None
     if dtype not in DTYPES:
-        bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(DTYPES)}")
+        bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(DTYPES)}", reason=Reason.UNKNOWN_VALUE)
         return None
     if not bad.at_most(f"{field}.data", len(data), limits.draft_logits_bytes, "bytes"):
         return None
     size = count * model.vocab_size * BYTES[dtype]
     if len(data) != size:
         row = f"{model.vocab_size} logits in {dtype} for each of {count} draft tokens"
-        bad.add(f"{field}.data", f"has {len(data)} bytes, must have {size}: {row}")
+        bad.add(f"{field}.data", f"has {len(data)} bytes, must have {size}: {row}", reason=Reason.INVALID_FORMAT)
         return None
     return DraftLogits(cast(Literal["float32", "bfloat16", "float16"], dtype), data)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from router.errors import RequestError, Violation, Violations, shown
+from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.adapter import Began, adapter_not_found, changed, check_form
 from router.validate.model import Limits
 from sluice.ring.errors import ErrorCode
@@ -82,7 +82,7 @@ def parse_table(
     """
     kind = spec.WhichOneof("prompt")
     for field, reason in _conflicts(spec, kind):
-        bad.add(field, reason)
+        bad.add(field, reason, reason=Reason.CONFLICT)
     if spec.prompt_adapter_id:
         return _loaded(spec, find, began, bad)
     if began.table:
@@ -102,17 +102,25 @@ def check_rows(field: str, message: pb.Embeddings, limits: Limits, bad: Violatio
     """None if they have violations. Their values are not checked yet."""
     before, shape, dtype = len(bad.found), list(message.shape), message.dtype
     if len(shape) != 2 or 0 in shape:
-        bad.add(f"{field}.shape", f"is {shown(shape[:8])}, must be two sizes of at least 1: rows, hidden size")
+        bad.add(
+            f"{field}.shape",
+            f"is {shown(shape[:8])}, must be two sizes of at least 1: rows, hidden size",
+            reason=Reason.INVALID_FORMAT,
+        )
     else:
         bad.at_most(f"{field}.shape", shape[0], limits.prompt_ids, "rows")
     if dtype not in FLOAT_BYTES:
-        bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(TYPES)}")
+        bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(TYPES)}", reason=Reason.UNKNOWN_VALUE)
     if len(bad.found) > before:
         return None
     rows, hidden_size = shape
     size, data = rows * hidden_size * FLOAT_BYTES[dtype], message.data
     if bad.at_most(f"{field}.data", len(data), MAX_TABLE_BYTES, "bytes") and len(data) != size:
-        bad.add(f"{field}.data", f"has {len(data)} bytes, {rows} rows of {hidden_size} {dtype} have {size}")
+        bad.add(
+            f"{field}.data",
+            f"has {len(data)} bytes, {rows} rows of {hidden_size} {dtype} have {size}",
+            reason=Reason.INVALID_FORMAT,
+        )
     kind: FloatType = dtype  # type: ignore[assignment]  # checked above
     if len(bad.found) > before:
         return None
@@ -128,7 +136,7 @@ def check_hidden_size(table: GivenTable | None, known: Set[int] | None) -> None:
     if known:
         takes = f"the model's hidden size is {' or '.join(map(str, sorted(known)))}"
     field = f"{table.field}.shape" if table.table is None else table.field
-    raise RequestError.invalid([Violation(field, f"has rows of {table.hidden_size}; {takes}")])
+    raise RequestError.invalid([Violation(field, f"has rows of {table.hidden_size}; {takes}", reason=Reason.CONFLICT)])
 
 
 def _loaded(spec: pb.GenerationSpec, find: FindTable, began: Began, bad: Violations) -> GivenTable | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from router.errors import RequestError, Violation, Violations, shown
+from router.errors import Reason, RequestError, Violation, Violations, shown
 from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS, MAX_NAMES, TensorParams
 from sluice.v1 import generation_pb2 as pb
 
@@ -18,7 +18,7 @@ def parse_tensors(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:
         {part.index: part.tensor_rows for part in spec.resume if part.tensor_rows},
     )
     for field, reason in _conflicts(spec) if found else ():
-        bad.add(field, f"{reason}, cannot be combined with tensors in spec.output")
+        bad.add(field, f"{reason}, cannot be combined with tensors in spec.output", reason=Reason.CONFLICT)
     _check_rows(spec, found, bad)
     return found
 
@@ -32,7 +32,11 @@ def check_tensors(wanted: TensorParams, known: Set[str] | None) -> None:
     listed = ", ".join(sorted(known)) or "none, the engines have none"
     for i, name in enumerate(name for name in wanted.output if name not in LOGITS):
         if name not in known:
-            bad.add(f"spec.output.tensors[{i}].name", f"is {shown(name)}, must be one of: {listed}")
+            bad.add(
+                f"spec.output.tensors[{i}].name",
+                f"is {shown(name)}, must be one of: {listed}",
+                reason=Reason.UNKNOWN_VALUE,
+            )
     bad.raise_if_any()
 
 
@@ -49,9 +53,13 @@ def _names(output: pb.OutputOptions, bad: Violations) -> tuple[str, ...]:
         return ()
     for i, name in enumerate(names):
         if not name or name in LOGITS:
-            bad.add(f"{field}[{i}].name", f"is {shown(name)}, must be a name that GetModelInfo lists")
+            bad.add(
+                f"{field}[{i}].name",
+                f"is {shown(name)}, must be a name that GetModelInfo lists",
+                reason=Reason.UNKNOWN_VALUE,
+            )
         elif name in names[:i]:
-            bad.add(f"{field}[{i}].name", f"is {shown(name)}, which was given before")
+            bad.add(f"{field}[{i}].name", f"is {shown(name)}, which was given before", reason=Reason.DUPLICATE)
     return tuple(names)
 
 
@@ -69,8 +77,13 @@ def _check_rows(spec: pb.GenerationSpec, wanted: TensorParams, bad: Violations) 
         bad.add(
             "spec.resume_context_rows",
             f"is {spec.resume_context_rows}, must be 0: no tensor of the prompt is asked for",
+            reason=Reason.CONFLICT,
         )
     for i, part in enumerate(spec.resume):
         most = len(part.token_ids) if wanted.output else 0
         if part.tensor_rows > most:
-            bad.add(f"spec.resume[{i}].tensor_rows", f"is {part.tensor_rows}, must be at most {most}")
+            bad.add(
+                f"spec.resume[{i}].tensor_rows",
+                f"is {part.tensor_rows}, must be at most {most}",
+                reason=Reason.OUT_OF_RANGE,
+            )

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
+from sluice.cli.bench import bench
 from sluice.cli.cache_events import cache_events
 from sluice.cli.call import call
 from sluice.cli.chat import chat
@@ -18,6 +19,7 @@ from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
 from sluice.cli.serving_version import serving_version
 from sluice.cli.stats import stats
+from sluice.cli.top import top
 
 app = typer.Typer(
     name="sluice",
@@ -31,6 +33,8 @@ app.command()(generate)
 app.command()(chat)
 app.command()(health)
 app.command()(stats)
+app.command()(top)
+app.command()(bench)
 app.command()(call)
 app.command()(cache_events)
 app.command()(serving_version)

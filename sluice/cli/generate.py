@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli.common import Adapter, MaxTokens, Seed, Server, Temperature, TopK, TopP, TunedPrompt, asks_server, notes
-from sluice.client import FinishReason, Options, Stream
+from sluice.client import FinishReason, Options, Prompt, Stream
 
 
 @asks_server
@@ -34,13 +34,16 @@ def generate(
         int | None, typer.Option(help="Tokens that are guessed and checked per step; 0: none. Speed, not output")
     ] = None,
     beams: Annotated[int | None, typer.Option(help="Beams to search with; the output comes at the end")] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="Image file to ask about: with the text, a message of a chat; repeatable")
+    ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first")] = False,
     prompt_logprobs: Annotated[
         int | None, typer.Option(help="Write each prompt token's log-probability to stderr, with so many alternatives")
     ] = None,
 ) -> None:
     """Complete a text. Only the completion is written to stdout."""
-    prompt = sys.stdin.read() if text == "-" else text
+    prompt = _with_images(sys.stdin.read() if text == "-" else text, image or [])
     options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     options |= Options(lora_id=lora, prompt_adapter_id=prompt_adapter, stop=stop)
     options |= Options(echo=echo or None, prompt_logprobs=prompt_logprobs)
@@ -53,6 +56,17 @@ def generate(
         options["beam_search"] = {"width": beams}
     with server.client() as client:
         print_stream(partial(client.stream, prompt, **options))
+
+
+def _with_images(text: str, files: list[Path]) -> Prompt:
+    """Images first, where chat templates put them too. Raises typer.BadParameter."""
+    if not files:
+        return text
+    try:
+        images = [{"type": "image", "data": file.read_bytes()} for file in files]
+    except OSError as error:
+        raise typer.BadParameter(f"--image: {error.filename} cannot be read: {error.strerror}") from error
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
 
 def write_prompt_logprobs(stream: Stream) -> None:

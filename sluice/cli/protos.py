@@ -10,6 +10,7 @@ import sluice
 from sluice.cli.common import fail
 
 OURS = "sluice/v1"
+BUF = "buf.yaml"
 # Needed to read error details.
 GOOGLE = ("google/rpc/status.proto", "google/rpc/error_details.proto")
 
@@ -26,7 +27,7 @@ def group() -> None:
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing; existing files are overwritten")],
 ) -> None:
-    """Write the .proto files into a folder, including those of google.rpc for error details."""
+    """Write the .proto files into a folder, with those of google.rpc for error details, and buf.yaml for buf."""
     try:
         for path, content in contract().items():
             target = folder / path
@@ -39,7 +40,9 @@ def export(
 
 def contract() -> dict[str, bytes]:
     """File contents by import path."""
-    ours = {f"{OURS}/{file.name}": file.read_bytes() for file in sorted((_root() / OURS).glob("*.proto"))}
+    root = _root()
+    ours = {f"{OURS}/{file.name}": file.read_bytes() for file in sorted((root / OURS).glob("*.proto"))}
+    ours[BUF] = (root / BUF).read_bytes()
     google = Path(status_pb2.__file__).parents[2]
     return ours | {path: (google / path).read_bytes() for path in GOOGLE}
 

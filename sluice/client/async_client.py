@@ -80,6 +80,12 @@ class AsyncClient:
         stats: admin_pb2.Stats = response.stats
         return stats
 
+    async def server_info(self) -> admin_pb2.GetServerInfoResponse:
+        """The router that answers, and the engines, detokenizers and models that it knows."""
+        request = admin_pb2.GetServerInfoRequest()
+        info: admin_pb2.GetServerInfoResponse = await self._call(lambda router: router.admin.GetServerInfo, request)
+        return info
+
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         return AsyncSteps(self._routers, timeout)

@@ -77,6 +77,12 @@ class Client:
         stats: admin_pb2.Stats = self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest()).stats
         return stats
 
+    def server_info(self) -> admin_pb2.GetServerInfoResponse:
+        """The router that answers, and the engines, detokenizers and models that it knows."""
+        request = admin_pb2.GetServerInfoRequest()
+        info: admin_pb2.GetServerInfoResponse = self._call(lambda router: router.admin.GetServerInfo, request)
+        return info
+
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         return Steps(self._routers, timeout)

@@ -6,8 +6,11 @@ from typing import Any, Literal, TypedDict
 
 from sluice.client.loras import LoraWeights
 
-Message = Mapping[str, str]
-"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool"."""
+Message = Mapping[str, Any]
+"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool".
+
+The content is text, or a list of parts: `{"type": "text", "text": …}` and `{"type": "image", "data": …}`, the bytes of
+a PNG, JPEG or WebP file."""
 
 
 class PromptEmbeds(TypedDict):
@@ -65,6 +68,8 @@ class Options(TypedDict, total=False):
     prompt_table: Any
     """Rows [virtual tokens, hidden size], see `embeddings_of`, or a mapping with these as "embeddings" and, with token
     ids, "token_extra_ids"."""
+    images: Sequence[bytes] | None
+    """Files of images, one for each placeholder in a text or in token ids; those of chats are parts of messages."""
     priority: Literal["low", "normal", "high"] | None
     time_limit: Seconds | None
     add_special_tokens: bool | None

@@ -65,9 +65,28 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
         raise TypeError(f"a prompt is text, token ids, chat messages or prompt_embeds, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
-        _assign(spec, "chat", {"messages": list(prompt)}, "spec.chat")
+        _assign(spec, "chat", {"messages": list(map(_message, prompt))}, "spec.chat")
     else:
         _assign(spec, "token_ids", {"ids": list(prompt)}, "spec.token_ids")
+
+
+def _message(message: Any) -> Any:
+    """With a list of parts in `parts`."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
+        return message
+    found = {name: value for name, value in message.items() if name != "content"}
+    return found | {"parts": [_part(part) for part in message["content"]]}
+
+
+def _part(part: Any) -> Mapping[str, Any]:
+    match part:
+        case {"type": "text", "text": text, **others} if not others:
+            return {"text": text}
+        case {"type": "image", "data": data, **others} if not others:
+            return {"image": {"data": data}}
+    shown = f"one with {', '.join(map(str, part))}" if isinstance(part, Mapping) else type(part).__name__
+    form = '{"type": "text", "text": ...} or {"type": "image", "data": ...}'
+    raise TypeError(f"spec.chat.messages: a part is {form}, not {shown}")
 
 
 def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
@@ -76,6 +95,8 @@ def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
         raise TypeError(f"{name!r} is an option of chat prompts only")
     if name == "prompt_table":
         value = _table(value)
+    if name == "images":
+        value = [{"data": data} for data in value]
     message = getattr(spec, part) if part else spec
     _assign(message, name, value, f"spec.{part}.{name}" if part else f"spec.{name}")
 

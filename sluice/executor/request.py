@@ -162,6 +162,7 @@ class RequestOptions(CommonOptions, total=False):
     draft_logits: Any
     acceptance_threshold: float | None
     prompt_table: Any
+    images: Sequence[bytes] | None
 
 
 class BatchOptions(CommonOptions, total=False):
@@ -211,6 +212,9 @@ class GenerationRequest:
     Text and chats begin with them; in token ids, vocab_size + i stands for row i."""
     prompt_adapter_request: PromptAdapterRequest | None = None
     """Prompt tuning by rows that the server keeps; not with a prompt_table."""
+    images: Sequence[bytes] | None = field(default=None, compare=False, repr=False)
+    """Files of images, one for each of the model's placeholders in a text or in token ids; in chats they are parts of
+    messages: `{"type": "image", "data": …}`."""
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
     """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
@@ -257,6 +261,7 @@ class GenerationRequest:
             speculation=self._speculation(),
             prompt_table=self.prompt_table,
             prompt_adapter_id=self.prompt_adapter_request.name if self.prompt_adapter_request else None,
+            images=self.images,
         )
 
     def _speculation(self) -> Mapping[str, Any] | None:

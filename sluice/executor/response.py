@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from sluice.client import Chunk, Tensor, TokenLogprob
 from sluice.client import FinishReason as ClientReason
 from sluice.executor.errors import RequestError
@@ -115,7 +113,12 @@ class CompletionOutput:
         """The rows of a requested tensor that have come, as a numpy array; None: no rows. Those of the prompt
         (`context`) are with output 0."""
         parts = [each.array() for each in self.tensors if (each.name, each.context) == (name, context)]
-        return np.concatenate(parts) if parts else None
+        if not parts:
+            return None
+        # Here, because clients without numpy use this module too.
+        import numpy as np
+
+        return np.concatenate(parts)
 
     def begin_read(self) -> None:
         self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
+from sluice.ring.vision import Vision, VisionError, split_config
 
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
@@ -25,6 +26,8 @@ MODEL_FILES = (
     "model.safetensors.index.json",
 )
 """Files that affect tokens besides the weights: prompts, sampling defaults and shapes."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
+"""More of these, of models that see."""
 # Of a weight file, distributed over its tensors: at least one each, in the tensor's middle.
 SAMPLES, SAMPLE_BYTES = 512, 1024
 MAX_HEADER_BYTES = 100_000_000
@@ -49,13 +52,15 @@ class Checkpoint:
     name: str
     """Served name, which clients put into `model`."""
     config: dict[str, Any]
-    """config.json."""
+    """config.json; of a model that sees, that of its decoder."""
     generation: dict[str, Any]
     """generation_config.json; empty if there is none."""
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     fingerprint: str
     """See `model_fingerprint`."""
+    vision: Vision | None = None
+    """None: its prompts have no images."""
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -101,7 +106,10 @@ def open_checkpoint(
     for name_of_file in ("config.json", "tokenizer.json"):
         if not (path / name_of_file).is_file():
             raise CheckpointError(why_incomplete(path, name_of_file))
-    config = _read_json(path / "config.json")
+    try:
+        config, vision = split_config(_read_json(path / "config.json"))
+    except VisionError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     if not isinstance(config.get("vocab_size"), int):
         raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
     tokenizer_config = _read_json(path / "tokenizer_config.json")
@@ -113,6 +121,7 @@ def open_checkpoint(
         tokenizer_config=tokenizer_config,
         chat_template=_chat_template(path, tokenizer_config),
         fingerprint=model_fingerprint(path),
+        vision=vision,
     )
 
 
@@ -150,7 +159,8 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    found = tokenizer_config.get("chat_template")
+    # The second is of processors, which models that see have.
+    found = _read_json(path / "chat_template.json").get("chat_template", tokenizer_config.get("chat_template"))
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
     return found
@@ -163,7 +173,9 @@ class _Tensor(msgspec.Struct):
 
 def model_fingerprint(folder: Path) -> str:
     """Hex digest of the configuration, the tokenizer, and samples of every tensor: independent of paths and dates."""
-    digest = _digest(folder, MODEL_FILES)
+    # Others have the fingerprint that they had before there were models that see.
+    present = (name for name in PROCESSOR_FILES if (folder / name).is_file())
+    digest = _digest(folder, (*MODEL_FILES, *present))
     for file in sorted(folder.glob("*.safetensors")):
         _digest_weights(digest, file)
     return digest.hexdigest()

@@ -103,6 +103,10 @@ class EngineHeartbeat(Message, frozen=True):
     """Of the rows of tables that prompts may have; 0: they may have none."""
     prompt_adapters: AdapterNews | None = None
     """For the router that this heartbeat goes to."""
+    image_rows: Count = 0
+    """Of each image that prompts may have; 0: they may have none."""
+    version: Name = ""
+    """Of its build."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
@@ -119,6 +123,8 @@ class DetokenizerHeartbeat(Message, frozen=True):
     """Fingerprint of the tokenizer files."""
     missed: dict[Number, Total] = {}
     """Frames lost on the way from engines, by the engine's epoch."""
+    version: Name = ""
+    """Of its build."""
 
 
 class Epochs(NamedTuple):

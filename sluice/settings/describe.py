@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from sluice.settings.fields import LAUNCHER, ByteSize
+from sluice.settings.fields import LAUNCHER, ByteSize, OtherVariable
 from sluice.settings.services import ServiceSettings
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
@@ -22,6 +22,8 @@ class Setting:
     name: str
     flag: str
     variable: str
+    other_variable: str | None
+    """One of other programs, from which it is read too if its own is not set."""
     annotation: Any
     """Its Python type, without bounds and without None."""
     type_name: str
@@ -69,6 +71,7 @@ def _describe(cls: type[ServiceSettings], field: Field[Any], description: str) -
         name=field.name,
         flag=f"--{field.name.replace('_', '-')}",
         variable=f"{cls.prefix()}{field.name.upper()}",
+        other_variable=next((each.name for each in info.metadata if isinstance(each, OtherVariable)), None),
         annotation=annotation,
         type_name="bytes" if any(isinstance(each, ByteSize) for each in info.metadata) else _type_name(annotation),
         range=", ".join(bounds),

@@ -188,6 +188,15 @@ class LoraOptions:
 
 
 @dataclass(frozen=True)
+class ImageOptions:
+    """Images"""
+
+    image_cache_size: ByteCount = 512 << 20
+    """Host memory for the embeddings of images that were computed: one of LLaVA 1.5 7B takes 9 MiB; see
+    docs/images.md."""
+
+
+@dataclass(frozen=True)
 class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Batching"""
 

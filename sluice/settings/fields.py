@@ -5,7 +5,7 @@ docs/settings.md. A service's settings inherit its sections, so they are passed 
 """
 
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +24,12 @@ class Range:
         from pydantic import Field
 
         return handler.generate_schema(Annotated[source, Field(**asdict(self))])
+
+
+class OtherVariable(NamedTuple):
+    """Annotation of a setting that is also read from an environment variable which other programs share."""
+
+    name: str
 
 
 class ByteSize:

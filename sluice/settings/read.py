@@ -164,7 +164,9 @@ def _read_environment(cls: type[ServiceSettings], environment: Mapping[str, str]
     if unknown:
         hint = did_you_mean(unknown[0], names)
         raise SettingsError(f"unknown settings in the environment: {', '.join(unknown)}{hint}")
-    return {names[variable]: text for variable, text in given.items()}
+    others = {setting.other_variable: name for name, setting in settings_of(cls).items() if setting.other_variable}
+    found = {name: environment[variable] for variable, name in others.items() if environment.get(variable)}
+    return found | {names[variable]: text for variable, text in given.items()}
 
 
 def _is_service_link(variable: str, value: str) -> bool:

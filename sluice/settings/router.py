@@ -6,7 +6,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from sluice.ring.adapters import ADAPTER_ID
-from sluice.settings.fields import ByteCount, PortNumber, PositiveInt, PositiveSeconds, PriorityAging, Range, Seconds
+from sluice.settings.fields import (
+    ByteCount,
+    OtherVariable,
+    PortNumber,
+    PositiveInt,
+    PositiveSeconds,
+    PriorityAging,
+    Range,
+    Seconds,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,17 @@ class ListenSettings:
     """Interface of AdminService, if it has a port of its own."""
     admin_port: Annotated[int | None, Range(ge=0, le=65535)] = None
     """Port for AdminService alone; 0: any; default: the main port, if that is safe."""
+
+
+@dataclass(frozen=True)
+class TracingSettings:
+    """Tracing"""
+
+    otlp_endpoint: Annotated[
+        str | None, Field(pattern="^https?://[^/]+/?$"), OtherVariable("OTEL_EXPORTER_OTLP_ENDPOINT")
+    ] = None
+    """OpenTelemetry collector that gets a trace of each request, such as http://collector:4317 (gRPC). Also read from
+    OTEL_EXPORTER_OTLP_ENDPOINT; default: no traces. Needs the extra `otel`; see docs/metrics.md."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from sluice.settings.engine import (
     Batching,
     Compute,
     GuideLimits,
+    ImageOptions,
     KvCacheSize,
     LoraOptions,
     Parallelism,
@@ -37,6 +38,7 @@ from sluice.settings.router import (
     ListenSettings,
     PeerSettings,
     RecoverySettings,
+    TracingSettings,
 )
 
 STRICT = ConfigDict(extra="forbid")
@@ -49,9 +51,9 @@ class Monitoring:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
     metrics_host: str = "127.0.0.1"
-    """Interface for /metrics, /livez and /readyz."""
+    """Interface for the status page, /metrics, /livez and /readyz."""
     metrics_port: PortNumber = 0
-    """Port for /metrics, /livez and /readyz; 0: none."""
+    """Port for the status page, /metrics, /livez and /readyz; 0: none."""
     ready_stall: PositiveSeconds = 30.0
     """Seconds that the main loop may stand still, or have requests without progress, until /readyz reports it."""
     live_stall: PositiveSeconds = 120.0
@@ -123,6 +125,7 @@ class RouterSettings(
     RecoverySettings,
     PeerSettings,
     AccessSettings,
+    TracingSettings,
     ListenSettings,
     ServiceSettings,
 ):
@@ -188,6 +191,7 @@ class EngineSettings(
     Batching,
     LoraOptions,
     GuideLimits,
+    ImageOptions,
     TensorOptions,
     ProcessorNames,
     KvCacheSize,

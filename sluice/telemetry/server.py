@@ -1,4 +1,4 @@
-"""The small HTTP server of each service: /metrics, /livez, /readyz."""
+"""The small HTTP server of each service: its status page, metrics and probes (see pages.py)."""
 
 import socket
 import threading
@@ -8,23 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.ports import PortError
-from sluice.settings.services import Monitoring
+from sluice.settings.services import ServiceSettings
 from sluice.telemetry.metrics import registry_of
+from sluice.telemetry.pages import Identity, Page, Pages
 from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.startup import Startup
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse
-
-    _Application = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
+from sluice.telemetry.status_report import ServiceReport
 
 # Beyond it the oldest is closed: clients that send nothing must not keep probes out.
 MAX_CONNECTIONS = 64
@@ -34,19 +30,6 @@ RETRY_SECONDS = 0.05
 """Until the next attempt to accept a connection if no descriptor is left."""
 END_SECONDS = 1.0
 """For the thread of a closed connection to notice."""
-
-
-class Probes(Protocol):
-    """Answers of /livez and /readyz: None, or the reason why not."""
-
-    def dead(self) -> str | None: ...
-
-    def not_ready(self) -> str | None: ...
-
-
-class Page(NamedTuple):
-    registry: CollectorRegistry
-    probes: Probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +62,20 @@ class StatusServer:
     Raises PortError if it cannot listen.
     """
 
-    def __init__(self, registry: CollectorRegistry, probes: Probes, host: str, port: int) -> None:
-        self._page = Page(registry, probes)
+    def __init__(self, page: Page, host: str, port: int) -> None:
+        self._pages = Pages(page)
         server: type[_Server] = _Server6 if ":" in host else _Server
         try:
-            self._server = make_server(host, port, _application(lambda: self._page), server, _Handler)
+            self._server = make_server(host, port, self._pages, server, _Handler)
         except OSError as error:
             raise PortError(f"cannot serve metrics and health on {host} port {port}: {error}") from error
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
         self._thread.start()
 
-    def show(self, registry: CollectorRegistry, probes: Probes) -> None:
+    def show(self, page: Page) -> None:
         """From now on."""
-        self._page = Page(registry, probes)
+        self._pages.page = page
 
     def close(self) -> None:
         self._server.shutdown()
@@ -107,53 +90,35 @@ class MetricsPort:
     """
 
     def __init__(
-        self, settings: Monitoring, read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: ()
+        self, settings: ServiceSettings, read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: ()
     ) -> None:
         """`read_startup`: the service's metrics of its start; they stay."""
         self.startup = Startup()
         self._settings = settings
+        self._identity = Identity(settings.role, settings.id, settings.name or settings.model)
         self._read_startup = read_startup
         self._server: StatusServer | None = None
         if settings.metrics_port:
-            registry = registry_of(lambda: read_startup(self.startup))
-            self._server = StatusServer(registry, self.startup, settings.metrics_host, settings.metrics_port)
+            page = Page(registry_of(lambda: read_startup(self.startup)), self.startup, self._identity)
+            self._server = StatusServer(page, settings.metrics_host, settings.metrics_port)
 
     def show(
         self,
         beacon: ProgressBeacon,
         read_metrics: Callable[[], Iterable[Metric]],
         unready: Callable[[], str | None],
+        report: Callable[[], ServiceReport],
     ) -> None:
-        """The start has ended: from now on answer for the service that runs."""
+        """The start has ended: from now on answer for the service that runs. All are called in threads of the port."""
         self.startup.end()
         if self._server is not None:
             health = Health(beacon, self._settings.live_stall, self._settings.ready_stall, unready)
-            self._server.show(registry_of(lambda: chain(self._read_startup(self.startup), read_metrics())), health)
+            registry = registry_of(lambda: chain(self._read_startup(self.startup), read_metrics()))
+            self._server.show(Page(registry, health, self._identity, report))
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-
-
-def _application(current: Callable[[], Page]) -> "_Application":
-    def answer(environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        registry, probes = current()
-        if path == "/metrics":
-            metrics: _Application = make_wsgi_app(registry)
-            return metrics(environ, start)
-        answers = {"/livez": probes.dead, "/readyz": probes.not_ready}
-        if path not in answers:
-            return _text(start, "404 Not Found", "there are /metrics, /livez and /readyz")
-        problem = answers[path]()
-        return _text(start, "503 Service Unavailable", problem) if problem else _text(start, "200 OK", "ok")
-
-    return answer
-
-
-def _text(start: "StartResponse", status: str, text: str) -> Iterable[bytes]:
-    start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
-    return [text.encode() + b"\n"]
 
 
 class Connections:

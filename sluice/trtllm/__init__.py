@@ -14,6 +14,7 @@ from sluice.executor import (
     KVCacheUpdatedData,
     UniqueToken,
 )
+from sluice.trtllm import kv_cache
 from sluice.trtllm.cache_config import KvCacheConfig, KvCacheRetentionConfig, RuntimeDefaults
 from sluice.trtllm.config import (
     CacheTransceiverConfig,
@@ -81,5 +82,5 @@ __all__ = [
     "RequestPerfMetrics", "RequestStage", "RequestStats", "RequestStatsPerIteration", "RequestType", "Response",
     "Result", "RuntimeDefaults", "SamplingConfig", "SchedulerConfig", "SpecDecodingStats", "SpeculativeDecodingConfig",
     "SpeculativeDecodingFastLogitsInfo", "SpeculativeDecodingMetrics", "StaticBatchingStats", "TimingMetrics",
-    "UniqueToken", "UnsupportedOptionError", "__version__",
+    "UniqueToken", "UnsupportedOptionError", "__version__", "kv_cache",
 ]  # fmt: skip

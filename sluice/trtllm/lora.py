@@ -82,6 +82,8 @@ def _parts(given: LoraConfig, model: Mapping[str, Any]) -> Iterator[Part]:
         raise OptionError(f"LoraConfig.weights has the type {weights.dtype}, must be {', '.join(DTYPES)}")
     if not rows:
         raise OptionError("LoraConfig.config has no rows")
+    if len(rows[0]) not in (3, 4):
+        raise OptionError(f"LoraConfig.config has {len(rows[0])} columns, must have 3 or 4")
     for row, values in zip(rows, weights, strict=True):
         module, layer, rank, *dora = row
         if any(dora):

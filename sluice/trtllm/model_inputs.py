@@ -28,8 +28,6 @@ class LoraConfig:
                 raise OptionError(f"Expected {name} tensor to have 2 dimensions")
         if self.config.shape[0] != self.weights.shape[0]:
             raise OptionError("Expected dim 0 of lora weights and lora config to have the same size")
-        if self.config.shape[1] not in (3, 4):
-            raise OptionError(f"LoraConfig.config has {self.config.shape[1]} columns, must have 3 or 4")
 
 
 @dataclass(eq=False)

@@ -50,12 +50,12 @@ ORCHESTRATOR_REASONS = {
     "spawn_processes": "every executor starts its own services",
 }
 PEFT_REASONS = {
-    "num_ensure_workers": "adapters are copied to the device by the engine's own thread",
-    "num_copy_streams": "adapters are copied to the device by the engine's own thread",
     "max_pages_per_block_host": "pages are not grouped into blocks",
     "max_pages_per_block_device": "pages are not grouped into blocks",
 }
 SPEED_ONLY = ("recv_poll_period_ms", "max_seq_idle_microseconds")
+PEFT_SPEED_ONLY = ("num_ensure_workers", "num_copy_streams")
+"""Adapters are copied to the device with the step that needs them."""
 
 
 def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
@@ -132,7 +132,13 @@ def _check(config: ExecutorConfig) -> None:
 def _mention_speed(config: ExecutorConfig) -> None:
     """Options that change no result, and have no counterpart."""
     knobs = config.extended_runtime_perf_knob_config
+    peft = config.peft_cache_config
     changed = [name for name in SPEED_ONLY if getattr(config, name) != getattr(ExecutorConfig(), name)]
+    changed += [
+        f"peft_cache_config.{name}"
+        for name in PEFT_SPEED_ONLY
+        if getattr(peft, name) != getattr(PeftCacheConfig(), name)
+    ]
     if knobs != ExtendedRuntimePerfKnobConfig():
         changed.append("extended_runtime_perf_knob_config")
     if config.guided_decoding_config is not None and config.guided_decoding_config.stop_token_ids is not None:

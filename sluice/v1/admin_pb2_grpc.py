@@ -519,7 +519,7 @@ class AdminServiceServicer(object):
     """
 
     def GetServerInfo(self, request, context):
-        """Version, start time, whether the server is draining, and which engines get its new requests.
+        """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

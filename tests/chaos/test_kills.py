@@ -3,16 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from bench.deaths.kills import WITH_ADAPTERS, KillPlan, measure
+from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES, KillPlan, measure
 from bench.deaths.streams import KINDS
 
 
 @pytest.mark.timeout(600)
 def test_no_stream_fails_and_none_differs(tmp_path):
     with_adapters = replace(WITH_ADAPTERS, streams=14, kills=3)
-    plan = KillPlan(streams=2 * len(KINDS), kills=4, seconds_between=2.0, max_tokens=120, adapters=with_adapters)
+    with_images = replace(WITH_IMAGES, streams=10, kills=3, seconds_between=2.0)
+    plan = KillPlan(2 * len(KINDS), kills=4, max_tokens=120, adapters=with_adapters, images=with_images)
     parts = measure(plan, tmp_path, lambda _: None).parts
-    assert len(parts) == 2
+    assert len(parts) == 3
     for result in parts:
         assert sum(result.killed.values()) == result.plan.kills
         assert result.streams >= result.plan.streams

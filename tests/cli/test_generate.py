@@ -44,6 +44,19 @@ def test_options(sluice, script) -> None:
     assert spec.speculation == generation_pb2.Speculation(max_draft_tokens=0)
 
 
+def test_images_become_parts_of_a_chat(sluice, script, tmp_path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    result = sluice("generate", "see", "--image", str(tmp_path / "a.png"), "--image", str(tmp_path / "b.png"))
+    assert result.exit_code == 0
+    (message,) = script.seen[-1].spec.chat.messages
+    assert message.role == "user"
+    assert [part.image.data or part.text for part in message.parts] == [b"a.png", b"b.png", "see"]
+    missing = sluice("generate", "see", "--image", str(tmp_path / "c.png"))
+    assert missing.exit_code == 2
+    assert "c.png cannot be read" in missing.stderr.replace("\n", " ")
+
+
 def test_unset_options_stay_unset(sluice, script) -> None:
     sluice("generate", "hi")
     spec = script.seen[-1].spec

@@ -20,6 +20,7 @@ from sluice.cli.commands import app
         ["chat"],
         ["health"],
         ["stats"],
+        ["bench"],
         ["call"],
         ["serving-version"],
         ["lora"],

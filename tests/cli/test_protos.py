@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pb2
 
 from sluice.v1 import generation_pb2
+
+RELEASED = Path(__file__).parents[2] / "protos" / "released.binpb"
 
 
 @pytest.mark.process
@@ -22,7 +25,8 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
         "sluice/v1/generation.proto",
         "sluice/v1/sampling.proto",
     ]
-    assert sorted(result.stdout.split()) == sorted(str(folder / path) for path in paths)
+    written = [str(folder / path) for path in (*paths, "buf.yaml")]
+    assert sorted(result.stdout.split()) == sorted(written)
     compiled = tmp_path / "set"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}", *paths]
     subprocess.run(command, check=True)
@@ -32,6 +36,15 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
         file.ClearField("source_code_info")
     generation_pb2.DESCRIPTOR.CopyToProto(expected)
     assert [message.name for message in ours.message_type] == [message.name for message in expected.message_type]
+
+
+@pytest.mark.process
+def test_buf_accepts_what_was_exported(sluice, tmp_path) -> None:
+    sluice("protos", "export", str(tmp_path))
+    buf = str(Path(sys.executable).with_name("buf"))
+    for command in (["lint"], ["build"], ["breaking", "--against", str(RELEASED)]):
+        done = subprocess.run([buf, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_folder_that_cannot_be_written(sluice, tmp_path) -> None:

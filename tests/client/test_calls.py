@@ -66,3 +66,20 @@ async def test_errors_are_typed(script, address) -> None:
     async with AsyncClient(address) as client:
         with pytest.raises(Unavailable):
             await anext(client.stream_steps())
+
+
+INFO = admin_pb2.GetServerInfoResponse(
+    router_id="r", engines=[admin_pb2.EngineInfo(engine_id="e", state=admin_pb2.PEER_STATE_LOST)]
+)
+
+
+def test_server_info(script, address) -> None:
+    script.info = INFO
+    with Client(address) as client:
+        assert client.server_info() == INFO
+
+
+async def test_server_info_async(script, address) -> None:
+    script.info = INFO
+    async with AsyncClient(address) as client:
+        assert await client.server_info() == INFO

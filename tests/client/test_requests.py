@@ -33,6 +33,23 @@ def test_every_field_of_the_contract_is_an_option() -> None:
             [{"role": "user", "content": "hi"}],
             pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")])),
         ),
+        (
+            [
+                {"role": "system", "content": "brief"},
+                {"role": "user", "content": [{"type": "image", "data": b"png"}, {"type": "text", "text": "hi"}]},
+            ],
+            pb.GenerationSpec(
+                chat=pb.ChatPrompt(
+                    messages=[
+                        pb.ChatMessage(role="system", content="brief"),
+                        pb.ChatMessage(
+                            role="user",
+                            parts=[pb.ContentPart(image=pb.Image(data=b"png")), pb.ContentPart(text="hi")],
+                        ),
+                    ]
+                )
+            ),
+        ),
     ],
 )
 def test_prompts(prompt, expected) -> None:
@@ -220,3 +237,17 @@ def test_chat_options_need_a_chat() -> None:
     assert spec.chat.template_kwargs["enable_thinking"] is False
     with pytest.raises(TypeError, match="chat prompts only"):
         build_spec("x", {"continue_final_message": True})
+
+
+def test_images() -> None:
+    assert build_spec("x", {"images": [b"a", b"b"]}).images == [pb.Image(data=b"a"), pb.Image(data=b"b")]
+    for part in (
+        {"type": "image", "url": "x"},
+        {"type": "text", "data": b"x"},
+        {"type": "audio", "data": b"x"},
+        "text",
+    ):
+        with pytest.raises(TypeError, match="a part is"):
+            build_spec([{"role": "user", "content": [part]}], {})
+    with pytest.raises(TypeError, match="images"):
+        build_spec("x", {"images": ["path.png"]})

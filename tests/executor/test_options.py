@@ -181,6 +181,7 @@ REQUEST = {
     "acceptance_threshold": 0.5,
     "prompt_table": np.zeros((2, 3), np.float32),
     "prompt_adapter_request": PromptAdapterRequest("terse"),
+    "images": [b"png"],
 }
 
 

@@ -144,6 +144,7 @@ class EngineBench:
                 tensors=frozenset(self.runner.tensors),
                 has_adapters=self.runner.adapters is not None,
                 hidden_size=self.runner.hidden_size,
+                image_rows=self.runner.image_rows,
             ),
             batching,
             Hooks(

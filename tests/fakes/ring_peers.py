@@ -210,6 +210,7 @@ class FakeEngine(FakePeer):
         self.library: FakeLibrary | None = None
         self.adapters: Adapters | None = None
         self.hidden_size = 2
+        self.image_rows = 0
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
@@ -262,6 +263,7 @@ class FakeEngine(FakePeer):
             adapters=None if self.adapters is None else self.adapters.news(hello.adapters_known),
             cache_events=self.events is not None,
             hidden_size=self.hidden_size,
+            image_rows=self.image_rows,
             prompt_adapters=self.prompt_adapters.news(hello.prompt_adapters_known),
         )
 

@@ -155,6 +155,7 @@ class ScriptedRunner:
         self.tensors = TENSORS
         self.adapters: ScriptedAdapters | None = None
         self.hidden_size = HIDDEN_SIZE
+        self.image_rows = 0
         self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap

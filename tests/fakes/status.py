@@ -2,10 +2,11 @@
 
 from prometheus_client import CollectorRegistry
 
+from sluice.telemetry.pages import Page
 from sluice.telemetry.server import Health, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 
 
 def serve_metrics(registry: CollectorRegistry) -> StatusServer:
     """On any port; to be closed."""
-    return StatusServer(registry, Health(ProgressBeacon(), 120, 30, lambda: None), "127.0.0.1", 0)
+    return StatusServer(Page(registry, Health(ProgressBeacon(), 120, 30, lambda: None)), "127.0.0.1", 0)

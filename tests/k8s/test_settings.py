@@ -18,7 +18,7 @@ CONFIG = "/etc/sluice/config/"
 
 def read(pod: Pod, objects: tuple[Object, ...], folder: Path) -> ServiceSettings:
     """As the service would in this pod; its settings file is looked up below `folder`."""
-    (config,) = kinds(objects, "ConfigMap")
+    config = next(each for each in kinds(objects, "ConfigMap") if "router.yaml" in each["data"])
     for name, text in config["data"].items():
         (folder / name).write_text(text)
     ipv6 = "[$(POD_IP)]" in str(pod.container["env"])

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TOP = ("sluice", "router", "engine_worker", "detok_service")
+import sluice
+from tests.packaging.distributions import ROOT, TOP, copy_checkout
+
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
@@ -25,10 +25,7 @@ def project() -> dict:
 def built(tmp_path_factory) -> tuple[set[str], str]:
     """The names of the files in the wheel, and what setuptools printed."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in (*TOP, "protos"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
+    copy_checkout(folder)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(folder / "dist")],
@@ -61,7 +58,8 @@ def test_a_wheel_holds_every_module_and_every_file_that_they_read(built):
     files, _ = built
     checkpoint = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sluice/tiny_model/checkpoint").iterdir()}
     protos = {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "protos").rglob("*.proto")}
-    wanted = tracked("*.py") | tracked("*.pyi") | checkpoint | protos | {"sluice/py.typed"}
+    wanted = tracked("*.py") | tracked("*.pyi") | tracked("*.html") | checkpoint | protos
+    wanted |= {"sluice/py.typed", "sluice/protos/buf.yaml"}
     assert len(protos) == 3
     assert "sluice/tiny_model/checkpoint/model.safetensors" in checkpoint
     assert wanted - files == set()
@@ -71,7 +69,8 @@ def test_a_wheel_holds_every_module_and_every_file_that_they_read(built):
 
 def test_a_wheel_holds_the_license(built, project):
     files, _ = built
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
+    for name in ("LICENSE", "NOTICE"):
+        assert any(file.endswith(f".dist-info/licenses/{name}") for file in files)
     assert project["project"]["license"] == "Apache-2.0"
     assert "Apache License\n                           Version 2.0" in (ROOT / "LICENSE").read_text()
 
@@ -79,3 +78,22 @@ def test_a_wheel_holds_the_license(built, project):
 def test_setuptools_has_nothing_to_complain_about(built):
     _, printed = built
     assert re.findall(r"(?im)^.*(?:warning|deprecat|!!|absent).*$", printed) == []
+
+
+def test_the_version_is_that_of_the_metadata_and_in_the_changelog(project):
+    version = project["project"]["version"]
+    assert sluice.__version__ == version
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_links_on_pypi_are_absolute(project):
+    page = (ROOT / project["project"]["readme"]).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+
+
+def test_classifiers_name_the_versions_of_python_that_are_required(project):
+    minors = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["project"]["classifiers"]))
+    assert project["project"]["requires-python"] == f">=3.{minors[0]}"
+    assert (ROOT / "docs" / "pypi.md").read_text().count(f"Python 3.{minors[0]} to 3.{minors[-1]}") == 1

@@ -70,6 +70,7 @@ class EngineHarness:
         processors: ProcessorNames = ProcessorNames(),  # noqa: B008 - frozen
         draft_model: Path | None = None,
         output_layers: tuple[int, ...] = (),
+        image_cache_size: int = 1 << 20,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -87,6 +88,7 @@ class EngineHarness:
             max_tokens_per_step=max_tokens_per_step,
             max_attention_window=max_attention_window,
             output_layers=output_layers,
+            image_cache_size=image_cache_size,
         )
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.leader: Leader | None = None
@@ -129,6 +131,7 @@ class EngineHarness:
                 processors=frozenset(processors.processor_names),
                 tensors=frozenset(runner.tensors),
                 hidden_size=runner.hidden_size,
+                image_rows=runner.image_rows,
             ),
             batching,
             Hooks(

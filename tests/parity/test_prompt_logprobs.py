@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine_worker.runner.forward import ROWS_PER_BLOCK
+from engine_worker.runner import forward
+from engine_worker.runner.forward import LEAST_ROWS
 from sluice.ring.params import SamplingParams, StopParams
 from sluice.ring.prompt_logprobs import Row
 from tests.parity.harness import EngineHarness
@@ -59,10 +60,11 @@ def test_each_length_at_once(model_folder, prompts, oracle):
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend):
+def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
     """Edges of chunks, of blocks of the cache and of blocks of rows, each at every distance from the others."""
-    prompt = prompts[5][: 2 * ROWS_PER_BLOCK + 3]
-    for chunk in (1, 2, 7, 31, 32, 33, ROWS_PER_BLOCK - 1, ROWS_PER_BLOCK, ROWS_PER_BLOCK + 1, len(prompt) - 1, 512):
+    monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
+    prompt = prompts[5][: 2 * LEAST_ROWS + 3]
+    for chunk in (1, 2, 7, 31, 32, 33, LEAST_ROWS - 1, LEAST_ROWS, LEAST_ROWS + 1, len(prompt) - 1, 512):
         harness = EngineHarness(
             model_folder,
             backend=backend,

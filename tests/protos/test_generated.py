@@ -38,6 +38,27 @@ def test_every_generated_file_is_committed_and_fresh(generated):
     assert not left_over
 
 
+def breaking(folder: Path) -> subprocess.CompletedProcess:
+    command = [plugin("buf"), "breaking", str(folder), "--against", str(ROOT / "protos" / "released.binpb")]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_clients_of_the_last_release_are_not_broken():
+    found = breaking(ROOT / "protos")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_a_change_that_breaks_them_is_found(tmp_path):
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    file = tmp_path / "protos" / "sluice" / "v1" / "sampling.proto"
+    text = file.read_text()
+    assert "optional float temperature = 1;" in text
+    file.write_text(text.replace("optional float temperature = 1;", "optional double temperature = 1;"))
+    found = breaking(tmp_path / "protos")
+    assert found.returncode != 0
+    assert "temperature" in found.stdout
+
+
 def test_protos_are_lint_clean():
     found = subprocess.run([plugin("buf"), "lint", str(ROOT / "protos")], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

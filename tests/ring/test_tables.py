@@ -1,12 +1,13 @@
 """Tables in block hashes: what is equal is shared, what is not never is, whatever precedes it."""
 
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ring.hashing import block_chain, root_hash
+from sluice.ring.images import MAX_IMAGE_BYTES, Image
 from sluice.ring.tables import MAX_TABLE_BYTES, NO_TABLES, PromptTables, Table, VirtualTokens
 from tests.examples import examples
 
@@ -24,7 +25,7 @@ def table_of(parts: list[bytes], dtype="float16") -> Table:
 
 
 def chain(prompt, given_tables, extra_ids=()) -> list[bytes]:
-    found = VirtualTokens(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
+    found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
     return block_chain(ROOT, prompt, SIZE, found.key)
 
 
@@ -99,8 +100,36 @@ def test_sizes_and_bounds():
 
 
 def test_rows_are_where_the_ids_say():
-    found = VirtualTokens(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
+    found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
     assert [each.first for each in found.placed] == [0, 2] == list(accumulate([0, 2]))
     assert found.occur([1, VOCABULARY])
     assert not found.occur([1, VOCABULARY - 1])
     assert found.without([1, VOCABULARY, 2]) == [1, 2]
+
+
+@examples(300)
+@given(st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 2), max_size=4))
+def test_prompts_share_up_to_the_first_image_that_differs(its, others):
+    """Of three rows each, behind a text of five tokens."""
+
+    def images_chain(contents: list[int]) -> list[bytes]:
+        virtual = VirtualTokens.of(VOCABULARY, PromptTables(images=tuple(Image.of(3, bytes([c])) for c in contents)))
+        prompt = [*range(5), *range(VOCABULARY, VOCABULARY + 3 * len(contents))]
+        return block_chain(ROOT, prompt, SIZE, virtual and virtual.key)
+
+    def shared(*both: list) -> int:
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False))))
+
+    assert shared(images_chain(its), images_chain(others)) == (5 + 3 * shared(its, others)) // SIZE
+
+
+def test_images_come_after_tables_and_are_bounded():
+    image = Image.of(2, b"a")
+    found = VirtualTokens.of(VOCABULARY, PromptTables((table_of([b"a"] * 3),), images=(image, Image.of(4, b"b"))))
+    assert [each.first for each in found.placed] == [0, 3, 5]
+    asked = []
+    needed = found.computed([1, VOCABULARY + 3], lambda each: asked.append(each) or table_of([b"c"] * 2))
+    assert asked == [image]
+    assert [each.first for each in needed.placed] == [3]
+    with pytest.raises(ValueError, match="images of"):
+        PromptTables(images=(Image.of(1, bytes(MAX_IMAGE_BYTES)), image))

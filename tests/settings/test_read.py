@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from sluice.settings.fields import Range
 from sluice.settings.read import load_settings
-from sluice.settings.services import STRICT, ServiceSettings
+from sluice.settings.services import STRICT, EngineSettings, RouterSettings, ServiceSettings
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -102,3 +102,21 @@ def test_a_settings_file_names_no_other(tmp_path):
     file.write_text("model: m\nconfig: other.yaml\n")
     with pytest.raises(SystemExit, match="config"):
         load("--config", str(file))
+
+
+def test_a_variable_that_other_programs_share(monkeypatch):
+    def endpoint(*argv: str) -> str | None:
+        return load_settings(RouterSettings, ["--model", "m", *argv]).otlp_endpoint
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    assert endpoint() is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://shared:4317")
+    assert endpoint() == "http://shared:4317"
+    monkeypatch.setenv("SLUICE_ROUTER_OTLP_ENDPOINT", "http://own:4317")
+    assert endpoint() == "http://own:4317"
+    assert endpoint("--otlp-endpoint", "https://flag:4317") == "https://flag:4317"
+    # The others take no notice of it.
+    load_settings(EngineSettings, ["--model", "m"])
+    monkeypatch.setenv("SLUICE_ROUTER_OTLP_ENDPOINT", "collector:4317")
+    with pytest.raises(SystemExit, match="otlp_endpoint"):
+        endpoint()

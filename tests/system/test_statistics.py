@@ -1,8 +1,6 @@
 """Statistics of a real ring: every step and request of a run that is known, and what Prometheus sees."""
 
-import contextlib
 import json
-import socket
 import urllib.request
 
 import pytest
@@ -10,10 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluice import Client
 from sluice.client import DeadlineExceeded
-from sluice.launch import Ring
-from sluice.launch.local_ring import RingError
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.metrics_page import documented
+from tests.fakes.ports import start_with_metrics
 from tests.fakes.processes import wait_until
 
 PATIENCE = 300.0
@@ -34,38 +31,13 @@ def ring(told_file):
     """A ring of its own: nobody else works in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOLD_FILE", str(told_file))
-        ring = start()
+        settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.told:write"}
+        ring = start_with_metrics(1, 1, engine_args=settings)
     try:
         yield ring
         ring.stop()
     finally:
         ring.kill()
-
-
-def start() -> Ring:
-    """A started one, on ports that are free, unless somebody takes them in the meantime."""
-    for attempt in range(5):
-        settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.told:write"}
-        ring = Ring(engines=1, detokenizers=1, engine_args=settings, metrics_port=free_ports(len(SERVICES)))
-        try:
-            ring.start()
-        except RingError:
-            if attempt == 4:
-                raise
-        else:
-            return ring
-    raise AssertionError
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                for port in range(first + 1, first + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return first
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ async def test_router():
         suspects=Suspects(1.0),
     )
     access = Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))
-    assert shown(found.read(ring, StatsBroadcast(), access)) == documented("sluice_router_")
+    assert shown(found.read(ring, StatsBroadcast(), access, None)) == documented("sluice_router_")
 
 
 def test_detokenizer():

@@ -8,10 +8,12 @@ from types import SimpleNamespace as Having
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.settings.services import Monitoring
+from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry.metrics import gauge
+from sluice.telemetry.pages import Page
 from sluice.telemetry.server import MAX_CONNECTIONS, Health, MetricsPort, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
+from sluice.telemetry.status_report import ServiceReport
 from tests.fakes.clock import Clock
 from tests.fakes.processes import wait_until
 
@@ -31,7 +33,7 @@ def serve():
     started = []
 
     def start(health: Health, host: str = "127.0.0.1") -> StatusServer:
-        started.append(StatusServer(CollectorRegistry(), health, host, 0))
+        started.append(StatusServer(Page(CollectorRegistry(), health), host, 0))
         return started[-1]
 
     yield start
@@ -81,7 +83,7 @@ def test_over_http(serve, clock, health):
     clock.now += 100
     assert ask(server, "/livez") == (503, "the loop has not turned for 131.0 s\n")
     assert ask(server, "/metrics") == (200, "")
-    assert ask(server, "/") == (404, "there are /metrics, /livez and /readyz\n")
+    assert ask(server, "/elsewhere") == (404, "there are /, /status.json, /metrics, /livez and /readyz\n")
 
 
 def test_over_ipv6(serve, health):
@@ -97,7 +99,7 @@ def test_a_port_that_is_taken_is_told(health):
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match=r"cannot serve metrics and health on 127\.0\.0\.1 port"),
     ):
-        StatusServer(CollectorRegistry(), health, "127.0.0.1", taken.getsockname()[1])
+        StatusServer(Page(CollectorRegistry(), health), "127.0.0.1", taken.getsockname()[1])
 
 
 def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, monkeypatch):
@@ -121,7 +123,8 @@ def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     opened = MetricsPort(
-        Monitoring(metrics_port=port), lambda startup: [gauge("loaded", "Part of the weights.", startup.loaded)]
+        DetokenizerSettings(model="/models/tiny", id="d", metrics_port=port),
+        lambda startup: [gauge("loaded", "Part of the weights.", startup.loaded)],
     )
     try:
         server = Having(port=port)
@@ -132,7 +135,7 @@ def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
         assert "loaded 0.43" in ask(server, "/metrics")[1]
         opened.startup.report("capturing", 1, 2)
         assert ask(server, "/readyz") == (503, "capturing 50 %\n")
-        opened.show(ProgressBeacon(), lambda: [gauge("steps", "Steps.", 7)], lambda: None)
+        opened.show(ProgressBeacon(), lambda: [gauge("steps", "Steps.", 7)], lambda: None, lambda: ServiceReport("x"))
         assert ask(server, "/readyz") == (200, "ok\n")
         scraped = ask(server, "/metrics")[1]
         assert "loaded 1.0" in scraped
@@ -142,6 +145,6 @@ def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
 
 
 def test_without_a_metrics_port_there_is_no_server():
-    opened = MetricsPort(Monitoring())
-    opened.show(ProgressBeacon(), list, lambda: None)
+    opened = MetricsPort(DetokenizerSettings(model="m"))
+    opened.show(ProgressBeacon(), list, lambda: None, lambda: ServiceReport(""))
     opened.close()

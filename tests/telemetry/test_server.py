@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sluice.telemetry.pages import Page
 from sluice.telemetry.server import MAX_CONNECTIONS, Connections, Health, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.processes import LIMIT
@@ -25,7 +26,7 @@ def serve():
 
         def start() -> tuple[str, int]:
             health = Health(ProgressBeacon(), 120, 30, lambda: None)
-            server = StatusServer(CollectorRegistry(), health, "127.0.0.1", 0)
+            server = StatusServer(Page(CollectorRegistry(), health), "127.0.0.1", 0)
             stack.callback(server.close)
             return "127.0.0.1", server.port
 
@@ -104,12 +105,13 @@ CHILD = """
 import json, os, resource, sys
 from prometheus_client import CollectorRegistry
 from sluice.ring.descriptors import raise_limit
+from sluice.telemetry.pages import Page
 from sluice.telemetry.server import Connections, Health, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 limit = raise_limit()
 health = Health(ProgressBeacon(), 1e9, 1e9, lambda: None)
-server = StatusServer(CollectorRegistry(), health, "127.0.0.1", 0)
+server = StatusServer(Page(CollectorRegistry(), health), "127.0.0.1", 0)
 held = []
 def fill():
     try:

@@ -317,6 +317,7 @@ def test_kv_cache_events(executor) -> None:
     assert (first.blocks[0].cache_level, first.blocks[0].priority, first.blocks[0].lora_id) == (0, 35, None)
     assert [each.event_id for each in events] == list(range(len(events)))
     assert isinstance(events[0].data, trtllm.KVCacheCreatedData)
+    assert isinstance(events[0].data, trtllm.kv_cache.KVCacheCreatedData)
     assert events[0].data.num_blocks_per_cache_level == (8192 // size, 0)
     assert manager.get_latest_events(1) == []
 

@@ -111,6 +111,14 @@ def test_what_has_no_meaning_is_named(row, named) -> None:
         to_peft(config([row]), MODEL)
 
 
+@pytest.mark.parametrize("columns", [2, 5])
+def test_columns_are_counted_when_it_is_used(columns) -> None:
+    """TensorRT-LLM's own configuration can be made with any."""
+    given = config([[1] * columns])
+    with pytest.raises(trtllm.OptionError, match=f"config has {columns} columns, must have 3 or 4"):
+        to_peft(given, MODEL)
+
+
 @pytest.mark.parametrize(
     ("rows", "values", "named"),
     [
@@ -144,7 +152,6 @@ def test_other_types_and_models() -> None:
         (torch.ones(1, 1, 4), torch.ones(1, 3), "Expected weights tensor to have 2 dimensions"),
         (torch.ones(1, 4), torch.ones(3), "Expected config tensor to have 2 dimensions"),
         (torch.ones(2, 4), torch.ones(1, 3), "Expected dim 0 of lora weights and lora config to have the same size"),
-        (torch.ones(1, 4), torch.ones(1, 5), "5 columns"),
     ],
 )
 def test_shapes(weights, rows, message) -> None:

@@ -101,8 +101,10 @@ def cache(**options) -> dict:
         (cache(onboard_blocks=False), "onboard_blocks"),
         (cache(enable_partial_reuse=False), "enable_partial_reuse"),
         (cache(use_uvm=True), "use_uvm"),
-        ({"peft_cache_config": trtllm.PeftCacheConfig(num_copy_streams=4)}, r"PeftCacheConfig\.num_copy_streams = 4"),
-        ({"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)}, "max_pages_per_block_host"),
+        (
+            {"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)},
+            r"PeftCacheConfig\.max_pages_per_block_host = 4",
+        ),
         ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
         *(
             ({"additional_model_outputs": [trtllm.AdditionalModelOutput(name)]}, f"additional_model_outputs: {name!r}")
@@ -175,11 +177,16 @@ def test_an_orchestrator_and_neutral_options() -> None:
 
 
 def test_options_of_speed_alone_are_logged(caplog) -> None:
-    config = trtllm.ExecutorConfig(recv_poll_period_ms=5)
+    peft = trtllm.PeftCacheConfig(num_ensure_workers=4, num_copy_streams=2)
+    config = trtllm.ExecutorConfig(recv_poll_period_ms=5, peft_cache_config=peft)
     config.extended_runtime_perf_knob_config.multi_block_mode = False
     with caplog.at_level(logging.WARNING, "sluice.trtllm"):
-        assert ring_arguments(config) == ring_arguments(trtllm.ExecutorConfig())
+        assert ring_arguments(config) == ring_arguments(
+            trtllm.ExecutorConfig(peft_cache_config=trtllm.PeftCacheConfig())
+        )
     assert [record.message for record in caplog.records] == [
         "ExecutorConfig.recv_poll_period_ms has no effect here",
+        "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect here",
+        "ExecutorConfig.peft_cache_config.num_copy_streams has no effect here",
         "ExecutorConfig.extended_runtime_perf_knob_config has no effect here",
     ]

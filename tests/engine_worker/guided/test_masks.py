@@ -138,7 +138,7 @@ def test_a_killed_worker_is_replaced(own):
 
 
 def test_a_worker_that_stands_still_is_replaced(own, monkeypatch):
-    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 0.3)
+    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 1)
     (sequence,) = followed(own, regex("[ab]+"))
     expected = allowed(mask(own, sequence, ids("a")))
     os.kill(own._processes.current().pid, signal.SIGSTOP)
@@ -212,7 +212,7 @@ def test_a_worker_that_dies_before_it_has_answered_all(own, monkeypatch):
 
 
 def test_a_worker_that_reads_nothing_is_replaced(own, monkeypatch):
-    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 0.3)
+    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 1.5)
     monkeypatch.setattr("engine_worker.guided.processes.SEND_SECONDS", 1)
     (sequence,) = followed(own, regex("[0-9]+"))
     # More than the socket holds.

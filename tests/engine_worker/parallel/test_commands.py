@@ -65,7 +65,7 @@ def test_a_step(slices, moves):
 
 def test_rows_of_tables_do_not_travel_with_the_step():
     """They may be larger than the channel: rank 0 broadcasts them."""
-    virtual = VirtualTokens(9, PromptTables((random_table(3, 4, seed=1),)))
+    virtual = VirtualTokens.of(9, PromptTables((random_table(3, 4, seed=1),)))
     arrays = build_arrays([Slice([9, 1, 11], 0, [0], virtual=virtual)], 4, None)
     assert arrays.virtual_rows.shape == (2, 4)
     found = decode(bytearray(encode(ComputeStep((), without_rows(arrays))))).arrays

@@ -103,7 +103,7 @@ def steps(draw):
         follows = draw(st.sampled_from([None, 0, 3]))
         virtual = None
         if draw(st.booleans()):
-            virtual = VirtualTokens(VOCABULARY, draw(st.sampled_from(TABLES)))
+            virtual = VirtualTokens.of(VOCABULARY, draw(st.sampled_from(TABLES)))
             tokens = [token % (VOCABULARY + virtual.placed[-1].first + 1) for token in tokens]
         slices.append(Slice(tokens, start, table, draws, follows, scored=scored, kept=kept, virtual=virtual))
     return slices, size, window

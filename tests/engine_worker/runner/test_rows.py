@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.runner.forward import ROWS_PER_BLOCK
+from engine_worker.runner.forward import rows_per_block
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 
 VOCAB, PROMPT = 150_000, 2_000
-BLOCK = ROWS_PER_BLOCK * VOCAB * 4
+BLOCK = rows_per_block(VOCAB) * VOCAB * 4
 """Bytes of logits."""
 CHILD = """
 import resource, sys

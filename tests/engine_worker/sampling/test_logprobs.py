@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.sampling.logprobs import GROUP, compute_logprobs
+from engine_worker.runner.forward import rows_per_block
+from engine_worker.sampling.largest import GROUP
+from engine_worker.sampling.logprobs import compute_logprobs
 from tests.examples import examples
 
 
@@ -38,3 +40,26 @@ def test_the_largest_wherever_they_are(step):
     right = [(i * step + step // 2) % logits.shape[1] for i in range(10)]
     logits[0, right] = torch.arange(10, 0, -1.0)
     assert compute_logprobs(logits, torch.tensor([0]), 10).ids.tolist() == [right]
+
+
+def test_equal_ones_come_in_the_order_of_their_ids():
+    logits = torch.zeros(2, 40 * GROUP)
+    logits[1] = -1.0
+    logits[1, [500, 3, 77]] = torch.tensor([2.0, 2.0, 3.0])
+    logits[0, [9, 400, 21]] = 1.0
+    assert compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 3).ids.tolist() == [[9, 21, 400], [77, 3, 500]]
+
+
+@pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf])
+def test_rows_without_a_bound(value):
+    """All equal, or no number: as topk, beside a row that has one."""
+    logits = torch.randn(2, 40 * GROUP)
+    logits[1] = value
+    found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10).ids
+    assert found[0].tolist() == logits[0].topk(10).indices.tolist()
+    assert len(set(found[1].tolist())) == 10
+
+
+@pytest.mark.parametrize(("vocab", "rows"), [(1000, 1048), (4096, 256), (16384, 64), (151936, 64)])
+def test_a_block_of_rows_is_bounded_in_bytes(vocab, rows):
+    assert rows_per_block(vocab) == rows

@@ -153,6 +153,26 @@ async def test_server_info(client):
     assert info.version
     assert not info.draining
     assert info.start_time.seconds > 1_700_000_000
+    assert info.router_id == client.router.settings.id
+    assert [(each.engine_id, each.state) for each in info.engines] == [("engine", admin_pb2.PEER_STATE_SERVING)]
+    assert [(each.detokenizer_id, each.state) for each in info.detokenizers] == [
+        ("detok", admin_pb2.PEER_STATE_SERVING)
+    ]
+    assert info.engines[0].heartbeat_age.ToMilliseconds() < 60_000
+    assert [model.name for model in info.models] == ["tiny"]
+
+
+async def test_stats_of_requests_and_tenants(client):
+    caller = (("x-sluice-tenant", "search"),)
+    await client.generate(text_spec(request_id="r"), metadata=caller)
+    stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
+    assert (stats.router.router_id, stats.router.ended_requests) == (client.router.settings.id, 1)
+    assert (stats.router.open_requests, stats.router.completion_tokens) == (0, 24)
+    (request,) = stats.requests
+    assert (request.request_id, request.tenant, request.state, request.open) == ("r", "search", "LENGTH", False)
+    assert (request.engine_id, request.detokenizer_id, request.attempts) == ("engine", "detok", 1)
+    assert request.completion_tokens == 24
+    assert not stats.tenants
 
 
 async def test_one_line_per_request_and_no_text_in_it(client):

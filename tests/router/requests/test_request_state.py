@@ -54,7 +54,7 @@ def test_two_attempts(state):
     assert state.preparing
     submit(state)
     assert (state.phase, state.attempts, state.attempt.number) == (RequestPhase.ON_RING, 1, 0)
-    state.on_attempt_lost(avoid=True)
+    state.on_attempt_lost("ENGINE_LOST", avoid=True)
     assert (state.fruitless, state.avoided) == (1, {1, 2})
     state.move_to(RequestPhase.RECOVERING)
     assert not state.on_ring

@@ -83,7 +83,7 @@ async def test_a_request_goes_where_its_own_rows_are_cached(ring, start):
     client = await start()
     prompt = [*range(VOCABULARY, VOCABULARY + 2), *range(62)]
     for engine, data in ((mine, DATA), (other, bytes(8))):
-        virtual = VirtualTokens(VOCABULARY, PromptTables((Table.of(2, 2, "float16", data),)))
+        virtual = VirtualTokens.of(VOCABULARY, PromptTables((Table.of(2, 2, "float16", data),)))
         chain = block_chain(root_hash(engine.fingerprint), prompt, 16, virtual.key)
         engine.journal.store(*map(short_hash, chain))
     placement = client.router.ring.placement

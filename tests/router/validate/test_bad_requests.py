@@ -11,6 +11,7 @@ from google.protobuf.struct_pb2 import Struct
 from grpc import StatusCode
 from tokenizers import Tokenizer
 
+from router.errors import Reason
 from sluice import tiny_model
 from sluice.ring.tensors import MAX_NAMES
 from sluice.v1 import admin_pb2
@@ -512,6 +513,9 @@ def check(details: Details, code, field):
     assert field in details.fields, details.fields
     assert field in details.error.details()
     assert all(violation.description for violation in details.bad.field_violations)
+    why = {violation.field: violation.reason for violation in details.bad.field_violations}
+    assert details.info.metadata[field] == why[field]
+    assert why[field] in Reason.__members__
     assert len(details.error.details()) <= 400
 
 

@@ -1,6 +1,7 @@
 """Every field of the .proto is honoured or refused, and what is honoured changes the spec."""
 
 import uuid
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,11 +17,13 @@ from sluice.ring.adapters import Adapter
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
 from sluice.ring.tables import Table
+from sluice.ring.vision import Vision
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
     ChatMessage,
     ChatPrompt,
+    ContentPart,
     KvCacheOptions,
     OutputOptions,
     ResumeFrom,
@@ -33,7 +36,7 @@ from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 
 @pytest.fixture(scope="module")
 def model(checkpoint):
-    return describe(checkpoint)
+    return replace(describe(checkpoint), vision=Vision(token_id=1, rows=4))
 
 
 ADAPTERS = {"sql": Adapter("sql", "0" * 32, "/sql")}
@@ -127,6 +130,8 @@ SAMPLES = {
     "chat.messages.role": {"chat": ChatPrompt(messages=[ChatMessage(role="user")])},
     "chat.messages.content": {"chat": ChatPrompt(messages=[ChatMessage(role="user", content="c")])},
     "chat.messages.tool_call_id": {"chat": ChatPrompt(messages=[ChatMessage(role="tool", tool_call_id="c")])},
+    "chat.messages.parts": {"chat": ChatPrompt(messages=[ChatMessage(role="user", parts=[ContentPart(text="c")])])},
+    "images": {"images": [pb.Image(data=b"i")]},
     "chat.tools_json": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], tools_json='[{"a": 1}]')},
     "chat.template_kwargs": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], template_kwargs={"a": 1})},
     "chat.continue_final_message": {
@@ -234,6 +239,7 @@ def test_the_values_themselves(model):
                     "token_ids",
                     "chat",
                     "text",
+                    "images",
                     "prompt_",
                     "sampling.allowed",
                     "sampling.beam",

@@ -1,0 +1,106 @@
+"""python -m bench.compare REVISION: the engine of this checkout beside that of another revision, under equal loads.
+
+For changes that must not slow down what does not use them. Both run in turns, in the environment of this checkout.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness.children import ROOT, SystemProcess
+from bench.harness.load import Ask, Load, Run
+from bench.harness.models import TINY, python_prompts
+from bench.harness.stats import rate, ratio
+from bench.harness.topic import Step, engine_settings, interleave, progress_lines
+from bench.systems.engine_alone import engine_alone
+from sluice.ring.cores import usable_cores
+
+WIDTHS = (1, 8, 32)
+REQUESTS = 3
+"""Per place at a time."""
+PROMPT, TOKENS = 128, 64
+WIDTH = 120
+"""Of the table, in characters, where no terminal says."""
+
+
+class Compared(NamedTuple):
+    width: int
+    speed: float
+    """Of this checkout by the other's: the median over the rounds."""
+    speed_range: tuple[float, float]
+    """The middle half of the rounds."""
+    cpu: float
+    """CPU time of this checkout by the other's."""
+    tokens_per_second: float
+
+
+def main(arguments: list[str]) -> None:
+    given = _options(arguments)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    settings = engine_settings(given.threads, backend=given.backend)
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        root = stack.enter_context(checkout(given.revision))
+        progress = stack.enter_context(progress_lines(console))
+        task = progress.add_task("starting", total=None)
+        here, there = (stack.enter_context(engine_alone(TINY, settings, logs, each)) for each in (ROOT, root))
+        found = compare(here, there, given.rounds, lambda done: progress.update(task, description=done))
+    console.print(_table(given.revision, found))
+
+
+@contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """Its files, in a folder of their own. Raises CalledProcessError for one that git does not know."""
+    with tempfile.TemporaryDirectory(prefix="revision-") as folder:
+        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        yield Path(folder)
+
+
+def compare(here: SystemProcess, there: SystemProcess, rounds: int, step: Step) -> list[Compared]:
+    found = []
+    for width in WIDTHS:
+        asks = [Ask(prompt, TOKENS) for prompt in python_prompts(TINY, REQUESTS * width, PROMPT)]
+        load = Load(asks, width, salt=f"{width}")
+        sides = {f"{name}, {width} at a time": (side, load) for name, side in (("here", here), ("there", there))}
+        own, other = interleave(sides, rounds, step)
+        ratios = [rate(a) / rate(b) for a, b in zip(own, other, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        speed = statistics.median(map(rate, own))
+        found.append(Compared(width, ratio(own, other), (low, high), _cpu(own) / _cpu(other), speed))
+    return found
+
+
+def _cpu(runs: Sequence[Run]) -> float:
+    return statistics.median(run.cpu["engine"] for run in runs)
+
+
+def _table(revision: str, found: Sequence[Compared]) -> Table:
+    table = Table("at a time", "tokens/s", f"speed by that of {revision}", "middle half of the rounds", "CPU time")
+    for each in found:
+        low, high = each.speed_range
+        cells = (f"{each.tokens_per_second:,.0f}", f"{each.speed:.3f}×", f"{low:.3f}–{high:.3f}", f"{each.cpu:.3f}×")
+        table.add_row(str(each.width), *cells)
+    return table
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.add_argument("revision", help="commit, tag or branch")
+    parser.add_argument("--rounds", type=int, default=21, help="of each engine, at least 2")
+    parser.add_argument("--backend", default="auto", help="what computes the model")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of each engine; default: all cores")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Images: their rows of embeddings, by transformers' vision tower and projector."""

@@ -1,0 +1,132 @@
+"""The rows of images, as the engine's thread sees them: computed by a thread of their own before a request runs, kept
+by digest.
+
+All state belongs to the engine's thread; the other one only turns an image into rows.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.images import Image
+from sluice.ring.pictures import PictureError
+from sluice.ring.tables import Table
+
+Encode = Callable[[Image], Table]
+"""Raises PictureError for data that is no image."""
+
+
+class Encoding:
+    """Of the images of a request; see `engine_worker.step.Preparation`."""
+
+    def __init__(self, rows: "ImageRows") -> None:
+        self.done = False
+        self.fault: Fault | None = None
+        self.missing: set[bytes] = set()
+        """Digests."""
+        self._rows = rows
+
+    def poll(self) -> bool:
+        self._rows.advance()
+        return self.done
+
+    def withdraw(self) -> None:
+        self._rows.withdraw(self)
+
+    def end(self, digest: bytes, fault: Fault | None) -> None:
+        self.missing.discard(digest)
+        self.fault = self.fault or fault
+        self.done = not self.missing or fault is not None
+
+
+class _Pending(NamedTuple):
+    future: "Future[Table]"
+    waiting: list[Encoding]
+
+
+class ImageRows:
+    def __init__(self, encode: Encode, per_image: int, max_bytes: int, on_thread: Callable[[], None]) -> None:
+        """`on_thread`: called first in the other thread."""
+        self.per_image = per_image
+        self._encode = encode
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[bytes, Table] = OrderedDict()
+        """By digest, the latest used last."""
+        self._bytes = 0
+        self._pending: dict[bytes, _Pending] = {}
+        self._thread = ThreadPoolExecutor(1, "images", on_thread)
+        self._one_at_a_time = threading.Lock()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def prepare(self, images: Sequence[Image]) -> Encoding | None:
+        """None: the rows of all are here."""
+        self.advance()
+        encoding = Encoding(self)
+        for image in images:
+            if image.digest in self._kept:
+                self._kept.move_to_end(image.digest)
+            elif image.digest not in encoding.missing:
+                encoding.missing.add(image.digest)
+                pending = self._pending.get(image.digest)
+                if pending is None:
+                    pending = _Pending(self._thread.submit(self._compute, image), [])
+                    self._pending[image.digest] = pending
+                pending.waiting.append(encoding)
+        return encoding if encoding.missing else None
+
+    def advance(self) -> None:
+        """Take what the thread has computed."""
+        for digest, (future, waiting) in list(self._pending.items()):
+            if not future.done():
+                continue
+            del self._pending[digest]
+            error = future.exception()
+            if error is None:
+                self._keep(digest, future.result())
+            for encoding in waiting:
+                encoding.end(digest, None if error is None else _fault(error))
+
+    def withdraw(self, encoding: Encoding) -> None:
+        """What nobody else waits for is not computed, unless it has begun."""
+        for digest in encoding.missing:
+            pending = self._pending.get(digest)
+            if pending is None:
+                continue
+            pending.waiting.remove(encoding)
+            if not pending.waiting and pending.future.cancel():
+                del self._pending[digest]
+
+    def table(self, image: Image) -> Table:
+        """Computed again, at once, if others have taken its place since the request began: requests hold no rows, so
+        that memory is bounded however many wait or are paused."""
+        found = self._kept.get(image.digest)
+        if found is None:
+            found = self._compute(image)
+            self._keep(image.digest, found)
+        self._kept.move_to_end(image.digest)
+        return found
+
+    def _compute(self, image: Image) -> Table:
+        # transformers' modules are not made for two threads.
+        with self._one_at_a_time:
+            return self._encode(image)
+
+    def _keep(self, digest: bytes, table: Table) -> None:
+        if digest in self._kept:
+            return
+        self._kept[digest] = table
+        self._bytes += len(table.data)
+        # The latest stays in any case.
+        while self._bytes > self._max_bytes and len(self._kept) > 1:
+            self._bytes -= len(self._kept.popitem(last=False)[1].data)
+
+
+def _fault(error: BaseException) -> Fault:
+    if isinstance(error, PictureError):
+        return Fault(ErrorCode.INVALID_ARGUMENT.name, f"an image {error}", field="spec.images")
+    return Fault(ErrorCode.STEP_FAILED.name, f"the rows of an image could not be computed: {error}")

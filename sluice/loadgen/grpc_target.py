@@ -1,0 +1,44 @@
+"""A Sluice ring, through its Python client."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+from sluice.client import AsyncClient, Options, SluiceError
+from sluice.loadgen.outcome import Outcome
+from sluice.loadgen.workload import Request
+
+
+class GrpcTarget:
+    def __init__(self, client: AsyncClient, model: str, options: Options) -> None:
+        self.model = model
+        self._client, self._options = client, options
+
+    @classmethod
+    async def open(cls, addresses: Sequence[str], model: str, options: Options, **connection: Any) -> Self:
+        """`model`: empty for the server's default. Raises SluiceError."""
+        client = AsyncClient(addresses, **connection)
+        try:
+            served = [each.name for each in await client.models()]
+        except BaseException:
+            await client.close()
+            raise
+        return cls(client, model or next(iter(served), ""), options)
+
+    async def send(self, request: Request, outcome: Outcome) -> None:
+        now = asyncio.get_running_loop().time
+        options = self._options | Options(model=self.model, max_tokens=request.max_tokens)
+        try:
+            async with self._client.stream(request.prompt, **options) as stream:
+                async for chunk in stream:
+                    if chunk.token_count:
+                        outcome.on_chunk(now(), chunk.text, chunk.token_count)
+        except SluiceError as error:
+            outcome.error = f"{type(error).__name__}: {error.message}"
+            return
+        if stream.usage is not None:
+            outcome.prompt_tokens = stream.usage.prompt_tokens
+            outcome.completion_tokens = stream.usage.completion_tokens
+
+    async def close(self) -> None:
+        await self._client.close()

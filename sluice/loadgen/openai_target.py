@@ -1,0 +1,120 @@
+"""A server with OpenAI's HTTP API: vLLM, SGLang, llama.cpp and the like."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any, Self
+
+import httpx2
+
+from sluice.loadgen.outcome import Outcome
+from sluice.loadgen.target import TargetError
+from sluice.loadgen.workload import Request
+
+DONE = "[DONE]"
+CONNECT_SECONDS = 10.0
+ERROR_CHARACTERS = 300
+
+
+class OpenAITarget:
+    """Streams from /v1/completions, or with `chat` from /v1/chat/completions."""
+
+    def __init__(self, client: httpx2.AsyncClient, model: str, chat: bool, fields: Mapping[str, Any]) -> None:
+        self.model = model
+        self._client, self._chat, self._fields = client, chat, fields
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        model: str,
+        fields: Mapping[str, Any],
+        *,
+        chat: bool = False,
+        token: str | None = None,
+        tls: ssl.SSLContext | bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """`model`: empty for the first that the server lists. `fields` are added to each body. Raises TargetError."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        client = httpx2.AsyncClient(
+            base_url=base_url(address),
+            headers=headers,
+            verify=tls,
+            timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS),
+            # The load decides how many connections there are.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        )
+        try:
+            return cls(client, model or await _first_model(client), chat, fields)
+        except BaseException:
+            await client.aclose()
+            raise
+
+    async def send(self, request: Request, outcome: Outcome) -> None:
+        path = "chat/completions" if self._chat else "completions"
+        try:
+            async with self._client.stream("POST", path, json=self._body(request)) as response:
+                if response.is_success:
+                    await self._read(response, outcome)
+                else:
+                    outcome.error = f"HTTP {response.status_code}: {_shortened(await response.aread())}"
+        except (httpx2.HTTPError, ValueError) as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _read(self, response: httpx2.Response, outcome: Outcome) -> None:
+        """Raises ValueError for an event that is not JSON, and where a stream ends early."""
+        now = asyncio.get_running_loop().time
+        async for event in httpx2.EventSource(response):
+            if event.data == DONE:
+                return
+            message = json.loads(event.data)
+            if not isinstance(message, dict):
+                raise ValueError(f"an event is {type(message).__name__}, not an object")
+            if "error" in message:
+                outcome.error = f"in the stream: {_shortened(event.data.encode())}"
+                return
+            text = "".join(self._text(choice) for choice in message.get("choices") or ())
+            if text:
+                outcome.on_chunk(now(), text)
+            if usage := message.get("usage"):
+                outcome.prompt_tokens = usage.get("prompt_tokens", 0)
+                outcome.completion_tokens = usage.get("completion_tokens")
+        raise ValueError(f"the stream ended without {DONE}")
+
+    def _text(self, choice: Mapping[str, Any]) -> str:
+        if not self._chat:
+            return choice.get("text") or ""
+        delta = choice.get("delta") or {}
+        return "".join(delta.get(name) or "" for name in ("reasoning_content", "content"))
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        messages = [{"role": "user", "content": request.prompt}]
+        prompt = {"messages": messages} if self._chat else {"prompt": request.prompt}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": self.model, **prompt, "max_tokens": request.max_tokens, **stream, **self._fields}
+
+
+def base_url(address: str) -> str:
+    """Of the API, for `host:port`, `http://host:port` and `http://host:port/v1`."""
+    url = address if "://" in address else f"http://{address}"
+    url = url.rstrip("/")
+    return f"{url}/" if url.endswith("/v1") else f"{url}/v1/"
+
+
+async def _first_model(client: httpx2.AsyncClient) -> str:
+    try:
+        response = await client.get("models")
+        response.raise_for_status()
+        return str(response.json()["data"][0]["id"])
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+        cause = str(error) or type(error).__name__
+        raise TargetError(f"{client.base_url}models does not name a model ({cause}); give one with --model") from error
+
+
+def _shortened(body: bytes) -> str:
+    return " ".join(body.decode(errors="replace").split())[:ERROR_CHARACTERS]

@@ -1,0 +1,1 @@
+"""`sluice top`: the ring on a terminal."""

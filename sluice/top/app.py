@@ -1,0 +1,133 @@
+"""The screen of `sluice top`. Alone imports the optional package textual."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widgets import DataTable, Footer, Sparkline, Static
+from textual.worker import get_current_worker
+
+from sluice.top.panels import DETOKENIZERS, ENGINES, ORDERS, PANELS, REQUESTS, ROUTERS, TENANTS, Panel
+from sluice.top.snapshot import Snapshot
+
+KEPT = 120
+"""Snapshots in the line of tokens per second."""
+
+
+class TopApp(App[None]):
+    """Asks again every `interval` seconds, in a thread; what does not answer keeps nothing else from being shown."""
+
+    CSS = """
+    Screen { background: $background; }
+    #head { height: 1; padding: 0 1; }
+    Sparkline { height: 2; margin: 0 1 1 1; }
+    Sparkline > .sparkline--min-color { color: $primary-darken-1; }
+    Sparkline > .sparkline--max-color { color: $primary; }
+    DataTable { height: auto; border: round $surface-lighten-2; background: $background; }
+    DataTable { border-title-color: $text-muted; }
+    #engines { max-height: 40%; }
+    Horizontal { height: auto; max-height: 30%; }
+    Horizontal DataTable { width: auto; margin-right: 1; }
+    #tenants { width: 1fr; margin-right: 0; }
+    #requests { height: 1fr; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("p", "pause", "pause"),
+        Binding("s", "sort", "sort"),
+    ]
+
+    def __init__(self, read: Callable[[], Snapshot], interval: float) -> None:
+        super().__init__()
+        self._read, self._interval = read, interval
+        self._speeds: deque[float] = deque([0.0], maxlen=KEPT)
+        self._latest: Snapshot | None = None
+        self._order = ORDERS[0]
+        self._paused = False
+
+    def compose(self) -> ComposeResult:
+        yield Static("sluice top", id="head")
+        yield Sparkline(list(self._speeds), id="speed")
+        yield self._table(ENGINES)
+        with Horizontal():
+            for panel in (DETOKENIZERS, ROUTERS, TENANTS):
+                yield self._table(panel)
+        yield self._table(REQUESTS)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._ask()
+
+    def action_pause(self) -> None:
+        """What is shown stays as it is, until the key is pressed again."""
+        self._paused = not self._paused
+        self._show()
+
+    def action_sort(self) -> None:
+        self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
+        self._show()
+
+    @work(thread=True, exclusive=True)
+    def _ask(self) -> None:
+        worker = get_current_worker()
+        while not worker.is_cancelled:
+            found = self._read()
+            if not worker.is_cancelled:
+                self.call_from_thread(self._on_snapshot, found)
+            end = time.monotonic() + self._interval
+            # In small pieces, so that the end of the program need not wait for it.
+            while not worker.is_cancelled and (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, 0.05))
+
+    def _on_snapshot(self, found: Snapshot) -> None:
+        self._speeds.append(found.tokens_per_second)
+        if not self._paused or self._latest is None:
+            self._latest = found
+            self._show()
+
+    def _show(self) -> None:
+        found = self._latest
+        self.query_one("#head", Static).update(self._head(found))
+        if found is None:
+            return
+        self.query_one(Sparkline).data = list(self._speeds)
+        for panel in PANELS:
+            table = self.query_one(f"#{panel.name}", DataTable)
+            rows, at = panel.rows(found, self._order), table.scroll_offset.y
+            table.clear()
+            for row in rows:
+                table.add_row(*(_cell(column.cell(row), column.right) for column in panel.columns))
+            table.scroll_to(y=at, animate=False)
+            table.border_title = f"{panel.name}  {len(rows)}"
+
+    def _head(self, found: Snapshot | None) -> Text:
+        if found is None:
+            return Text("sluice top")
+        when = time.strftime("%H:%M:%S", time.localtime(found.time))
+        parts = ["sluice top", ", ".join(found.models), f"{found.tokens_per_second:,.0f} tokens/s", when]
+        head = Text(" · ".join(filter(None, parts)))
+        head.append(f" · by {self._order}", style="dim")
+        if self._paused:
+            head.append(" · paused", style="bold yellow")
+        return head
+
+    @staticmethod
+    def _table(panel: Panel) -> DataTable[Text]:
+        table: DataTable[Text] = DataTable(id=panel.name, cursor_type="none", zebra_stripes=False)
+        table.border_title = panel.name
+        for column in panel.columns:
+            table.add_column(_cell(Text(column.title, style="dim"), column.right))
+        return table
+
+
+def _cell(content: str | Text, right: bool) -> Text:
+    text = Text(content) if isinstance(content, str) else content
+    text.justify = "right" if right else "left"
+    return text

@@ -1,0 +1,43 @@
+import subprocess
+
+import pytest
+
+from bench import compare
+from bench.harness.load import Run, Trace
+
+
+class Stand:
+    """An engine that gives a token in so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.name, self.salts = "stand-in", []
+        self._seconds = seconds
+
+    def run(self, load):
+        self.salts.append(load.salt)
+        traces = [Trace(0.0, [1.0], [ask.max_tokens], [0] * ask.max_tokens) for ask in load.asks]
+        return Run(self._seconds * load.tokens, {"engine": 2 * self._seconds}, traces)
+
+
+def test_ratios() -> None:
+    here, there = Stand(0.001), Stand(0.002)
+    for found, width in zip(compare.compare(here, there, 3, lambda _: None), compare.WIDTHS, strict=True):
+        assert found == (width, pytest.approx(2.0), (pytest.approx(2.0),) * 2, 0.5, pytest.approx(1000))
+    assert here.salts == there.salts
+
+
+def test_checkout() -> None:
+    with compare.checkout("HEAD") as folder:
+        assert (folder / "bench" / "systems" / "engine_alone.py").is_file()
+    assert not folder.exists()
+    with pytest.raises(subprocess.CalledProcessError), compare.checkout("no-such-revision"):
+        pass
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_whole(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(compare, "WIDTHS", (2,))
+    monkeypatch.setattr(compare, "REQUESTS", 1)
+    compare.main(["HEAD", "--rounds", "2", "--threads", "1"])
+    assert "speed by that of HEAD" in capsys.readouterr().out

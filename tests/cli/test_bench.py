@@ -1,0 +1,116 @@
+"""`sluice bench`, against servers that answer as scripted."""
+
+import json
+
+import grpc
+import pytest
+
+from tests.fakes import openai_server
+from tests.fakes.server import Failure
+
+# In a result file of `vllm bench serve`, with its default metrics (v0.11 to v0.15).
+VLLM_FIELDS = {
+    "date", "endpoint_type", "backend", "label", "model_id", "num_prompts", "request_rate", "burstiness",
+    "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+    "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "max_output_tokens_per_s",
+    "max_concurrent_requests", "mean_ttft_ms", "median_ttft_ms", "std_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "median_tpot_ms", "std_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "std_itl_ms", "p99_itl_ms",
+    "mean_e2el_ms", "median_e2el_ms", "std_e2el_ms", "p99_e2el_ms",
+}  # fmt: skip
+DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}
+
+
+@pytest.fixture
+def openai():
+    return openai_server.Script()
+
+
+@pytest.fixture
+def http_address(openai):
+    with openai_server.serve(openai) as found:
+        yield found
+
+
+def test_a_ring(sluice, address, script) -> None:
+    result = sluice("bench", address, "--requests", "5", "--concurrency", "2", "--warmup", "1", "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found.keys() >= VLLM_FIELDS
+    assert not found.keys() & DETAILS
+    assert (found["completed"], found["failed"], found["model_id"], found["backend"]) == (5, 0, "tiny", "grpc")
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (15, 15)
+    assert found["request_rate"] == "inf"
+    specs = [each.spec for each in script.seen if hasattr(each, "spec")]
+    assert len(specs) == 1 + 1 + 5
+    assert all(spec.stopping.ignore_eos for spec in specs)
+    assert len({spec.text for spec in specs}) == len(specs)
+
+
+def test_a_foreign_server(sluice, http_address, openai, tmp_path) -> None:
+    file = tmp_path / "result.json"
+    command = ["bench", http_address, "--api", "openai", "--chat", "--requests", "6", "--rate", "200"]
+    command += ["--prompt-tokens", "40", "--output-tokens", "5", "--goodput", "ttft:5000", "--goodput", "e2el:5000"]
+    result = sluice(*command, "--json", str(file), "--detailed", "--label", "here")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(file.read_text())
+    assert found.keys() >= VLLM_FIELDS | DETAILS
+    assert (found["label"], found["request_rate"], found["num_prompts"]) == ("here", 200.0, 6)
+    # The stand-in counts two tokens a word.
+    assert found["input_lens"] == [40] * 6
+    assert found["output_lens"] == [5] * 6
+    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    for expected in ("small: 6 requests in", "time to first token", "goodput"):
+        assert expected in result.stdout
+    assert {len(body["messages"][0]["content"].split()) for body in openai.bodies[1:]} == {20}
+
+
+def test_failures_are_counted_and_shown(sluice, http_address, openai) -> None:
+    openai.status, openai.fail_from = 503, 6
+    result = sluice("bench", http_address, "--api", "openai", "--requests", "8", "--warmup", "0", "--concurrency", "1")
+    assert result.exit_code == 0
+    assert "4 requests, 4 failed" in result.stdout
+    assert result.stderr.count("failed: HTTP 503") == 3
+    assert "and 1 more" in result.stderr
+
+
+def test_concurrency_is_kept(sluice, http_address, openai) -> None:
+    openai.pause = 0.002
+    result = sluice("bench", http_address, "--api", "openai", "--requests", "9", "--concurrency", "3", "--json", "-")
+    assert openai.most == 3
+    assert json.loads(result.stdout)["max_concurrent_requests"] <= 3
+
+
+def test_a_server_that_refuses_everything(sluice, address, script) -> None:
+    script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "no engine")
+    result = sluice("bench", address)
+    assert result.exit_code == 1
+    assert "no engine" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api", "openai"], "needs the one ADDRESS"),
+        (["a:1,b:1", "--api", "openai"], "needs the one ADDRESS"),
+        (["a:1", "--api", "openai", "--tenant", "t"], "--tenant is for --api grpc"),
+        (["--chat"], "--chat is for --api openai"),
+        (["--goodput", "itl:5"], "--goodput itl:5"),
+        (["--goodput", "ttft:soon"], "--goodput ttft:soon"),
+        (["--goodput", "ttft:-1"], "--goodput ttft:-1"),
+        (["--percentiles", "101"], "--percentiles 101"),
+        (["--percentiles", "x"], "--percentiles x"),
+        (["--requests", "0"], "--requests"),
+    ],
+)
+def test_wrong_arguments(sluice, arguments, message) -> None:
+    result = sluice("bench", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_file_with_a_mistake(sluice, address, tmp_path) -> None:
+    file = tmp_path / "load.jsonl"
+    file.write_text('{"promt": "x"}')
+    result = sluice("bench", address, "--file", str(file))
+    assert result.exit_code == 1
+    assert "line 1: unknown fields promt" in result.stderr.replace("\n", "")

@@ -1,0 +1,187 @@
+"""`sluice top`: one look by the command, the screen by textual's Pilot."""
+
+import builtins
+import json
+from itertools import count
+
+import pytest
+from textual.widgets import DataTable, Sparkline, Static
+from typer.testing import CliRunner
+
+from sluice.cli.commands import app
+from sluice.top.app import TopApp
+from sluice.top.snapshot import (
+    Answer,
+    DetokenizerRow,
+    EngineRow,
+    RequestRow,
+    RouterRow,
+    Snapshot,
+    TenantRow,
+    combine,
+)
+from sluice.v1 import admin_pb2 as pb
+
+SERVING, LOST = pb.PEER_STATE_SERVING, pb.PEER_STATE_LOST
+
+
+def request(name: str, is_open: bool, seconds: float, tokens: int) -> RequestRow:
+    return RequestRow(name, "search", "on_ring" if is_open else "eos", is_open, seconds, 9, 3, tokens, 1, "r", "e", "d")
+
+
+def snapshot(turn: int) -> Snapshot:
+    return Snapshot(
+        float(turn),
+        ["tiny"],
+        [RouterRow("a:1", "serving", "", "router-0", open=2), RouterRow("b:1", "no answer", "refused")],
+        [
+            EngineRow("engine-0", "serving", active=1, kv_blocks_used=1, kv_blocks=4, tokens_per_second=100.0 + turn),
+            EngineRow("engine-1", "serving", active=5, tokens_per_second=50.0),
+            EngineRow("engine-2", "lost", active=7),
+        ],
+        [DetokenizerRow("detok-0", "serving", streams=4)],
+        [TenantRow("search", 2, 1, 1), TenantRow("", 1, 0, 1)],
+        [request("new", True, 0.5, 3), request("old", True, 90.0, 700), request("done", False, 2.0, 40)],
+    )
+
+
+def column(screen: TopApp, panel: str, at: int = 0) -> list[str]:
+    table = screen.query_one(f"#{panel}", DataTable)
+    return [str(table.get_row_at(i)[at]) for i in range(table.row_count)]
+
+
+def head(screen: TopApp) -> str:
+    return str(screen.query_one("#head", Static).render())
+
+
+@pytest.fixture
+def screen() -> TopApp:
+    turns = count()
+    return TopApp(lambda: snapshot(next(turns)), 0.02)
+
+
+async def until(pilot, condition) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+async def test_every_panel_is_filled(screen):
+    async with screen.run_test(size=(140, 40)) as pilot:
+        await until(pilot, lambda: column(screen, "engines"))
+        assert column(screen, "engines") == ["engine-0", "engine-1", "engine-2"]
+        assert column(screen, "engines", 1) == ["serving", "serving", "lost"]
+        assert column(screen, "engines", 2)[2] == "–"
+        assert column(screen, "engines", 5)[0].endswith("25%")
+        assert column(screen, "detokenizers") == ["detok-0"]
+        assert column(screen, "routers") == ["router-0", "b:1"]
+        assert column(screen, "routers", 1) == ["serving", "no answer"]
+        assert column(screen, "tenants") == ["none", "search"]
+        assert column(screen, "requests") == ["new", "old", "done"]
+        await until(pilot, lambda: len(screen.query_one(Sparkline).data or ()) > 5)
+
+
+async def test_sort_goes_through_the_orders(screen):
+    async with screen.run_test(size=(140, 40)) as pilot:
+        await until(pilot, lambda: column(screen, "engines"))
+        await pilot.press("s")
+        assert column(screen, "engines") == ["engine-2", "engine-1", "engine-0"]
+        assert column(screen, "requests") == ["old", "done", "new"]
+        assert "by load" in head(screen)
+        await pilot.press("s")
+        assert column(screen, "engines") == ["engine-0", "engine-1", "engine-2"]
+        assert column(screen, "requests") == ["old", "done", "new"]
+        await pilot.press("s")
+        assert "by name" in head(screen)
+
+
+async def test_pause_and_quit(screen):
+    async with screen.run_test(size=(140, 40)) as pilot:
+        await until(pilot, lambda: column(screen, "engines"))
+        await pilot.press("p")
+        assert head(screen).endswith("paused")
+        before = column(screen, "engines", 8)
+        await pilot.pause(0.2)
+        assert column(screen, "engines", 8) == before
+        await pilot.press("p")
+        await until(pilot, lambda: column(screen, "engines", 8) != before)
+        await pilot.press("q")
+        await until(pilot, lambda: not screen.is_running)
+
+
+def answer(router: str, states: dict[str, int], open_requests: int = 0) -> Answer:
+    info = pb.GetServerInfoResponse(router_id=router, models=[pb.Model(name="tiny")])
+    stats = pb.Stats(router=pb.RouterStats(router_id=router, open_requests=open_requests))
+    for name, state in states.items():
+        info.engines.add(engine_id=name, state=state)
+        if state == SERVING:
+            stats.engines.add(engine_id=name, active_requests=3)
+    stats.tenants.add(tenant="search", open_requests=open_requests)
+    return Answer(f"{router}:1", info, stats)
+
+
+def test_routers_together_make_one_picture():
+    found = combine([
+        answer("r0", {"e0": SERVING, "e1": LOST}, 2),
+        answer("r1", {"e0": SERVING, "e1": SERVING}, 3),
+        Answer("r2:1", error="connection\nrefused"),
+    ])  # fmt: skip
+    assert [(row.id, row.state, row.active) for row in found.engines] == [("e0", "serving", 3), ("e1", "serving", 3)]
+    assert [(row.id, row.state, row.error) for row in found.routers] == [
+        ("r0", "serving", ""),
+        ("r1", "serving", ""),
+        ("", "no answer", "connection refused"),
+    ]
+    assert [(row.tenant, row.open) for row in found.tenants] == [("search", 5)]
+    assert found.models == ["tiny"]
+
+
+@pytest.fixture
+def filled(script):
+    script.info = pb.GetServerInfoResponse(router_id="router-0", version="1.2", models=[pb.Model(name="tiny")])
+    script.info.engines.add(engine_id="engine-0", state=SERVING)
+    script.stats.engines.add(engine_id="engine-0", used_kv_blocks=7, max_kv_blocks=14, tokens_per_second=321.4)
+    script.stats.router.open_requests = 2
+    script.stats.requests.add(request_id="r", tenant="search", state="ON_RING", open=True, completion_tokens=5)
+    return script
+
+
+def test_once_as_json(sluice, filled):
+    result = sluice("top", "--once", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["models"] == ["tiny"]
+    (engine,) = found["engines"]
+    assert (engine["id"], engine["state"], engine["kv_blocks_used"]) == ("engine-0", "serving", 7)
+    assert found["routers"][0]["open"] == 2
+    (request,) = found["requests"]
+    assert (request["id"], request["tenant"], request["state"], request["router"]) == (
+        "r",
+        "search",
+        "on_ring",
+        "router-0",
+    )
+
+
+def test_once_as_tables_needs_no_textual(sluice, filled, monkeypatch):
+    imported = builtins.__import__
+
+    def without_textual(name, *arguments, **options):
+        if name.startswith("textual"):
+            raise ModuleNotFoundError(name)
+        return imported(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_textual)
+    result = sluice("top")
+    assert result.exit_code == 0
+    for expected in ("engine-0", "50%", "321", "router-0", "search"):
+        assert expected in result.stdout
+
+
+def test_no_server_and_bad_options(sluice):
+    result = CliRunner().invoke(app, ["top", "--once", "--json", "--address", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["routers"][0]["state"] == "no answer"
+    assert sluice("top", "--json").exit_code == 1

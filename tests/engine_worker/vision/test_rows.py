@@ -1,0 +1,111 @@
+"""The rows of images: computed once, shared, bounded; what fails fails its own request."""
+
+import threading
+import time
+
+import pytest
+
+from engine_worker.vision.rows import ImageRows
+from sluice.ring.images import Image
+from sluice.ring.pictures import PictureError
+from sluice.ring.tables import Table
+
+ONE, OTHER, THIRD = (Image.of(2, data) for data in (b"one", b"other", b"third"))
+TABLE_BYTES = 2 * 4 * 4
+
+
+class Encoder:
+    """Waits where it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.error: Exception | None = None
+        self.open = threading.Event()
+        self.open.set()
+
+    def __call__(self, image: Image) -> Table:
+        self.asked.append(bytes(image.data))
+        self.open.wait(20)
+        if self.error is not None:
+            raise self.error
+        return Table(image.digest, 2, 4, "float32", memoryview(bytes(TABLE_BYTES)))
+
+
+@pytest.fixture
+def encoder():
+    return Encoder()
+
+
+@pytest.fixture
+def rows(encoder):
+    found = ImageRows(encoder, 2, 2 * TABLE_BYTES, lambda: None)
+    yield found
+    encoder.open.set()
+    found.close()
+
+
+def finished(preparation) -> None:
+    deadline = time.monotonic() + 20
+    while not preparation.poll():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_requests_share_what_is_computed(rows, encoder):
+    encoder.open.clear()
+    first, second = rows.prepare([ONE, OTHER, ONE]), rows.prepare([OTHER])
+    assert not first.poll()
+    assert not second.poll()
+    encoder.open.set()
+    finished(first)
+    finished(second)
+    assert first.fault is second.fault is None
+    assert encoder.asked == [b"one", b"other"]
+    assert rows.prepare([OTHER, ONE]) is None
+    assert rows.table(ONE).digest == ONE.digest
+    assert len(encoder.asked) == 2
+
+
+def test_the_least_recently_used_is_dropped_and_computed_again(rows, encoder):
+    finished(rows.prepare([ONE, OTHER]))
+    rows.table(ONE)
+    finished(rows.prepare([THIRD]))
+    rows.table(ONE)
+    assert encoder.asked == [b"one", b"other", b"third"]
+    assert rows.table(OTHER).digest == OTHER.digest
+    assert encoder.asked == [b"one", b"other", b"third", b"other"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(PictureError("is broken"), "INVALID_ARGUMENT"), (RuntimeError("out of memory"), "STEP_FAILED")]
+)
+def test_a_failure_is_that_of_those_who_wait_for_it(rows, encoder, error, code):
+    finished(rows.prepare([ONE]))
+    encoder.error = error
+    failed = rows.prepare([ONE, OTHER])
+    finished(failed)
+    assert failed.fault.code == code
+    assert str(error) in failed.fault.message
+    encoder.error = None
+    again = rows.prepare([OTHER])
+    finished(again)
+    assert again.fault is None
+
+
+def test_what_nobody_waits_for_any_more_is_not_computed(rows, encoder):
+    encoder.open.clear()
+    begun, waits, gone = rows.prepare([ONE]), rows.prepare([OTHER]), rows.prepare([OTHER, THIRD])
+    gone.withdraw()
+    encoder.open.set()
+    finished(begun)
+    finished(waits)
+    finished(rows.prepare([THIRD]))
+    assert encoder.asked == [b"one", b"other", b"third"]
+    cancelled = ImageRows(encoder, 2, TABLE_BYTES, lambda: None)
+    encoder.open.clear()
+    first, second = cancelled.prepare([ONE]), cancelled.prepare([OTHER])
+    second.withdraw()
+    encoder.open.set()
+    finished(first)
+    cancelled.close()
+    assert encoder.asked.count(b"other") == 1

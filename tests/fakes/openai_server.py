@@ -1,0 +1,116 @@
+"""A small server with OpenAI's HTTP API, on a real socket: answers come as scripted, a chunk per token."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Script:
+    """What it answers, and what it saw."""
+
+    pause: float = 0.0
+    """Seconds before each chunk."""
+    status: int = 200
+    fail_from: int = 1
+    """The first generation, from 1, that is answered with `status`."""
+    usage: bool = True
+    ends_early: bool = False
+    """The stream stops without its last event."""
+    error_after: int | None = None
+    """Chunks before an error in the stream."""
+    bodies: list[dict] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
+    """The Authorization headers."""
+    in_flight: int = 0
+    most: int = 0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Else the kernel joins chunks.
+    disable_nagle_algorithm = True
+    script: Script
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        self._answer(200, {"object": "list", "data": [{"id": "small", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        script = self.script
+        with self.lock:
+            script.bodies.append(body)
+            script.tokens.append(self.headers["Authorization"])
+            script.in_flight += 1
+            script.most = max(script.most, script.in_flight)
+            fails = script.status != 200 and len(script.bodies) >= script.fail_from
+        try:
+            if fails:
+                self._answer(script.status, {"error": {"message": "no room"}})
+            else:
+                self._stream(body)
+        finally:
+            with self.lock:
+                script.in_flight -= 1
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _stream(self, body: dict) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if "messages" in body:
+            self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        for i in range(body["max_tokens"]):
+            time.sleep(self.script.pause)
+            if i == self.script.error_after:
+                self._event({"error": {"message": "engine died"}})
+                break
+            part = {"delta": {"content": f"w{i} "}} if "messages" in body else {"text": f"w{i} "}
+            self._event({"choices": [{"index": 0, **part}]})
+        if not self.script.ends_early:
+            self._end(body)
+        self._write(b"")
+
+    def _end(self, body: dict) -> None:
+        if self.script.usage and body.get("stream_options", {}).get("include_usage"):
+            prompt = body.get("prompt") or body["messages"][0]["content"]
+            tokens = 2 * len(prompt.split())
+            self._event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
+        self._write(b"data: [DONE]\n\n")
+
+    def _event(self, message: dict) -> None:
+        self._write(f": a comment\n\ndata: {json.dumps(message)}\n\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    def _answer(self, status: int, body: dict) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serve(script: Script) -> Iterator[str]:
+    """Its address."""
+    handler = type("Handler", (_Handler,), {"script": script})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,111 @@
+"""A release: sdist and wheel, checked as an upload would be, installed where no checkout is, and used."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.distributions import ROOT, build, copy_checkout
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+OTHER_PYTHONS = ("3.12", "3.13")
+ADDRESS = re.compile(r'"addresses": \["([\d.:]+)"\]')
+CLIENT = """
+import sys
+from sluice import Client
+with Client(sys.argv[1]) as client:
+    print(client.generate("def f(", max_tokens=4, temperature=0).outputs[0].finish_reason)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    copy_checkout(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def release(checkout, tmp_path_factory) -> tuple[Path, Path]:
+    """Wheel and sdist."""
+    sdist, wheel = sorted(build(checkout, tmp_path_factory.mktemp("release")), key=lambda path: path.suffix)
+    return wheel, sdist
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def find_python(version: str) -> str | None:
+    found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
+    return next((str(each) for each in found if each), None)
+
+
+def outside() -> dict[str, str]:
+    """The environment without PYTHONPATH, which may name the checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+def make_environment(folder: Path, python: str, *packages: str) -> Path:
+    """Its python."""
+    subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    for package in packages:
+        subprocess.run([*pip, package], check=True, capture_output=True, env=outside())
+    return folder / "bin" / "python"
+
+
+def test_twine_accepts_both(release):
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, release)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 2
+
+
+def test_the_sdist_builds_the_wheel_of_the_checkout(release, checkout, tmp_path):
+    (direct,) = build(checkout, tmp_path, "--wheel")
+    assert direct.name == release[0].name
+    assert contents(direct) == contents(release[0])
+
+
+def test_the_wheel_alone_serves(release, tmp_path):
+    wheel = release[0]
+    python = make_environment(tmp_path / "venv", sys.executable, "torch", f"{wheel}[router,detok,engine]")
+    command = [str(python.with_name("sluice")), "serve", "--port", "0"]
+    server = subprocess.Popen(
+        command, cwd=tmp_path, env=outside(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        ready = next(line for line in server.stderr if '"event": "ready"' in line and "addresses" in line)
+        address = ADDRESS.search(ready)[1]
+        asked = [str(python), "-c", CLIENT, address]
+        answer = subprocess.run(asked, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == "length"
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+    assert server.returncode == 0
+
+
+@pytest.mark.parametrize("version", OTHER_PYTHONS)
+def test_other_versions_of_python_import_and_start_it(release, version, tmp_path):
+    """Without torch, which has no small build for each of them: client, command line, router, detokenizer."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    own = make_environment(tmp_path / "venv", python, f"{release[0]}[router,detok]")
+    imports = "sluice, sluice.client, sluice.executor, sluice.llm, router.app, detok_service.service"
+    calls = [["-m", "sluice", "--version"], ["-m", "sluice", "bench", "--help"], ["-c", f"import {imports}"]]
+    calls += [["-m", service, "--help"] for service in ("router", "detok_service")]
+    for call in calls:
+        done = subprocess.run([str(own), *call], cwd=tmp_path, env=outside(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,95 @@
+"""Pictures of any kind, and hostile ones."""
+
+import contextlib
+import struct
+import zlib
+from io import BytesIO
+
+import PIL.Image
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.ring.images import MAX_PIXELS
+from sluice.ring.pictures import PictureError, open_picture
+from tests.examples import examples
+
+
+def encoded(form: str, mode: str = "RGB", size: tuple[int, int] = (9, 7), **options) -> bytes:
+    file = BytesIO()
+    PIL.Image.effect_noise(size, 90).convert(mode).save(file, form, **options)
+    return file.getvalue()
+
+
+def png(width: int, height: int) -> bytes:
+    """Its header promises this size; there are few data."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (b"IHDR", head), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        ("PNG", "RGB"),
+        ("PNG", "P"),
+        ("PNG", "LA"),
+        ("PNG", "1"),
+        ("JPEG", "L"),
+        ("JPEG", "CMYK"),
+        ("WEBP", "RGBA"),
+    ],
+)
+def test_every_mode_becomes_rgb(form, mode):
+    found = open_picture(encoded(form, mode))
+    assert (found.mode, found.size) == ("RGB", (9, 7))
+
+
+def test_it_is_turned_upright():
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    assert open_picture(encoded("JPEG", exif=exif)).size == (7, 9)
+
+
+def test_the_first_picture_of_several_counts():
+    frames = [PIL.Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    file = BytesIO()
+    frames[0].save(file, "PNG", save_all=True, append_images=frames[1:])
+    assert open_picture(file.getvalue()).getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a", encoded("GIF", "P"), encoded("BMP"), encoded("TIFF"), b"<svg/>"])
+def test_other_formats(data):
+    with pytest.raises(PictureError, match="is no PNG, JPEG or WebP image"):
+        open_picture(data)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_truncated_ones(form):
+    data = encoded(form, size=(64, 64))
+    for size in range(20, len(data) - 2, len(data) // 9):
+        with pytest.raises(PictureError):
+            open_picture(data[:size])
+
+
+@pytest.mark.parametrize("size", [(MAX_PIXELS + 1, 1), (4097, 4096), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
+def test_bombs_are_refused_before_they_are_decoded(size):
+    with pytest.raises(PictureError, match=r"pixels, at most|is broken"):
+        open_picture(png(*size))
+
+
+SAMPLES = {form: encoded(form) for form in ("PNG", "JPEG", "WEBP")}
+
+
+@examples(200)
+@given(st.sampled_from(sorted(SAMPLES)), st.data())
+def test_bytes_that_were_changed_raise_nothing_else(form, data):
+    found = bytearray(SAMPLES[form])
+    for _ in range(data.draw(st.integers(1, 4))):
+        found[data.draw(st.integers(0, len(found) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(PictureError):
+        assert open_picture(bytes(found)).mode == "RGB"

@@ -1,0 +1,88 @@
+"""The way of traces to a collector that is slow, or gone: requests never wait for it, and what is lost is counted."""
+
+import threading
+import time
+
+import pytest
+import structlog
+
+from router.requests.trace import RequestTrace, Span
+from router.requests.trace_context import new_context
+from router.trace_queue import TraceQueue
+from tests.fakes.processes import wait_until
+
+LOG = structlog.wrap_logger(structlog.PrintLogger())
+
+
+class FakeSender:
+    def __init__(self) -> None:
+        self.batches: list[list[RequestTrace]] = []
+        self.works = True
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.sending = threading.Event()
+
+    def send(self, traces) -> bool:
+        self.sending.set()
+        self.go_on.wait()
+        self.batches.append(list(traces))
+        return self.works
+
+    def close(self) -> None:
+        self.go_on.set()
+
+
+@pytest.fixture
+def sender():
+    return FakeSender()
+
+
+def trace(children: int = 4) -> RequestTrace:
+    span = Span("a", 1.0, 2.0)
+    return RequestTrace(new_context(), span, (span,) * children)
+
+
+def test_batches_arrive_in_order(sender):
+    traces = TraceQueue(sender, LOG)
+    given = [trace() for _ in range(600)]
+    for each in given:
+        traces.put(each)
+    traces.close()
+    assert [each for batch in sender.batches for each in batch] == given
+    assert (traces.sent, traces.dropped) == (3000, 0)
+
+
+def test_a_stuck_collector_holds_nobody_up(sender):
+    sender.go_on.clear()
+    traces = TraceQueue(sender, LOG, max_queued=10)
+    traces.put(trace())
+    assert sender.sending.wait(60)
+    began = time.monotonic()
+    for _ in range(110):
+        traces.put(trace())
+    assert time.monotonic() - began < 1
+    assert traces.dropped == 5 * 100
+    sender.go_on.set()
+    traces.close()
+    assert traces.sent == 5 * 11
+
+
+def test_what_it_does_not_take_is_counted(sender):
+    sender.works = False
+    traces = TraceQueue(sender, LOG)
+    traces.put(trace(1))
+    assert wait_until(lambda: traces.dropped == 2)
+    sender.works = True
+    traces.put(trace(1))
+    assert wait_until(lambda: traces.sent == 2)
+    traces.close()
+
+
+def test_the_end_waits_only_so_long(sender):
+    sender.go_on.clear()
+    traces = TraceQueue(sender, LOG, max_queued=2)
+    for _ in range(4):
+        traces.put(trace())
+    began = time.monotonic()
+    traces.close(0.2)
+    assert time.monotonic() - began < 10

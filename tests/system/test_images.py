@@ -1,0 +1,132 @@
+"""Images over a real ring, beside transformers: the page's example, hostile ones, and engines that die under them."""
+
+import asyncio
+import os
+import re
+import signal
+from io import BytesIO
+from pathlib import Path
+
+import PIL.Image
+import pytest
+import torch
+from transformers import AutoImageProcessor, LlavaForConditionalGeneration
+
+from sluice import AsyncClient, Client
+from sluice.client import InvalidRequest
+from sluice.launch import Ring
+from tests.fakes.llava import ROWS, picture, write_llava
+
+PAGE = Path(__file__).parents[2] / "docs" / "images.md"
+GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    with Ring(str(folder), engines=2, detokenizers=1, router_args={"peer_timeout": 5.0}) as ring:
+        yield ring
+
+
+class Oracle:
+    def __init__(self, folder: Path) -> None:
+        self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model.generation_config.eos_token_id = None
+        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    @torch.inference_mode()
+    def generate(self, ids: list[int], images: list[bytes], count: int) -> list[int]:
+        """`ids`: with a placeholder per image."""
+        placeholder = self.model.config.image_token_id
+        expanded = [token for each in ids for token in ([each] * ROWS if each == placeholder else [each])]
+        pictures = [PIL.Image.open(BytesIO(image)) for image in images]
+        pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
+        prompt = torch.tensor([expanded])
+        found = self.model.generate(
+            prompt,
+            pixel_values=pixels,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=count,
+            do_sample=False,
+        )
+        return found[0, len(expanded) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def oracle(folder) -> Oracle:
+    return Oracle(folder)
+
+
+def test_each_form_of_prompt(pair, oracle):
+    one, other = picture(1), picture(2, (200, 90), "JPEG")
+    text = "USER: <image>\n<image>\nWhat is this? ASSISTANT:"
+    with Client(pair.address, timeout=100) as client:
+        ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
+        right = oracle.generate(ids, [one, other], 16)
+        by_text = client.generate(text, images=[one, other], max_tokens=16, add_special_tokens=False, **GREEDY)
+        assert list(by_text.outputs[0].token_ids) == right
+        assert by_text.usage.prompt_tokens == len(ids) - 2 + 2 * ROWS
+        by_ids = client.generate(ids, images=[one, other], max_tokens=16, **GREEDY)
+        assert list(by_ids.outputs[0].token_ids) == right
+        # The prompt of the first was found, on the engine that had it.
+        assert by_ids.usage.cached_tokens > ROWS
+        parts = [
+            {"type": "image", "data": one},
+            {"type": "text", "text": "What is this?"},
+            {"type": "image", "data": other},
+        ]
+        by_chat = client.generate([{"role": "user", "content": parts}], max_tokens=16, **GREEDY)
+        assert list(by_chat.outputs[0].token_ids) == right
+        (model,) = client.models()
+        assert model.image_tokens == ROWS
+        assert "images" in model.capabilities
+
+
+def test_hostile_images(pair):
+    good = picture(1)
+    with Client(pair.address, timeout=100) as client:
+        for data, reason in (
+            (good[:-50], r"images\[0\].data: is broken or truncated"),
+            (b"GIF89a", "is no PNG, JPEG or WebP image"),
+            (b"", "is empty"),
+        ):
+            with pytest.raises(InvalidRequest, match=reason):
+                client.generate("<image>", images=[data])
+        with pytest.raises(InvalidRequest, match="has 2 image placeholders"):
+            client.generate("<image><image>", images=[good])
+        assert client.generate("<image>", images=[good], max_tokens=2).usage.completion_tokens > 0
+
+
+def test_the_example_of_the_page(pair, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.png").write_bytes(picture(3))
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(example.replace("127.0.0.1:50051", pair.address), {})
+    assert capsys.readouterr().out.splitlines()[-1] == f"{ROWS} tokens per image"
+
+
+async def test_streams_go_on_when_their_engine_dies(pair, oracle):
+    count, asked = 160, [([picture(2 * i), picture(2 * i + 1)], f"<image> value_{i} = <image>") for i in range(6)]
+    async with AsyncClient(pair.address, timeout=200) as client:
+        begun = asyncio.Event()
+
+        async def tokens(images, text) -> list[int]:
+            found: list[int] = []
+            async for chunk in client.stream(text, images=images, max_tokens=count, **GREEDY):
+                assert chunk.token_offset == len(found)
+                found += chunk.token_ids
+                if len(found) > 8:
+                    begun.set()
+            return found
+
+        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
+        await asyncio.wait_for(begun.wait(), 60)
+        os.kill(pair.pids["engine-0"], signal.SIGKILL)
+        found = await asyncio.gather(*streams)
+        texts = [list((await client.tokenize(text)).token_ids) for _, text in asked]
+    right = [oracle.generate(ids, images, count) for (images, _), ids in zip(asked, texts, strict=True)]
+    assert found == right

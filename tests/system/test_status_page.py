@@ -1,0 +1,182 @@
+"""The status pages of a real ring: their JSON, and in a browser, while services freeze and die."""
+
+import contextlib
+import json
+import os
+import signal
+import urllib.request
+
+import pytest
+
+from sluice import Client
+from tests.fakes.browser import CHROMIUM, browser
+from tests.fakes.ports import start_with_metrics
+from tests.fakes.processes import wait_until
+
+ROUTER, ENGINE, DETOKENIZER = 0, 1, 3
+OPENED = "document.querySelectorAll('#engines tbody tr').length === 2"
+DARK = "getComputedStyle(document.body).backgroundColor"
+NO_SCOPE = "[...document.querySelectorAll('th:not([scope])')].length"
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# Of each text that is seen: its contrast with what is behind it, as WCAG 2 defines it.
+CONTRASTS = """(() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const part = c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const luminance = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const found = rgb(getComputedStyle(node).backgroundColor);
+      if (found.length < 4 || found[3]) return found;
+    }
+    return [255, 255, 255];
+  };
+  const found = {};
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("script, style")) continue;
+    const two = [luminance(rgb(getComputedStyle(node).color)), luminance(behind(node))].sort((a, b) => b - a);
+    found[walker.currentNode.data.trim()] = (two[0] + 0.05) / (two[1] + 0.05);
+  }
+  return found;
+})()"""
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is missing")
+
+
+@pytest.fixture(scope="module")
+def ring():
+    ring = start_with_metrics(2, 1, router_args={"peer_timeout": 1.0})
+    try:
+        with Client(ring.address, tenant="search") as client:
+            for i in range(3):
+                client.generate(list(range(100, 150)), request_id=f"seen-{i}", max_tokens=8, ignore_eos=True)
+        yield ring
+    finally:
+        ring.kill()
+
+
+@contextlib.contextmanager
+def frozen(ring, name: str):
+    os.kill(ring.pids[name], signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(ring.pids[name], signal.SIGCONT)
+
+
+def url(ring, service: int) -> str:
+    return f"http://127.0.0.1:{ring.plan.metrics_port + service}/"
+
+
+def status(ring, service: int) -> dict:
+    with urllib.request.urlopen(f"{url(ring, service)}status.json", timeout=60) as answer:
+        return json.load(answer)
+
+
+def engines(ring) -> dict[str, dict]:
+    return {each["id"]: each for each in status(ring, ROUTER)["report"]["engines"]}
+
+
+def test_the_routers_shows_the_ring(ring):
+    found = status(ring, ROUTER)
+    assert (found["service"], found["id"], found["model"], found["ready"]) == ("router", "router", "tiny", True)
+    report = found["report"]
+    assert report["address"] in ring.address
+    assert [(each["id"], each["state"]) for each in report["engines"]] == [
+        ("engine-0", "serving"),
+        ("engine-1", "serving"),
+    ]
+    versions = {each["version"] for each in (*report["engines"], *report["detokenizers"])}
+    assert versions == {found["version"]}
+    assert wait_until(lambda: any(each["iteration"] for each in engines(ring).values()))
+    assert [(each["id"], each["state"]) for each in report["detokenizers"]] == [("detok-0", "serving")]
+    latest = report["requests"][0]
+    assert (latest["id"], latest["tenant"], latest["state"], latest["open"]) == ("seen-2", "search", "LENGTH", False)
+    assert (latest["prompt_tokens"], latest["completion_tokens"], latest["attempts"]) == (50, 8, 1)
+    assert latest["detokenizer"] == "detok-0"
+    assert report["router"]["outcomes"] == {"LENGTH": 3}
+    assert sum(report["router"]["first_token_seconds"]["counts"]) == 3
+
+
+def test_the_others_show_themselves(ring):
+    engine, detokenizer = status(ring, ENGINE), status(ring, DETOKENIZER)
+    assert (engine["service"], engine["id"], engine["ready"]) == ("engine", "engine-0", True)
+    assert [each["id"] for each in engine["report"]["engines"]] == ["engine-0"]
+    assert engine["report"]["engines"][0]["max_kv_blocks"] > 0
+    assert (detokenizer["service"], detokenizer["id"]) == ("detok", "detok-0")
+    assert [each["id"] for each in detokenizer["report"]["detokenizers"]] == ["detok-0"]
+
+
+def test_open_requests_and_tenants(ring):
+    with Client(ring.address, tenant="batch") as client:
+        stream = client.stream(list(range(50)), request_id="open", max_tokens=1000, ignore_eos=True)
+        assert wait_until(lambda: status(ring, ROUTER)["report"]["requests"][0]["state"] == "ON_RING")
+        report = status(ring, ROUTER)["report"]
+        assert [each["id"] for each in report["requests"] if each["open"]] == ["open"]
+        assert report["tenants"] == [{"tenant": "batch", "open": 1, "waiting": 0, "admitted": 1}]
+        assert report["router"]["open"] == 1
+        stream.close()
+
+
+def test_a_frozen_engine_is_lost_until_it_is_back(ring):
+    with frozen(ring, "engine-1"):
+        assert wait_until(lambda: engines(ring)["engine-1"]["state"] == "lost")
+        assert engines(ring)["engine-1"]["heartbeat_age"] > 1.0
+        assert engines(ring)["engine-0"]["state"] == "serving"
+    assert wait_until(lambda: engines(ring)["engine-1"]["state"] == "serving")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as found:
+        yield found
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_in_a_browser(ring, chromium, dark, width):
+    page = chromium.page(url(ring, ROUTER), width, dark=dark).wait(OPENED)
+    for expected in (
+        "Sluice router",
+        "Ready",
+        "engine-0",
+        "engine-1",
+        "detok-0",
+        "2 of 2 take work",
+        "Tokens per second",
+    ):
+        assert expected in page.text
+    assert ("seen-2" in page.text, "search" in page.text) == (True, True)
+    assert page.run(DARK) == ("rgb(20, 21, 23)" if dark else "rgb(251, 251, 249)")
+    assert page.run(OVERFLOW) == 0
+    assert page.run(NO_SCOPE) == 0
+    contrasts = page.run(CONTRASTS)
+    assert len(contrasts) > 30
+    assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}
+    assert page.complaints == []
+
+
+@needs_chromium
+@pytest.mark.parametrize(("service", "shown"), [(ENGINE, "KV cache"), (DETOKENIZER, "Streams")])
+def test_pages_of_the_others(ring, chromium, service, shown):
+    page = chromium.page(url(ring, service)).wait("document.querySelectorAll('#tiles dt').length > 0")
+    assert "Ready" in page.text
+    assert shown in page.text
+    assert page.complaints == []
+
+
+@needs_chromium
+def test_what_has_gone_is_said_to_be_gone(ring, chromium):
+    page = chromium.page(url(ring, ROUTER)).wait(OPENED)
+    with frozen(ring, "engine-1"):
+        page.wait("document.querySelector('#engines').innerText.includes('lost since')")
+        assert "1 of 2 take work" in page.text
+    page.wait("!document.querySelector('#engines').innerText.includes('lost')")
+    with frozen(ring, "router"):
+        page.wait("document.body.innerText.includes('No answer since')")
+        assert "Ready" not in page.text
+    page.wait("!document.body.innerText.includes('No answer')")
+    assert "Ready" in page.text
+    assert page.complaints == []

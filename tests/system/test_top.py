@@ -1,0 +1,38 @@
+"""The screen of `sluice top` over a real ring."""
+
+import pytest
+from textual.widgets import DataTable
+
+from sluice import Client
+from sluice.top.app import TopApp
+from sluice.top.snapshot import ask, combine
+
+
+@pytest.fixture
+def client(ring):
+    with Client(ring.address, tenant="search") as client:
+        yield client
+
+
+async def test_it_shows_the_ring(client):
+    client.generate(list(range(30)), request_id="seen-by-top", max_tokens=4, ignore_eos=True)
+    screen = TopApp(lambda: combine([ask(client)]), 0.1)
+    async with screen.run_test(size=(160, 50)) as pilot:
+
+        def column(panel: str, at: int = 0) -> list[str]:
+            table = screen.query_one(f"#{panel}", DataTable)
+            return [str(table.get_row_at(i)[at]) for i in range(table.row_count)]
+
+        for _ in range(500):
+            if column("engines"):
+                break
+            await pilot.pause(0.02)
+        assert (column("engines"), column("engines", 1)) == (["engine-0"], ["serving"])
+        assert column("detokenizers") == ["detok-0", "detok-1"]
+        assert column("routers", 1) == ["serving"]
+        at = column("requests").index("seen-by-top")
+        assert (column("requests", 1)[at], column("requests", 2)[at], column("requests", 6)[at]) == (
+            "length",
+            "search",
+            "4",
+        )

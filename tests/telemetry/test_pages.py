@@ -1,0 +1,78 @@
+"""The status page and /status.json of a service, before and after it is ready."""
+
+import json
+import re
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sluice.ring.stats import StepStats
+from sluice.telemetry.pages import Identity, Page
+from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
+from sluice.telemetry.startup import Startup
+from sluice.telemetry.status_report import EngineReport, ServiceReport
+from tests.fakes.clock import Clock
+
+IDENTITY = Identity("engine", "engine-0", "tiny")
+
+
+@pytest.fixture
+def startup():
+    return Startup()
+
+
+@pytest.fixture
+def server(startup):
+    server = StatusServer(Page(CollectorRegistry(), startup, IDENTITY), "127.0.0.1", 0)
+    yield server
+    server.close()
+
+
+def get(server: StatusServer, path: str):
+    return urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=30)
+
+
+def status(server: StatusServer) -> dict:
+    with get(server, "/status.json") as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        assert answer.headers["Cache-Control"] == "no-store"
+        return json.load(answer)
+
+
+def test_a_service_that_loads(server, startup):
+    startup.report("loading", 43, 100)
+    found = status(server)
+    assert (found["service"], found["id"], found["model"]) == ("engine", "engine-0", "tiny")
+    assert (found["live"], found["ready"], found["reason"], found["report"]) == (True, False, "loading 43 %", None)
+
+
+def test_a_service_that_runs_then_stalls(server):
+    clock = Clock()
+    health = Health(ProgressBeacon(clock), live_stall=120, ready_stall=30, unready=lambda: None)
+    own = EngineReport("engine-0", "serving", "ipc:///e").with_stats(StepStats(iteration=7, used_kv_blocks=3))
+    report = ServiceReport("ipc:///e", engines=[own])
+    server.show(Page(CollectorRegistry(), health, IDENTITY, lambda: report))
+    found = status(server)
+    assert (found["live"], found["ready"], found["reason"]) == (True, True, "")
+    (engine,) = found["report"]["engines"]
+    assert (engine["id"], engine["iteration"], engine["used_kv_blocks"]) == ("engine-0", 7, 3)
+    assert found["report"]["router"] is None
+    clock.now += 121
+    found = status(server)
+    assert (found["live"], found["ready"]) == (False, False)
+    assert found["reason"] == "the loop has not turned for 121.0 s"
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    with get(server, "/") as answer:
+        policy, page = answer.headers["Content-Security-Policy"], answer.read().decode()
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    addresses = set(re.findall(r"\w+://[^\"'`\s]+", page)) - {"http://www.w3.org/2000/svg"}
+    assert addresses == set()
+    # Values are set as text, never as markup.
+    assert "innerHTML" not in page
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", page.split("<script>")[0])
