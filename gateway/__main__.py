@@ -18,6 +18,7 @@ from sluice.ring.ports import check_ports
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.read import load_settings
 from sluice.telemetry.output import protect_stderr
+from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     check_limit(raise_limit(), OWN_DESCRIPTORS + settings.max_connections, log)
     try:
         check_ports(settings.ports)
-        metrics_port = MetricsPort(settings)
+        metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
         # What is there now lives as long as the process: without this, every full collection would walk through it.
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

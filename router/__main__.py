@@ -23,6 +23,7 @@ from sluice.ring.process import die_with_parent, run_service
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.output import protect_stderr
+from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 
 
@@ -34,7 +35,7 @@ def main() -> None:
     try:
         check_ports(settings.ports)
         # Before all that takes long: probes get an answer.
-        metrics_port = MetricsPort(settings)
+        metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint, metrics_port))

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
@@ -17,6 +18,7 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.message import MAX_SEQUENCES
+from sluice.ring.shared_tables import SharedTables
 from sluice.ring.tables import PromptTables, VirtualTokens
 from sluice.ring.tensors import LOGITS
 from sluice.ring.wire import PROBATION_TOKENS, Submit
@@ -25,6 +27,8 @@ from sluice.settings.engine import Batching
 Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
 Prepare = Callable[[Submit], Preparation | None]
 
+MAX_LIVE_TABLE_BYTES = 512 << 20
+"""Of all prompt tables of live requests; equal ones count once."""
 HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
 process."""
@@ -178,6 +182,9 @@ class Intake:
 
     def _begin(self, spec: Submit, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
+        if spec.tables:
+            tables = replace(spec.tables, tables=self._live.tables.take(spec.tables.tables))
+            spec = replace(spec, tables=tables)
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
@@ -226,8 +233,9 @@ class Intake:
             return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live")
         if self.quarantine.refresh() is not None:
             return QUARANTINED
-        if not self.free_slots:
-            return Fault(ErrorCode.OVERLOADED.name, f"the engine holds its limit of {terms.max_requests} requests")
+        full = self._full(spec)
+        if full is not None:
+            return Fault(ErrorCode.OVERLOADED.name, full)
         if not 1 <= spec.n <= MAX_SEQUENCES:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES}, got {spec.n}")
         if not spec.prompt or spec.stopping.max_tokens < 1:
@@ -248,8 +256,17 @@ class Intake:
         problem = proposals_problem(spec, terms.vocab_size)
         if problem is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
-        problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec) or _tables_problem(spec, terms)
+        problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec)
+        problem = problem or _tables_problem(spec, terms, self._live.tables)
         return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
+
+    def _full(self, spec: Submit) -> str | None:
+        if not self.free_slots:
+            return f"the engine holds its limit of {self._terms.max_requests} requests"
+        size = self._live.tables.num_bytes_with(spec.tables.tables)
+        if spec.tables and size > MAX_LIVE_TABLE_BYTES:
+            return f"prompt tables of live requests would have {size} bytes, at most {MAX_LIVE_TABLE_BYTES} may be"
+        return None
 
     def _unable(self, spec: Submit) -> Fault | None:
         """What other engines may be able to do."""
@@ -278,11 +295,11 @@ def _rows_problem(spec: Submit) -> str | None:
     return None
 
 
-def _tables_problem(spec: Submit, terms: Terms) -> str | None:
+def _tables_problem(spec: Submit, terms: Terms, known: SharedTables) -> str | None:
     found = spec.tables
     if not found:
         return "extra_ids must be empty without tables" if found.extra_ids else None
-    if (problem := _table_problem(found, terms) or _image_problem(found, terms)) is not None:
+    if (problem := _table_problem(found, terms, known) or _image_problem(found, terms)) is not None:
         return problem
     if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
         return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
@@ -291,13 +308,13 @@ def _tables_problem(spec: Submit, terms: Terms) -> str | None:
     return None
 
 
-def _table_problem(given: PromptTables, terms: Terms) -> str | None:
+def _table_problem(given: PromptTables, terms: Terms, known: SharedTables) -> str | None:
     if given.tables and not terms.hidden_size:
         return "this engine takes no prompt tables or embeddings with this model"
     for i, table in enumerate(given.tables):
         if table.hidden_size != terms.hidden_size:
             return f"table {i} must have rows of {terms.hidden_size}, the model's hidden size, not {table.hidden_size}"
-        if not table.intact:
+        if not known.knows(table) and not table.intact:
             return f"table {i} has other rows than its digest says"
     return None
 

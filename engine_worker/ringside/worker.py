@@ -36,6 +36,7 @@ from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
+from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import EngineReport, ServiceReport
@@ -55,7 +56,7 @@ MAX_LANES_REPORTED = 64
 
 def open_metrics_port(settings: EngineSettings) -> MetricsPort:
     """Raises PortError if it cannot listen."""
-    return MetricsPort(settings, metrics.start)
+    return MetricsPort(settings, metrics.start, PortOwner.of(settings))
 
 
 class Worker:

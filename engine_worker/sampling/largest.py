@@ -34,7 +34,7 @@ def _by_bounds(logits: Tensor, most: int) -> NDArray[np.int64] | None:
         return None
     rows = groups // stride
     members = (rows * vocab + groups % stride)[:, None] + np.arange(0, vocab, stride)
-    values = logits.numpy().ravel()[members]
+    values = logits.numpy().ravel().take(members)
     reach = np.flatnonzero(values >= bounds[rows])
     rows, found = rows[reach // GROUP], members.ravel()[reach]
     counts = np.bincount(rows, minlength=count)

@@ -27,7 +27,13 @@ class Tower:
             raise CheckpointError(f"transformers cannot read how {folder} takes images: {error}") from error
         self._hidden_size = config.text_config.hidden_size
         config.text_config = LlamaConfig(
-            hidden_size=self._hidden_size, vocab_size=1, num_hidden_layers=0, num_attention_heads=1, intermediate_size=1
+            hidden_size=self._hidden_size,
+            intermediate_size=1,
+            num_hidden_layers=0,
+            num_attention_heads=1,
+            vocab_size=1,
+            bos_token_id=None,
+            eos_token_id=None,
         )
         module: Any = LlavaModel
         with torch.device(device):

@@ -165,7 +165,7 @@ class RequestPipeline:
         spellings = await self._text.spellings(spec.bad_words)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
-        if spec.table_bytes:
+        if spec.own_bytes or spec.shared_tables:
             await self._load(request, len(prompt))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))

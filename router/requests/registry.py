@@ -10,13 +10,15 @@ from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
+from sluice.ring.shared_tables import SharedTables
 from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.status_report import RequestReport
 
 MAX_REMEMBERED = 64
 """Ended requests that status reports still list."""
 MAX_OPEN_TABLE_BYTES = 512 << 20
-"""Of all prompt tables and images of open requests: each is kept for later attempts."""
+"""Of all prompt tables and images of open requests: they are kept for later attempts. The table of a prompt adapter
+counts once."""
 
 
 class Requests:
@@ -33,7 +35,9 @@ class Requests:
         self._max_tenant_open = max_tenant_open
         self.closed = False
         """No new requests are taken: the router is draining."""
-        self._table_bytes = 0
+        self._own_bytes = 0
+        """Of the rows and images that requests brought themselves."""
+        self._shared_tables = SharedTables()
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
         """In order of arrival, in which they recover when an engine is lost."""
@@ -98,7 +102,8 @@ class Requests:
         """Its answer has ended."""
         self.free_id(request)
         del self._open[request]
-        self._table_bytes -= request.spec.table_bytes
+        self._own_bytes -= request.spec.own_bytes
+        self._shared_tables.release(request.spec.shared_tables)
         self._open_by_tenant[request.tenant] -= 1
         if not self._open_by_tenant[request.tenant]:
             del self._open_by_tenant[request.tenant]
@@ -124,12 +129,14 @@ class Requests:
             raise RequestError(ErrorCode.OVERLOADED, message)
 
     def _take_tables(self, spec: Spec) -> None:
-        size = self._table_bytes + spec.table_bytes
-        if spec.table_bytes and size > MAX_OPEN_TABLE_BYTES:
+        own = self._own_bytes + spec.own_bytes
+        size = own + self._shared_tables.num_bytes_with(spec.shared_tables)
+        if (spec.own_bytes or spec.shared_tables) and size > MAX_OPEN_TABLE_BYTES:
             given = f"prompt tables and images of open requests would have {size} bytes"
             message = f"{given}, at most {MAX_OPEN_TABLE_BYTES} may be"
             raise RequestError(ErrorCode.OVERLOADED, message)
-        self._table_bytes = size
+        self._own_bytes = own
+        self._shared_tables.take(spec.shared_tables)
 
     def _new_number(self) -> int:
         # Random, for engines serve several routers and may still hold requests of one that was restarted.
@@ -199,7 +206,9 @@ class RequestCounters:
 
 
 def report_of(request: RequestState, outcome: str | None = None) -> RequestReport:
-    """`outcome`: of one that has ended."""
+    """`outcome`: of one that has ended. May be called by other threads."""
+    # Read once: it may be reset meanwhile.
+    started = request.log.started
     return RequestReport(
         id=request.spec.request_id,
         tenant=request.tenant,
@@ -207,7 +216,7 @@ def report_of(request: RequestState, outcome: str | None = None) -> RequestRepor
         open=outcome is None,
         seconds=time.monotonic() - request.arrived,
         prompt_tokens=len(request.prompt),
-        cached_tokens=request.log.started.cached_tokens if request.log.started else 0,
+        cached_tokens=started.cached_tokens if started else 0,
         completion_tokens=request.log.received,
         attempts=request.attempts,
         engine=request.engine,

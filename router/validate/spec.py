@@ -23,6 +23,7 @@ from sluice.ring.adapters import Adapter, AdapterFiles
 from sluice.ring.errors import ErrorCode
 from sluice.ring.hashing import Domain
 from sluice.ring.params import Guide, SamplingParams, Speculation, TextParams
+from sluice.ring.tables import Table
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.v1 import generation_pb2 as pb
 
@@ -108,10 +109,15 @@ class Spec:
         return None if self.table is None else self.table.hidden_size
 
     @property
-    def table_bytes(self) -> int:
-        """Of its table and its images."""
-        table = 0 if self.table is None else len(self.table.data)
+    def own_bytes(self) -> int:
+        """Of the rows and images that it brought itself."""
+        table = 0 if self.table is None or self.table.table is not None else len(self.table.data)
         return table if self.images is None else table + self.images.size
+
+    @property
+    def shared_tables(self) -> tuple[Table, ...]:
+        """Of prompt adapters: others may have them too."""
+        return () if self.table is None or self.table.table is None else (self.table.table,)
 
     @property
     def image_rows(self) -> int | None:

@@ -151,7 +151,8 @@ async def _tokens_per_word(target: Target) -> float:
     """By the server's count of a prompt; 1 if it does not say. Raises TargetError if the request fails."""
     outcome = await send_one(target, workload.Request(" ".join(workload.WORDS[: workload.CALIBRATION_WORDS]), 1))
     if not outcome.succeeded:
-        raise TargetError(f"the first request failed: {outcome.error}")
+        hint = "; try --no-ignore-eos" if "ignore_eos" in outcome.error else ""
+        raise TargetError(f"the first request failed: {outcome.error}{hint}")
     return outcome.prompt_tokens / workload.CALIBRATION_WORDS or 1.0
 
 

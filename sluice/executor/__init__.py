@@ -24,6 +24,7 @@ from sluice.executor.request import (
     KvCacheRetentionConfig,
     LoRARequest,
     Priority,
+    PromptAdapterRequest,
     TokenRangeRetentionConfig,
 )
 from sluice.executor.response import CompletionOutput, Logprob, Response, Result
@@ -45,6 +46,6 @@ __all__ = [
     "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KVCacheCreatedData", "KVCacheEvent",
     "KVCacheEventDiff", "KVCacheRemovedData", "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUpdatedData",
     "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob", "PeftCacheConfig", "Priority",
-    "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams", "SchedulerConfig",
-    "StaticBatchingStats", "TokenRangeRetentionConfig", "UniqueToken",
+    "PromptAdapterRequest", "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams",
+    "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig", "UniqueToken",
 ]  # fmt: skip

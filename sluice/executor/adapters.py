@@ -1,21 +1,23 @@
-"""The LoRA adapters of an executor's requests: each is loaded on the server when a request first uses it."""
+"""The adapters of an executor's requests: each is loaded on the server when a request first uses it."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import Any, NamedTuple
 
-from sluice.client import AdapterNotFound, AsyncClient, Overloaded, RouterLoras
-from sluice.executor.request import LoRARequest
+from sluice.client import AdapterNotFound, AsyncClient, Overloaded
+from sluice.executor.request import GenerationRequest, LoRARequest, PromptAdapterRequest
 
+AdapterRequest = LoRARequest | PromptAdapterRequest
 Loading = asyncio.Task[None]
 
 
 class UsedAdapter:
     """One that requests use now, or did."""
 
-    def __init__(self, request: LoRARequest) -> None:
+    def __init__(self, request: AdapterRequest) -> None:
         self.request = request
         self.users = 0
         self.loading: Loading | None = None
@@ -26,27 +28,26 @@ class UsedAdapter:
         return not self.users and self.loading is not None and self.loading.done()
 
 
-class Adapters:
-    """All calls are in the event loop of `client`."""
+class AdaptersOfKind:
+    """LoRA adapters or prompt adapters. All calls are in one event loop."""
 
-    def __init__(self, client: AsyncClient, uploads: bool) -> None:
-        """`uploads`: paths are of folders on this machine, and nobody else uses the server; otherwise they are of
-        folders on the engines' machines."""
-        self._client = client
+    def __init__(
+        self, load: Callable[..., Awaitable[Any]], unload: Callable[[str], Awaitable[Any]], uploads: bool
+    ) -> None:
+        """`load`, `unload`: of the client. `uploads`: see `Adapters`."""
+        self._load_at_server = load
+        self._unload_at_server = unload
         self._uploads = uploads
         self._used: OrderedDict[str, UsedAdapter] = OrderedDict()
         """By name, the latest used last."""
 
     @contextmanager
-    def use(self, request: LoRARequest | None) -> Iterator[UsedAdapter | None]:
-        """None: there is nothing to load. Raises ValueError for a name that stands for another adapter."""
-        if request is None or not request.lora_path:
-            yield None
-            return
-        adapter = self._used.setdefault(request.lora_name, UsedAdapter(request))
+    def use(self, request: AdapterRequest) -> Iterator[UsedAdapter]:
+        """Raises ValueError for a name that stands for another adapter."""
+        adapter = self._used.setdefault(request.name, UsedAdapter(request))
         if adapter.request != request:
-            raise ValueError(f"{request} has the name of another adapter, {adapter.request}: choose another lora_name")
-        self._used.move_to_end(request.lora_name)
+            raise ValueError(f"{request} has the name of another adapter, {adapter.request}: choose another name")
+        self._used.move_to_end(request.name)
         adapter.users += 1
         try:
             yield adapter
@@ -77,7 +78,7 @@ class Adapters:
             task.cancel()
         return tasks
 
-    async def _load(self, request: LoRARequest) -> None:
+    async def _load(self, request: AdapterRequest) -> None:
         while True:
             try:
                 await self._send(request)
@@ -86,10 +87,11 @@ class Adapters:
                 if not await self._unload_one():
                     raise
 
-    async def _send(self, request: LoRARequest) -> list[RouterLoras]:
+    async def _send(self, request: AdapterRequest) -> None:
         if self._uploads:
-            return await self._client.load_lora(request.lora_name, folder=request.lora_path)
-        return await self._client.load_lora(request.lora_name, path=request.lora_path)
+            await self._load_at_server(request.name, folder=request.path)
+        else:
+            await self._load_at_server(request.name, path=request.path)
 
     async def _unload_one(self) -> bool:
         """The least recently used one that no request needs now. False: there is none."""
@@ -97,9 +99,9 @@ class Adapters:
         # On a server that has other users, they may need it.
         if idle is None or not self._uploads:
             return False
-        del self._used[idle.request.lora_name]
+        del self._used[idle.request.name]
         with suppress(AdapterNotFound):
-            await self._client.unload_lora(idle.request.lora_name)
+            await self._unload_at_server(idle.request.name)
         return True
 
     def _on_loaded(self, adapter: UsedAdapter, loading: Loading) -> None:
@@ -108,6 +110,56 @@ class Adapters:
             self._drop_unloaded(adapter)
 
     def _drop_unloaded(self, adapter: UsedAdapter) -> None:
-        name = adapter.request.lora_name
+        name = adapter.request.name
         if not adapter.users and adapter.loading is None and self._used.get(name) is adapter:
             del self._used[name]
+
+
+class InUse(NamedTuple):
+    """An adapter that one request needs."""
+
+    kind: AdaptersOfKind
+    adapter: UsedAdapter
+
+
+class RequestAdapters:
+    """Those that one request needs loaded."""
+
+    def __init__(self, found: list[InUse]) -> None:
+        self._found = found
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    async def load(self) -> list[Loading]:
+        """Returns what `lose` needs. Raises SluiceError, OSError, ValueError."""
+        return [await kind.load(adapter) for kind, adapter in self._found]
+
+    def lose(self, loadings: list[Loading]) -> None:
+        """The server does not have all of what was loaded: the next `load` loads it again."""
+        for (kind, adapter), loading in zip(self._found, loadings, strict=True):
+            kind.lose(adapter, loading)
+
+
+class Adapters:
+    """All calls are in the event loop of `client`."""
+
+    def __init__(self, client: AsyncClient, uploads: bool) -> None:
+        """`uploads`: paths are of folders on this machine, and nobody else uses the server; otherwise they are of
+        folders on the server's machines."""
+        self._loras = AdaptersOfKind(client.load_lora, client.unload_lora, uploads)
+        self._prompts = AdaptersOfKind(client.load_prompt_adapter, client.unload_prompt_adapter, uploads)
+
+    @contextmanager
+    def use(self, request: GenerationRequest) -> Iterator[RequestAdapters]:
+        """Raises ValueError for a name that stands for another adapter."""
+        asked = ((self._loras, request.lora_request), (self._prompts, request.prompt_adapter_request))
+        with ExitStack() as stack:
+            # Without a path the server knows the name.
+            yield RequestAdapters(
+                [InUse(kind, stack.enter_context(kind.use(its))) for kind, its in asked if its is not None and its.path]
+            )
+
+    def close(self) -> list[Loading]:
+        """Cancels the loads that run, and returns them."""
+        return [*self._loras.close(), *self._prompts.close()]

@@ -16,7 +16,7 @@ from sluice.executor.waiting import SLICE_SECONDS
 
 T = TypeVar("T")
 
-PER_PROMPT = ("lora_request", "kv_cache_retention_config")
+PER_PROMPT = ("lora_request", "prompt_adapter_request", "kv_cache_retention_config")
 
 
 class BatchRun:

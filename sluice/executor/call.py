@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, Generation, Overloaded
-from sluice.executor.adapters import Adapters
+from sluice.executor.adapters import Adapters, Loading
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
 from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
@@ -77,11 +77,12 @@ class PendingCall:
 
     async def _send(self, client: AsyncClient, adapters: Adapters) -> None:
         clamped = await self._clamp_retention(client)
-        with adapters.use(clamped.lora_request) as adapter:
+        with adapters.use(clamped) as used:
             loads = LOADS
             while True:
+                loadings: list[Loading] = []
                 try:
-                    loading = None if adapter is None else await self._in_time(partial(adapters.load, adapter))
+                    loadings = await self._in_time(used.load)
                     await self._ask(client, self._with_time_left(clamped))
                     return
                 except Overloaded as error:
@@ -90,9 +91,9 @@ class PendingCall:
                     delay = error.retry_after or RETRY_SECONDS
                 except (AdapterNotFound, AdapterMissing):
                     loads -= 1
-                    if adapter is None or loading is None or self.begun or not loads:
+                    if not loadings or self.begun or not loads:
                         raise
-                    adapters.lose(adapter, loading)
+                    used.lose(loadings)
                     delay = 0.0
                 self.sent = False
                 await self._in_time(partial(asyncio.sleep, delay))

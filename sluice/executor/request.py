@@ -103,6 +103,44 @@ class LoRARequest:
         return self.lora_path
 
 
+@dataclass(frozen=True, slots=True)
+class PromptAdapterRequest:
+    """A prompt adapter: rows of prompt tuning. With a path it is loaded when a request first uses it; without, the
+    server knows the name.
+
+    Raises TypeError.
+    """
+
+    prompt_adapter_name: str
+    """The id on the server: one adapter per name."""
+    prompt_adapter_id: int = 0
+    """The name identifies an adapter, so this only must be the same for all requests with the name."""
+    prompt_adapter_local_path: str = ""
+    """Folder, as peft saves it: on this machine if the executor started its own ring, else on the routers'."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_adapter_local_path", fspath(self.prompt_adapter_local_path))
+        kinds = (("prompt_adapter_name", str), ("prompt_adapter_id", int), ("prompt_adapter_local_path", str))
+        for name, kind in kinds:
+            _check(name, getattr(self, name), kind)
+
+    @property
+    def adapter_id(self) -> int:
+        return self.prompt_adapter_id
+
+    @property
+    def name(self) -> str:
+        return self.prompt_adapter_name
+
+    @property
+    def local_path(self) -> str:
+        return self.prompt_adapter_local_path
+
+    @property
+    def path(self) -> str:
+        return self.prompt_adapter_local_path
+
+
 class CommonOptions(TypedDict, total=False):
     """Options besides prompt and sampling; see the fields of `GenerationRequest`."""
 
@@ -118,6 +156,7 @@ class CommonOptions(TypedDict, total=False):
 
 class RequestOptions(CommonOptions, total=False):
     lora_request: LoRARequest | None
+    prompt_adapter_request: PromptAdapterRequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
     draft_token_ids: Sequence[int] | None
     draft_logits: Any
@@ -130,6 +169,7 @@ class BatchOptions(CommonOptions, total=False):
     """Options of several prompts: one value for all of them, or one for each."""
 
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
+    prompt_adapter_request: PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
     kv_cache_retention_config: KvCacheRetentionConfig | Sequence[KvCacheRetentionConfig | None] | None
 
 
@@ -170,6 +210,8 @@ class GenerationRequest:
     prompt_table: Any = field(default=None, compare=False, repr=False)
     """Prompt tuning: rows [virtual tokens, hidden size], a tensor or an array, or a mapping as in the client's options.
     Text and chats begin with them; in token ids, vocab_size + i stands for row i."""
+    prompt_adapter_request: PromptAdapterRequest | None = None
+    """Prompt tuning by rows that the server keeps; not with a prompt_table."""
     images: Sequence[bytes] | None = field(default=None, compare=False, repr=False)
     """Files of images, one for each of the model's placeholders in a text or in token ids; in chats they are parts of
     messages: `{"type": "image", "data": …}`."""
@@ -188,6 +230,8 @@ class GenerationRequest:
         _check("sampling_params", self.sampling_params, SamplingParams)
         if self.lora_request is not None:
             _check("lora_request", self.lora_request, LoRARequest)
+        if self.prompt_adapter_request is not None:
+            _check("prompt_adapter_request", self.prompt_adapter_request, PromptAdapterRequest)
         if self.kv_cache_retention_config is not None:
             _check("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
 
@@ -216,6 +260,7 @@ class GenerationRequest:
             client_id=self.client_id,
             speculation=self._speculation(),
             prompt_table=self.prompt_table,
+            prompt_adapter_id=self.prompt_adapter_request.name if self.prompt_adapter_request else None,
             images=self.images,
         )
 

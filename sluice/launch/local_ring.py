@@ -13,6 +13,7 @@ from sluice.launch.child import Child
 from sluice.launch.errors import RingError
 from sluice.launch.gpus import OptionsError
 from sluice.launch.hosts import LOCAL, open_hosts
+from sluice.launch.installed import check_installed
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.plan import Plan, services
 from sluice.launch.servable import check_servable
@@ -53,6 +54,8 @@ class Ring:
         observe: Observe = ignore,
         **options: Any,
     ) -> None:
+        if on == LOCAL and "python" not in options:
+            check_installed()
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision)

@@ -68,7 +68,7 @@ class OpenAITarget:
 
     async def _read(self, response: httpx2.Response, outcome: Outcome) -> None:
         """Raises ValueError for an event that is not JSON, and where a stream ends early."""
-        now = asyncio.get_running_loop().time
+        now, ended = asyncio.get_running_loop().time, False
         async for event in httpx2.EventSource(response):
             if event.data == DONE:
                 return
@@ -78,13 +78,16 @@ class OpenAITarget:
             if "error" in message:
                 outcome.error = f"in the stream: {_shortened(event.data.encode())}"
                 return
-            text = "".join(self._text(choice) for choice in message.get("choices") or ())
-            if text:
+            choices = message.get("choices") or ()
+            ended = ended or any(choice.get("finish_reason") for choice in choices)
+            if text := "".join(map(self._text, choices)):
                 outcome.on_chunk(now(), text)
             if usage := message.get("usage"):
                 outcome.prompt_tokens = usage.get("prompt_tokens", 0)
                 outcome.completion_tokens = usage.get("completion_tokens")
-        raise ValueError(f"the stream ended without {DONE}")
+        # Some servers say no more than the reason of the end.
+        if not ended:
+            raise ValueError(f"the stream ended without {DONE}")
 
     def _text(self, choice: Mapping[str, Any]) -> str:
         if not self._chat:

@@ -1,7 +1,5 @@
 """Whether one checkpoint can draft for another."""
 
-from tokenizers import Tokenizer
-
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 
 
@@ -18,6 +16,9 @@ def check_draft_model(model: Checkpoint, draft: Checkpoint) -> None:
 
 
 def _tokens(checkpoint: Checkpoint) -> dict[str, int]:
+    # Here, because the command line of an installation without services imports this module too.
+    from tokenizers import Tokenizer
+
     try:
         tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
     except Exception as error:  # the library raises nothing more specific

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from sluice.settings.process import ProcessSettings
 from sluice.telemetry.status_report import ServiceReport, StatusReport
 from sluice.telemetry.version import build_version
 
@@ -35,7 +36,7 @@ class Probes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PortOwner:
     """Whose port it is."""
 
     service: str = ""
@@ -44,13 +45,20 @@ class Identity:
     model: str = ""
     """Served name, or where the model is."""
 
+    @classmethod
+    def of(cls, settings: ProcessSettings) -> "PortOwner":
+        return cls(settings.role, settings.id, settings.model_name)
+
+
+NO_OWNER = PortOwner()
+
 
 class Page(NamedTuple):
     """What is shown at present. Everything is called in the thread of the connection."""
 
     registry: CollectorRegistry
     probes: Probes
-    identity: Identity = Identity()
+    owner: PortOwner = NO_OWNER
     report: Callable[[], ServiceReport | None] = lambda: None
 
 
@@ -81,10 +89,10 @@ class Pages:
     def _status(self, page: Page) -> StatusReport:
         dead, not_ready = page.probes.dead(), page.probes.not_ready()
         return StatusReport(
-            service=page.identity.service,
-            id=page.identity.id,
+            service=page.owner.service,
+            id=page.owner.id,
             version=build_version(),
-            model=page.identity.model,
+            model=page.owner.model,
             time=time.time(),
             uptime=time.monotonic() - self._began,
             live=dead is None,

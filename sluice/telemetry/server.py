@@ -15,9 +15,9 @@ from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.ports import PortError
-from sluice.settings.process import ProcessSettings
+from sluice.settings.process import Monitoring
 from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.pages import Identity, Page, Pages
+from sluice.telemetry.pages import NO_OWNER, Page, Pages, PortOwner
 from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.startup import Startup
 from sluice.telemetry.status_report import ServiceReport
@@ -90,16 +90,19 @@ class MetricsPort:
     """
 
     def __init__(
-        self, settings: ProcessSettings, read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: ()
+        self,
+        settings: Monitoring,
+        read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: (),
+        owner: PortOwner = NO_OWNER,
     ) -> None:
         """`read_startup`: the service's metrics of its start; they stay."""
         self.startup = Startup()
         self._settings = settings
-        self._identity = Identity(settings.role, settings.id, settings.model_name)
+        self._owner = owner
         self._read_startup = read_startup
         self._server: StatusServer | None = None
         if settings.metrics_port:
-            page = Page(registry_of(lambda: read_startup(self.startup)), self.startup, self._identity)
+            page = Page(registry_of(lambda: read_startup(self.startup)), self.startup, self._owner)
             self._server = StatusServer(page, settings.metrics_host, settings.metrics_port)
 
     def show(
@@ -107,14 +110,14 @@ class MetricsPort:
         beacon: ProgressBeacon,
         read_metrics: Callable[[], Iterable[Metric]],
         unready: Callable[[], str | None],
-        report: Callable[[], ServiceReport],
+        report: Callable[[], ServiceReport | None] = lambda: None,
     ) -> None:
         """The start has ended: from now on answer for the service that runs. All are called in threads of the port."""
         self.startup.end()
         if self._server is not None:
             health = Health(beacon, self._settings.live_stall, self._settings.ready_stall, unready)
             registry = registry_of(lambda: chain(self._read_startup(self.startup), read_metrics()))
-            self._server.show(Page(registry, health, self._identity, report))
+            self._server.show(Page(registry, health, self._owner, report))
 
     def close(self) -> None:
         if self._server is not None:

@@ -25,6 +25,8 @@ def site(tmp_path_factory) -> Path:
 def test_it_has_the_pages(site):
     pages = {page.relative_to(site).parent.as_posix() for page in site.rglob("index.html")}
     assert pages >= {".", "api", "tutorials/first_stream", "decisions", "measurements"}
+    contract = (site / "reference" / "contract" / "index.html").read_text(encoding="utf-8")
+    assert all(message in contract for message in ("GenerationSpec", "GuidedDecoding", "ModelService"))
     assert "AsyncClient" in (site / "reference" / "client" / "index.html").read_text(encoding="utf-8")
 
 

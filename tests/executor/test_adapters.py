@@ -94,7 +94,7 @@ def test_one_adapter_per_name(own, adapter) -> None:
     sql = adapter("sql")
     own.generate("x", lora_request=sql)
     for other in (LoRARequest("sql", 1, adapter("python").path), LoRARequest("sql", 2, sql.path)):
-        with pytest.raises(RequestError, match="choose another lora_name"):
+        with pytest.raises(RequestError, match="choose another name"):
             own.generate("x", lora_request=other)
 
 

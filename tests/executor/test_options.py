@@ -17,6 +17,7 @@ from sluice.executor import (
     KvCacheConfig,
     KvCacheRetentionConfig,
     LoRARequest,
+    PromptAdapterRequest,
     SamplingParams,
     SchedulerConfig,
     TokenRangeRetentionConfig,
@@ -179,6 +180,7 @@ REQUEST = {
     "draft_logits": np.zeros((2, 3), np.float32),
     "acceptance_threshold": 0.5,
     "prompt_table": np.zeros((2, 3), np.float32),
+    "prompt_adapter_request": PromptAdapterRequest("terse"),
     "images": [b"png"],
 }
 
@@ -201,6 +203,7 @@ def test_options_of_a_request() -> None:
     }
     found = build_spec("x", GenerationRequest("x", **REQUEST).client_options("id"))
     assert (found.request_id, found.lora_id, found.model, found.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)
+    assert found.prompt_adapter_id == "terse"
     assert found.time_limit.ToTimedelta() == timedelta(seconds=1.5)
     assert (found.kv_cache.salt, found.client_id) == ("tenant", 5)
     assert found.speculation == pb.Speculation(

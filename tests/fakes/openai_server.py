@@ -19,6 +19,8 @@ class Script:
     fail_from: int = 1
     """The first generation, from 1, that is answered with `status`."""
     usage: bool = True
+    says_done: bool = True
+    """The stream ends with [DONE], and not just with a finish_reason."""
     ends_early: bool = False
     """The stream stops without its last event."""
     error_after: int | None = None
@@ -80,11 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._write(b"")
 
     def _end(self, body: dict) -> None:
+        self._event({"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}]})
         if self.script.usage and body.get("stream_options", {}).get("include_usage"):
             prompt = body.get("prompt") or body["messages"][0]["content"]
             tokens = 2 * len(prompt.split())
             self._event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
-        self._write(b"data: [DONE]\n\n")
+        if self.script.says_done:
+            self._write(b"data: [DONE]\n\n")
 
     def _event(self, message: dict) -> None:
         self._write(f": a comment\n\ndata: {json.dumps(message)}\n\n".encode())

@@ -93,7 +93,7 @@ class Script:
     """By id; LoadLora, UploadLora and UnloadLora change them."""
     max_loras: int = 1024
     checks_loras: bool = False
-    """A request with another lora_id is refused."""
+    """A request with another lora_id or prompt_adapter_id is refused."""
     uploads: dict[str, list[bytes]] = field(default_factory=dict)
     """By id: adapter_config.json, then the parts of the weights, of the latest upload."""
     keeps_uploads: bool = True
@@ -119,6 +119,7 @@ class FakeServer(
     def Generate(self, request: Any, context: Any) -> Any:
         self._note(request, context)
         self._check_lora(request.spec.lora_id, context)
+        self._check_prompt_adapter(request.spec.prompt_adapter_id, context)
         text = "".join(self.script.texts)
         output = generation_pb2.Output(
             text=text, finish_reason=generation_pb2.FINISH_REASON_STOP_STRING, stop_string="!", seed=7
@@ -134,6 +135,7 @@ class FakeServer(
     def GenerateStream(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context, fail=self.script.fail_after is None)
         self._check_lora(request.spec.lora_id, context)
+        self._check_prompt_adapter(request.spec.prompt_adapter_id, context)
         context.add_callback(self.script.gone.set)
         number = 0
         for event in self._events():
@@ -223,6 +225,10 @@ class FakeServer(
         if lora_id and self.script.checks_loras and lora_id not in self.script.loras:
             adapter_not_found(lora_id).abort(context)
 
+    def _check_prompt_adapter(self, name: str, context: Any) -> None:
+        if name and self.script.checks_loras and name not in self.script.prompt_adapters:
+            adapter_not_found(name, "prompt_adapter_id").abort(context)
+
     def UnloadLora(self, request: Any, context: Any) -> Any:
         self._note(request, context)
         if self.script.loras.pop(request.lora_id, None) is None:
@@ -239,6 +245,8 @@ class FakeServer(
     def LoadPromptAdapter(self, request: Any, context: Any) -> Any:
         self._note(request, context)
         name = request.prompt_adapter_id
+        if name not in self.script.prompt_adapters and len(self.script.prompt_adapters) >= self.script.max_loras:
+            Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many prompt adapters").abort(context)
         found = admin_pb2.PromptAdapter(prompt_adapter_id=name, path=request.path, rows=8, version="1")
         self.script.prompt_adapters[name] = found
         return admin_pb2.LoadPromptAdapterResponse(prompt_adapter=found)

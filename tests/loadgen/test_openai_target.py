@@ -52,6 +52,12 @@ async def test_without_usage_chunks_are_counted(address, script):
     assert script.bodies[0]["model"] == "own"
 
 
+async def test_a_stream_that_ends_with_its_reason_alone(address, script):
+    script.says_done = False
+    _, found = await send(address)
+    assert (found.error, found.completion_tokens) == ("", 4)
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -96,6 +96,22 @@ def test_the_wheel_alone_serves(release, tmp_path):
     assert server.returncode == 0
 
 
+def test_without_extras_it_is_a_client(release, tmp_path):
+    own = make_environment(tmp_path / "venv", sys.executable, str(release[0]))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [str(own), "-m", "sluice", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=60)
+
+    asked = run("generate", "x", "--address", "127.0.0.1:1")
+    assert (asked.returncode, asked.stderr.count("\n")) == (1, 1), asked.stderr
+    assert "no Sluice server answers" in asked.stderr
+    served = run("serve")
+    assert served.returncode == 1
+    assert "this installation cannot serve" in served.stderr
+    assert "Traceback" not in served.stderr
+
+
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
 def test_other_versions_of_python_import_and_start_it(release, version, tmp_path):
     """Without torch, which has no small build for each of them: client, command line, router, detokenizer."""

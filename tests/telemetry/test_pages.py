@@ -8,14 +8,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sluice.ring.stats import StepStats
-from sluice.telemetry.pages import Identity, Page
+from sluice.telemetry.pages import Page, PortOwner
 from sluice.telemetry.server import Health, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.startup import Startup
 from sluice.telemetry.status_report import EngineReport, ServiceReport
 from tests.fakes.clock import Clock
 
-IDENTITY = Identity("engine", "engine-0", "tiny")
+OWNER = PortOwner("engine", "engine-0", "tiny")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def startup():
 
 @pytest.fixture
 def server(startup):
-    server = StatusServer(Page(CollectorRegistry(), startup, IDENTITY), "127.0.0.1", 0)
+    server = StatusServer(Page(CollectorRegistry(), startup, OWNER), "127.0.0.1", 0)
     yield server
     server.close()
 
@@ -53,7 +53,7 @@ def test_a_service_that_runs_then_stalls(server):
     health = Health(ProgressBeacon(clock), live_stall=120, ready_stall=30, unready=lambda: None)
     own = EngineReport("engine-0", "serving", "ipc:///e").with_stats(StepStats(iteration=7, used_kv_blocks=3))
     report = ServiceReport("ipc:///e", engines=[own])
-    server.show(Page(CollectorRegistry(), health, IDENTITY, lambda: report))
+    server.show(Page(CollectorRegistry(), health, OWNER, lambda: report))
     found = status(server)
     assert (found["live"], found["ready"], found["reason"]) == (True, True, "")
     (engine,) = found["report"]["engines"]

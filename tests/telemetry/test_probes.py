@@ -8,7 +8,7 @@ from types import SimpleNamespace as Having
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.settings.services import DetokenizerSettings
+from sluice.settings.process import Monitoring
 from sluice.telemetry.metrics import gauge
 from sluice.telemetry.pages import Page
 from sluice.telemetry.server import MAX_CONNECTIONS, Health, MetricsPort, StatusServer
@@ -123,7 +123,7 @@ def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     opened = MetricsPort(
-        DetokenizerSettings(model="/models/tiny", id="d", metrics_port=port),
+        Monitoring(metrics_port=port),
         lambda startup: [gauge("loaded", "Part of the weights.", startup.loaded)],
     )
     try:
@@ -145,6 +145,6 @@ def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
 
 
 def test_without_a_metrics_port_there_is_no_server():
-    opened = MetricsPort(DetokenizerSettings(model="m"))
+    opened = MetricsPort(Monitoring())
     opened.show(ProgressBeacon(), list, lambda: None, lambda: ServiceReport(""))
     opened.close()

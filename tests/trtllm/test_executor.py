@@ -10,45 +10,11 @@ import torch
 import sluice.trtllm as trtllm
 from sluice import tiny_model
 from tests.fakes.processes import wait_until
-from tests.fakes.trtllm_processors import only_42, only_43
+from tests.trtllm.running import GREEDY, LIMIT, PROMPT, results, run, start
 
 pytestmark = pytest.mark.process
 
-LIMIT = timedelta(seconds=60)
-PROMPT = [1, 2, 3, 4]
-GREEDY = [2, 2, 220, 16, 15]
-"""What the tiny model continues with."""
 Finish = trtllm.FinishReason
-
-
-def start(**options) -> trtllm.Executor:
-    cache = trtllm.KvCacheConfig(max_tokens=8192, event_buffer_max_size=1000)
-    config = trtllm.ExecutorConfig(kv_cache_config=cache, **options)
-    return trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, config)
-
-
-@pytest.fixture(scope="module")
-def executor():
-    processors = trtllm.LogitsPostProcessorConfig({"only_42": only_42}, only_43)
-    options = {"max_beam_width": 4, "request_stats_max_iterations": 100}
-    options["additional_model_outputs"] = [trtllm.AdditionalModelOutput("layers.4")]
-    with start(logits_post_processor_config=processors, **options) as executor:
-        yield executor
-
-
-def run(executor, max_tokens=5, prompt=PROMPT, **options) -> list[trtllm.Response]:
-    """All responses of a request."""
-    request_id = executor.enqueue_request(trtllm.Request(prompt, max_tokens, **options))
-    responses = []
-    while not responses or not (responses[-1].has_error() or responses[-1].result.is_final):
-        received = executor.await_responses(request_id, LIMIT)
-        assert received
-        responses += received
-    return responses
-
-
-def results(*arguments, **options) -> list[trtllm.Result]:
-    return [response.result for response in run(*arguments, **options)]
 
 
 def test_the_whole_output_begins_with_the_prompt(executor) -> None:
@@ -210,116 +176,6 @@ def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
         with pytest.raises(NotImplementedError, match=next(iter(option))):
             executor.enqueue_request(trtllm.Request(PROMPT, 1, **option))
     assert executor.get_num_responses_ready() == 0
-
-
-def test_statistics(executor) -> None:
-    run(executor)
-    steps, requests = [], []
-
-    def reported() -> bool:
-        steps.extend(executor.get_latest_iteration_stats())
-        requests.extend(each for found in executor.get_latest_request_stats() for each in found.request_stats)
-        return bool(steps) and any(each.stage is trtllm.RequestStage.GENERATION_COMPLETE for each in requests)
-
-    wait_until(reported)
-    assert steps[-1].kv_cache_stats.max_num_blocks > 0
-    assert max(each.num_generated_tokens for each in requests) > 0
-    assert executor.get_latest_debug_tensors() == []
-
-
-METRICS = trtllm.OutputConfig(return_perf_metrics=True)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_perf_metrics(executor, streaming) -> None:
-    prompt = [3900 + streaming, 2, 3, 4]
-    found = results(executor, prompt=prompt, streaming=streaming, output_config=METRICS)
-    assert len(found) == (5 if streaming else 1)
-    for number, result in enumerate(found):
-        metrics, times = result.request_perf_metrics, result.request_perf_metrics.timing_metrics
-        assert timedelta(0) < times.arrival_time < times.first_scheduled_time < times.first_token_time
-        cache = metrics.kv_cache_metrics
-        assert (cache.num_total_allocated_blocks, cache.num_reused_blocks, cache.num_missed_blocks) == (1, 0, 1)
-        if not result.is_final:
-            assert (times.last_token_time, metrics.last_iter) == (timedelta(0), None)
-            assert metrics.iter == metrics.first_iter + number
-    assert times.first_token_time < times.last_token_time
-    assert metrics.iter == metrics.last_iter == metrics.first_iter + 4
-    (result,) = results(executor, prompt=prompt)
-    assert result.request_perf_metrics is None
-
-
-def test_perf_metrics_of_a_reused_prompt(executor) -> None:
-    prompt = [3800 - i for i in range(100)]
-    run(executor, prompt=prompt)
-    (result,) = results(executor, prompt=[*prompt[:64], *GREEDY], output_config=METRICS)
-    cache = result.request_perf_metrics.kv_cache_metrics
-    assert (cache.num_new_allocated_blocks, cache.num_reused_blocks, cache.num_missed_blocks) == (1, 2, 1)
-    assert cache.kv_cache_hit_rate == pytest.approx(2 / 3)
-
-
-def test_perf_metrics_of_drafts(executor) -> None:
-    expected = results(executor, 40)[0].output_token_ids[0][len(PROMPT) :]
-    drafts = trtllm.ExternalDraftTokensConfig([*expected[:30], *(token ^ 1 for token in expected[30:])])
-    found = trtllm.SpeculativeDecodingMetrics()
-
-    def accepted() -> bool:
-        nonlocal found
-        (result,) = results(executor, 40, external_draft_tokens_config=drafts, output_config=METRICS)
-        assert result.output_token_ids == [PROMPT + expected]
-        found = result.request_perf_metrics.speculative_decoding
-        return found.total_accepted_draft_tokens > 0
-
-    # Whether a step has drafts depends on how long steps take here.
-    assert wait_until(accepted)
-    assert found.total_accepted_draft_tokens <= min(30, found.total_draft_tokens)
-    assert found.acceptance_rate == found.total_accepted_draft_tokens / found.total_draft_tokens
-
-
-@pytest.mark.parametrize(
-    "options", [{"num_return_sequences": 2}, {"sampling_config": trtllm.SamplingConfig(2)}], ids=str
-)
-def test_perf_metrics_of_several_outputs(executor, options) -> None:
-    *_, last = results(executor, output_config=METRICS, **options)
-    assert last.is_final
-    assert last.request_perf_metrics.last_iter > last.request_perf_metrics.first_iter
-
-
-def test_perf_metrics_of_a_request_that_is_cancelled(executor) -> None:
-    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 2000, streaming=True, output_config=METRICS))
-    (first, *_) = executor.await_responses(request_id, LIMIT)
-    assert first.result.request_perf_metrics.last_iter is None
-    executor.cancel_request(request_id)
-    result = first.result
-    while not result.is_final:
-        result = executor.await_responses(request_id, LIMIT)[-1].result
-    assert result.finish_reasons == [Finish.CANCELLED]
-    assert result.request_perf_metrics.last_iter > result.request_perf_metrics.first_iter
-
-
-def test_kv_cache_events(executor) -> None:
-    prompt = list(range(3000, 3070))
-    run(executor, prompt=prompt)
-    manager = executor.get_kv_cache_event_manager()
-    events, stored = [], []
-    while len(stored) < 2:
-        received = manager.get_latest_events(LIMIT)
-        assert received
-        events += received
-        stored = [each.data for each in events if isinstance(each.data, trtllm.KVCacheStoredData)]
-        stored = [each for each in stored if each.blocks[0].tokens[0].token_id in prompt]
-    stored = stored[:2]
-    first, second = stored
-    tokens = [token.token_id for each in stored for token in each.blocks[0].tokens]
-    size = len(tokens) // 2
-    assert tokens == prompt[: 2 * size]
-    assert (first.parent_hash, second.parent_hash) == (None, first.blocks[0].block_hash)
-    assert (first.blocks[0].cache_level, first.blocks[0].priority, first.blocks[0].lora_id) == (0, 35, None)
-    assert [each.event_id for each in events] == list(range(len(events)))
-    assert isinstance(events[0].data, trtllm.KVCacheCreatedData)
-    assert isinstance(events[0].data, trtllm.kv_cache.KVCacheCreatedData)
-    assert events[0].data.num_blocks_per_cache_level == (8192 // size, 0)
-    assert manager.get_latest_events(1) == []
 
 
 def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -61,14 +62,20 @@ class Oracle:
         self._tuned.set_adapter(name)
         return self._tuned
 
+    @contextmanager
+    def using(self, folder: Path | None) -> Iterator[torch.nn.Module]:
+        """The model with this adapter, or alone."""
+        if folder is not None:
+            yield self._model(folder)
+        else:
+            with nullcontext() if self._tuned is None else self._tuned.disable_adapter():
+                yield self._base
+
     @torch.inference_mode()
     def logits(self, folder: Path | None, tokens) -> torch.Tensor:
         """[T, vocab] float32."""
-        ids = torch.tensor([tokens])
-        if folder is not None:
-            return self._model(folder)(ids).logits[0].float()
-        with nullcontext() if self._tuned is None else self._tuned.disable_adapter():
-            return self._base(ids).logits[0].float()
+        with self.using(folder) as model:
+            return model(torch.tensor([tokens])).logits[0].float()
 
     def greedy(self, folder: Path | None, prompt, count: int) -> tuple[list[int], list[float]]:
         """The tokens and their log-probabilities."""

@@ -253,11 +253,19 @@ async def test_former_rows_leave_when_room_is_needed(client, monkeypatch):
 
 async def test_running_requests_are_bounded_by_their_rows_too(ring, client, monkeypatch):
     monkeypatch.setattr("router.requests.registry.MAX_OPEN_TABLE_BYTES", A.nbytes)
-    await load(client, "x", A)
+    for name, rows in (("x", A), ("same", A), ("y", B)):
+        await load(client, name, rows)
     ring.script = hang
-    task = asyncio.ensure_future(client.events(named("x")))
-    await client.until(lambda: ring.calls)
-    assert (await refused(client.events(named("x")))).info.reason == "OVERLOADED"
+    # Equal rows are in memory once.
+    tasks = [asyncio.ensure_future(client.events(named(name))) for name in ("x", "x", "same")]
+    await client.until(lambda: len(ring.calls) == 3)
+    assert (await refused(client.events(named("y")))).info.reason == "OVERLOADED"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.until(lambda: not client.router.ring.requests.open)
+    task = asyncio.ensure_future(client.events(named("y")))
+    await client.until(lambda: len(ring.calls) == 4)
     task.cancel()
 
 

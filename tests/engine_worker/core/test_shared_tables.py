@@ -1,0 +1,67 @@
+"""Equal prompt tables of live requests are in memory once, and all of them are bounded."""
+
+import pytest
+from msgspec.structs import replace
+
+from engine_worker.core import intake
+from sluice.ring.tables import PromptTables
+from tests.fakes.engine import VOCAB, EngineBench, spec_of
+from tests.fakes.tables import random_table
+
+ROWS = 3
+
+
+@pytest.fixture
+def bench():
+    return EngineBench()
+
+
+def send(bench, *seeds: int) -> int:
+    """With tables in memory of their own; the request's number."""
+    tables = [random_table(ROWS, bench.runner.hidden_size, seed) for seed in seeds]
+    number = len(bench.specs) + 1
+    ids = [*range(VOCAB, VOCAB + ROWS * len(seeds)), 1, 2]
+    bench.send(spec_of(ids, 4, request=number, tables=PromptTables(tuple(tables))))
+    return number
+
+
+def held(bench) -> list:
+    return [table for request in bench.engine.live.requests.values() for table in request.spec.tables.tables]
+
+
+def test_equal_ones_are_one(bench):
+    for seeds in ((1,), (1, 2), (1, 1)):
+        send(bench, *seeds)
+    bench.step()
+    assert len(held(bench)) == 5
+    assert len(set(map(id, held(bench)))) == 2
+    assert bench.engine.live.tables.num_bytes == 2 * ROWS * bench.runner.hidden_size * 4
+    bench.run()
+    assert bench.engine.live.tables.num_bytes == 0
+
+
+def test_they_are_bounded(bench, monkeypatch):
+    size = len(random_table(ROWS, bench.runner.hidden_size, 1).data)
+    monkeypatch.setattr(intake, "MAX_LIVE_TABLE_BYTES", 2 * size)
+    numbers = [send(bench, *seeds) for seeds in ((1,), (2,), (1, 2), (3,))]
+    bench.step()
+    fault = bench.stream(numbers[3]).end.fault
+    assert fault.code == "OVERLOADED"
+    assert f"would have {3 * size} bytes, at most {2 * size} may be" in fault.message
+    bench.run()
+    again = send(bench, 3)
+    bench.run()
+    for number in (*numbers[:3], again):
+        assert bench.stream(number).end.fault is None
+
+
+def test_a_known_digest_is_not_believed_with_another_shape(bench):
+    send(bench, 1)
+    bench.step()
+    table = random_table(ROWS, bench.runner.hidden_size, 1)
+    wrong = replace(random_table(ROWS + 1, bench.runner.hidden_size, 2), digest=table.digest)
+    number = len(bench.specs) + 1
+    bench.send(spec_of([VOCAB + ROWS, 1], 4, request=number, tables=PromptTables((wrong,))))
+    bench.step()
+    assert bench.fault(number) == "INVALID_ARGUMENT"
+    bench.run()

@@ -1,0 +1,94 @@
+"""Adapters, prompt tables and tensors of layers in one step: each request gets what peft computes for it."""
+
+import numpy as np
+import pytest
+import torch
+
+from sluice.ring.tables import PromptTables
+from sluice.ring.tensors import TensorParams
+from tests.engine_worker.lora.engines import ask, finish, lora_runner
+from tests.engine_worker.lora.oracle import adapter_of, write_adapter
+from tests.engine_worker.lora.test_peft import prompt
+from tests.fakes.engine import VOCAB, EngineBench
+from tests.fakes.tables import floats, table_of
+
+LAYER = "layers.0"
+ROWS, TOKENS = 5, 4
+
+
+@pytest.fixture(scope="module")
+def folders(model):
+    return [write_adapter(model.parent / f"beside{seed}", model, seed, rank=6) for seed in range(2)]
+
+
+def right(oracle, folder, tokens, rows) -> tuple[list[int], torch.Tensor]:
+    """The output, and what layer 0 gives for each position but the last."""
+    with oracle.using(folder) as model, torch.inference_mode():
+        embeddings = model.get_input_embeddings()
+        output: list[int] = []
+        while True:
+            embeds = torch.cat([rows, embeddings(torch.tensor([*tokens, *output]))])[None]
+            if len(output) == TOKENS:
+                states = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1][0]
+                return output, states[:-1]
+            output.append(int(model(inputs_embeds=embeds).logits[0, -1].argmax()))
+
+
+def rows_of(bench, number: int, *, context: bool) -> torch.Tensor:
+    parts = bench.receiver.tensors[number, 0, 0, LAYER, context]
+    return torch.cat([torch.from_numpy(np.frombuffer(part.data, np.float32).reshape(part.shape)) for part in parts])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_all_at_once(model, oracle, folders, overlap):
+    runner = lora_runner(model, output_layers=(0,))
+    runner.find_tensors({})
+    bench = EngineBench(
+        runner=runner, max_sequence_tokens=400, max_tokens_per_step=40, max_batch_size=16, tensor_buffer=1 << 20,
+        overlap=overlap,
+    )  # fmt: skip
+    launched, launch = [], runner.launch
+    runner.launch = lambda step: launched.append(step) or launch(step)
+    none = torch.zeros(0, runner.hidden_size)
+    asked = {}
+    for i in range(12):
+        folder = [folders[0], None, folders[1]][i % 3]
+        rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else none
+        tokens, wants = prompt(i, 6 + i), i % 4 < 2
+        ids = [*range(VOCAB, VOCAB + len(rows)), *tokens]
+        number = ask(
+            bench,
+            ids,
+            folder and adapter_of(folder),
+            TOKENS,
+            tables=PromptTables((table_of(rows),) if len(rows) else ()),
+            tensors=TensorParams((LAYER,), (LAYER,)) if wants else TensorParams(),
+        )
+        asked[number] = folder, tokens, rows, wants
+    finish(bench)
+    for number, (folder, tokens, rows, wants) in asked.items():
+        output, states = right(oracle, folder, tokens, rows)
+        assert bench.output(number) == output
+        if wants:
+            size = len(rows) + len(tokens)
+            torch.testing.assert_close(rows_of(bench, number, context=True), states[:size], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(rows_of(bench, number, context=False), states[size - 1 :], atol=1e-4, rtol=1e-4)
+    assert any(mixed(step) for step in launched)
+
+
+def mixed(step) -> bool:
+    """Whether it has all three."""
+    kinds = [any(check(its) for its in step.slices) for check in (adapted, virtual, keeping)]
+    return all(kinds)
+
+
+def adapted(its) -> bool:
+    return bool(its.adapter)
+
+
+def virtual(its) -> bool:
+    return its.virtual is not None
+
+
+def keeping(its) -> bool:
+    return any(LAYER in kept.names for kept in its.kept)

@@ -1,0 +1,94 @@
+"""Prompt adapters of requests: loaded once, when a request first uses them, and again if the server lost them."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice.client import ClientOptions, read_lora
+from sluice.executor import GenerationExecutor, GenerationRequest, LoRARequest, PromptAdapterRequest, RequestError
+from sluice.executor.session import Session
+from sluice.v1 import admin_pb2
+
+
+@pytest.fixture
+def own(address, script):
+    """An executor with a ring of its own, as far as it can tell."""
+    script.checks_loras = True
+    executor = GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
+    yield executor
+    executor.shutdown(abort=True)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "adapter_config.json").write_bytes(b"{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"rows")
+    return tmp_path
+
+
+def loads(script) -> list:
+    return [each for each in script.seen if isinstance(each, admin_pb2.LoadPromptAdapterRequest)]
+
+
+def asked(script) -> list[str]:
+    return [each.spec.prompt_adapter_id for each in script.seen if hasattr(each, "spec")]
+
+
+def test_a_name_alone_is_of_the_server(executor, script) -> None:
+    executor.generate("x", prompt_adapter_request=PromptAdapterRequest("terse"))
+    assert (loads(script), asked(script)) == ([], ["terse"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_is_uploaded_at_first_use(own, script, folder, streaming) -> None:
+    terse = PromptAdapterRequest("terse", 1, folder)
+    for _ in range(2):
+        assert own.generate_async("x", streaming=streaming, prompt_adapter_request=terse).result(60).outputs[0].text
+    assert len(own.generate(["a", "b"], prompt_adapter_request=[terse, None], use_tqdm=False)) == 2
+    (load,) = loads(script)
+    assert (load.prompt_adapter_id, load.files) == ("terse", admin_pb2.PromptAdapterFiles(**read_lora(folder)))
+    assert sorted(asked(script)) == ["", "terse", "terse", "terse"]
+
+
+def test_a_path_is_that_of_the_routers_machines_elsewhere(executor, script) -> None:
+    for _ in range(2):
+        executor.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 1, "/prompts/terse"))
+    assert loads(script) == [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", path="/prompts/terse")]
+
+
+def test_beside_a_lora_adapter_of_the_same_name(own, script, folder) -> None:
+    both = {"lora_request": LoRARequest("a", 1, folder), "prompt_adapter_request": PromptAdapterRequest("a", 1, folder)}
+    own.generate("x", **both)
+    script.loras.clear()
+    script.prompt_adapters.clear()
+    own.generate("x", **both)
+    assert len(loads(script)) == 2
+    assert list(script.loras) == list(script.prompt_adapters) == ["a"]
+
+
+def test_one_adapter_per_name(own, folder) -> None:
+    own.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 1, folder))
+    with pytest.raises(RequestError, match="choose another name"):
+        own.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 2, folder))
+
+
+def test_a_full_server_gives_up_what_no_request_uses(own, script, folder) -> None:
+    script.max_loras = 1
+    for name in "ab":
+        own.generate("x", prompt_adapter_request=PromptAdapterRequest(name, 1, folder))
+    assert list(script.prompt_adapters) == ["b"]
+
+
+@pytest.mark.parametrize("given", [("a", "1"), (3,), ("a", 1, 5)])
+def test_fields_of_the_wrong_type(given) -> None:
+    with pytest.raises(TypeError):
+        PromptAdapterRequest(*given)
+
+
+def test_names_of_the_fields() -> None:
+    adapter = PromptAdapterRequest("terse", 7, Path("/prompts/terse"))
+    assert (adapter.name, adapter.adapter_id, adapter.local_path) == ("terse", 7, "/prompts/terse")
+    names = {"prompt_adapter_name": "terse", "prompt_adapter_id": 7, "prompt_adapter_local_path": "/prompts/terse"}
+    assert adapter == PromptAdapterRequest(**names)
+    with pytest.raises(TypeError, match="prompt_adapter_request must be a PromptAdapterRequest"):
+        GenerationRequest("x", prompt_adapter_request="terse")

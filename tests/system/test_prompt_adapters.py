@@ -1,0 +1,110 @@
+"""Prompt adapters in a real ring whose routers are killed: the engines keep the tables for the next router."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from sluice import AsyncClient, Client, tiny_model
+from sluice.client import Unavailable
+from sluice.launch import Ring
+from sluice.ring.checkpoint import open_checkpoint
+from tests.fakes.processes import LIMIT, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+PROMPT = "def "
+OPTIONS = {"max_tokens": 200, "ignore_eos": True, "seed": 5, "token_ids": True}
+BEGUN = 10
+"""Tokens of a stream that has begun."""
+NAMES = ("terse", "wordy", "")
+
+
+def rows(seed: int) -> np.ndarray:
+    hidden_size = open_checkpoint(tiny_model.path()).config["hidden_size"]
+    return np.random.default_rng(seed).normal(0, 0.5, (8, hidden_size)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[Ring]:
+    with Ring(routers=2, engines=2, detokenizers=1, engine_args={"threads": 1, "kv_cache_tokens": 16384}) as ring:
+        yield ring
+
+
+def adapter(name: str) -> dict:
+    return {"prompt_adapter_id": name} if name else {}
+
+
+def tokens(address: str, name: str) -> list[int]:
+    with Client(address, timeout=LIMIT) as client:
+        return list(client.generate(PROMPT, **OPTIONS, **adapter(name)).outputs[0].token_ids)
+
+
+def known(address: str) -> dict[str, str]:
+    """Versions by id; empty too while the router is away."""
+    try:
+        with Client(address, timeout=LIMIT, resume_timeout=1) as client:
+            (found,) = client.list_prompt_adapters()
+            return {each.prompt_adapter_id: each.version for each in found.prompt_adapters}
+    except Unavailable:
+        return {}
+
+
+async def streams_beside(address: str, disturb: Callable[[], None]) -> tuple[list[list[int]], int]:
+    """What streams through one router got, two of each kind, and how often they were resumed; `disturb` comes once all
+    have begun."""
+    begun = asyncio.Semaphore(0)
+    async with AsyncClient(address, timeout=2 * LIMIT) as client, asyncio.timeout(2 * LIMIT):
+
+        async def run(name: str) -> tuple[list[int], int]:
+            stream, found = client.stream(PROMPT, **OPTIONS, **adapter(name)), []
+            async for chunk in stream:
+                before, found = len(found), [*found, *chunk.token_ids]
+                if before < BEGUN <= len(found):
+                    begun.release()
+            return found, stream.resumed
+
+        streams = [asyncio.create_task(run(name)) for name in 2 * NAMES]
+        for _ in streams:
+            await begun.acquire()
+        await asyncio.to_thread(disturb)
+        results = await asyncio.gather(*streams)
+    return [found for found, _ in results], sum(resumed for _, resumed in results)
+
+
+async def test_a_killed_router_gets_the_tables_from_the_engines(ring) -> None:
+    first, second = ring.addresses
+    with Client(first, timeout=LIMIT) as client:
+        for seed, name in enumerate(("terse", "wordy")):
+            client.load_prompt_adapter(name, rows=rows(seed))
+    assert wait_until(lambda: len(known(second)) == 2)
+    versions = known(first)
+    assert known(second) == versions
+    expected = {name: await asyncio.to_thread(tokens, first, name) for name in NAMES}
+    assert len({tuple(found) for found in expected.values()}) == len(NAMES)
+
+    # One after the other: after the second, no router that had the tables at the beginning lives.
+    for router, address, other in (("router-0", first, second), ("router-1", second, first)):
+        pid = ring.pids[router]
+
+        def kill(pid: int = pid) -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        told, resumed = await streams_beside(other, kill)
+        assert told == 2 * [expected[name] for name in NAMES]
+        assert resumed == 0
+        assert await asyncio.to_thread(wait_until, lambda address=address: known(address) == versions)
+        assert ring.pids[router] != pid
+        for name in NAMES:
+            assert await asyncio.to_thread(tokens, address, name) == expected[name]
+
+    # Other rows under a known name, at a router that was restarted: the other one learns of it.
+    with Client(second, timeout=LIMIT) as client:
+        client.load_prompt_adapter("terse", rows=rows(7))
+    assert await asyncio.to_thread(wait_until, lambda: known(first)["terse"] != versions["terse"])
+    changed = await asyncio.to_thread(tokens, first, "terse")
+    assert changed == await asyncio.to_thread(tokens, second, "terse")
+    assert changed != expected["terse"]
