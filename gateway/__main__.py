@@ -36,7 +36,7 @@ def main() -> None:
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, log, metrics_port))
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise SystemExit(str(error)) from error
 
 

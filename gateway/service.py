@@ -25,7 +25,7 @@ KEEP_ALIVE_SECONDS = 60
 """Of an idle connection."""
 TICK_SECONDS = 0.5
 HEALTH_SECONDS = 2.0
-"""For a router to say that it is ready."""
+"""For a router to say that it is ready, or what it serves."""
 BACKLOG = 1024
 
 
@@ -45,12 +45,19 @@ async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: Metri
         report = ServiceReport(f"{host}:{port}")
         read, unready = partial(metrics.read, gateway.counters), partial(_unready, gateway, server)
         metrics_port.show(beacon, read, unready, lambda: report)
+        background = (watch, tick)
+        for task in background:
+            # Without them a gateway only seems to work: exit, so that it is restarted.
+            task.add_done_callback(lambda done: None if done.cancelled() else server.stop())
         try:
             await server.serve(sockets=[listener])
         finally:
-            watch.cancel()
-            tick.cancel()
+            failed = [task for task in background if task.done()]
+            for task in background:
+                task.cancel()
             metrics_port.close()
+        if failed:
+            raise RuntimeError(f"a background task failed: {failed[0].exception()!r}")
         log.info("stopped")
 
 
@@ -126,8 +133,10 @@ async def _has_router(gateway: Gateway) -> bool:
 
 async def _learn_model(gateway: Gateway) -> None:
     # Also tells the client that routers are there: from now on it waits for them when they are gone.
-    with suppress(SluiceError):
-        models = await gateway.client.models()
+    # Bounded, since the client itself would wait for routers that have just gone.
+    with suppress(SluiceError, TimeoutError):
+        async with asyncio.timeout(HEALTH_SECONDS):
+            models = await gateway.client.models()
         gateway.served_model = models[0].name if models else ""
 
 
