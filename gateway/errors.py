@@ -1,6 +1,7 @@
 """Errors as HTTP clients see them: a status, and a body in OpenAI's form."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -48,6 +49,7 @@ PARAMS = {
 }
 """Names here of fields that have another name on the ring."""
 MESSAGES = "spec.chat.messages"
+IMAGE_PART = re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$")
 
 
 class Details(msgspec.Struct):
@@ -118,6 +120,6 @@ def api_error(error: SluiceError, guide_param: str | None = None) -> ApiError:
 def _param(field: str) -> str:
     """What a field of the ring's request is called here."""
     if field.startswith(MESSAGES):
-        return field.removeprefix("spec.chat.")
+        return IMAGE_PART.sub(r".content[\1].image_url.url", field.removeprefix("spec.chat."))
     known = [name for name in PARAMS if field == name or field.startswith((f"{name}.", f"{name}["))]
     return PARAMS[max(known, key=len)] if known else field.rpartition(".")[2]

@@ -7,6 +7,7 @@ import msgspec
 from gateway.errors import invalid
 from gateway.requests import common
 from gateway.requests.common import Common
+from gateway.requests.parts import Part, content_for_ring
 from gateway.requests.tools import Tool, ToolChoice
 
 REFUSED = (
@@ -17,11 +18,6 @@ WITHOUT_MEANING = (*common.WITHOUT_MEANING, "modalities")
 MAX_MESSAGES = 4096
 MAX_DEPTH = 16
 """Of `chat_template_kwargs`."""
-
-
-class Part(msgspec.Struct):
-    type: str
-    text: str | None = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -46,7 +42,7 @@ class ChatMessage(msgspec.Struct):
         """Raises ApiError."""
         found: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self._text(place),
+            "content": self._content(f"{place}.content"),
         }
         for name in ("name", "tool_call_id", "reasoning_content"):
             if value := getattr(self, name):
@@ -58,13 +54,8 @@ class ChatMessage(msgspec.Struct):
             ]
         return found
 
-    def _text(self, place: str) -> str:
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        for i, part in enumerate(self.content):
-            if part.type != "text" or part.text is None:
-                raise invalid(f"is of type {part.type[:64]!r}, only text is supported", f"{place}.content[{i}]")
-        return "\n".join(part.text or "" for part in self.content)
+    def _content(self, place: str) -> str | list[dict[str, Any]]:
+        return content_for_ring(self.content, place) if isinstance(self.content, list) else self.content or ""
 
 
 class ChatRequest(Common, kw_only=True):

@@ -1,10 +1,14 @@
 """What each field of a request becomes on the ring."""
 
+import base64
 import json
 
 import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from grpc import StatusCode
 
 from sluice.v1 import generation_pb2 as pb
+from tests.fakes.server import Failure
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -108,12 +112,39 @@ async def test_messages(gateway, script):
     assert (tool.role, tool.tool_call_id) == ("tool", "c1")
 
 
+async def test_images_among_the_parts(gateway, script):
+    url = f"data:image/png;base64,{base64.b64encode(b'picture').decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}, {"type": "text", "text": "What?"}]
+    found = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": content}])
+    assert found.status_code == 200, found.text
+    (message,) = script.seen[-1].spec.chat.messages
+    image, text = message.parts
+    assert (image.image.data, text.text, message.content) == (b"picture", "What?", "")
+
+
+async def test_an_image_that_the_ring_refuses_is_named_as_it_came(gateway, script):
+    violation = BadRequest.FieldViolation(field="spec.chat.messages[0].parts[1].image.data", description="is truncated")
+    script.failure = Failure(StatusCode.INVALID_ARGUMENT, "broken", (BadRequest(field_violations=[violation]),))
+    found = await gateway.post("/v1/chat/completions", messages=USER)
+    assert found.json()["error"]["param"] == "messages[0].content[1].image_url.url"
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
         ({"role": "wizard"}, "messages[1].role"),
         ({"role": "user", "content": 7}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0].image_url"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": "input_audio", "text": "a"}]}, "messages[1].content[0]"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}]},
+            "messages[1].content[0].image_url.url",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,a!"}}]},
+            "messages[1].content[0].image_url.url",
+        ),
         (
             {"role": "assistant", "tool_calls": [{"type": "function", "function": {}}]},
             "messages[1].tool_calls[0].function",
