@@ -18,6 +18,7 @@ from bench.systems.step_profile import PARTS
 from bench.topics import (
     beams,
     cache,
+    gateway,
     guided,
     long_context,
     long_prompt,
@@ -270,9 +271,18 @@ def steps_result() -> steps.StepsResult:
     return steps.StepsResult(profiles=profiles)
 
 
+def gateway_result() -> gateway.GatewayResult:
+    points = [
+        gateway.GatewayPoint(streams, [gateway.GatewayCost(1200.0 + i, 60.0 + i, 8.0, 1.0, 4.0) for i in range(3)])
+        for streams in (16, 64)
+    ]
+    return gateway.GatewayResult(sizes=[16, 64], points=points)
+
+
 RESULTS = {
     "ring": ring_result,
     "router": router_result,
+    "gateway": gateway_result,
     "policies": policies_result,
     "scheduler": scheduler_result,
     "steps": steps_result,

@@ -263,6 +263,7 @@ class Call:
 
     caller = Principal()
     peer = "ipv4:127.0.0.1:1"
+    traceparent = ""
 
     def __init__(self, write) -> None:
         self._write = write
