@@ -64,7 +64,7 @@ async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: Metri
 class Server(uvicorn.Server):
     def __init__(self, gateway: Gateway) -> None:
         settings = gateway.settings
-        # Errors of HTTP clients are none of ours, and those of the application are logged by it.
+        # uvicorn would log malformed requests of clients as errors; the application logs its own.
         logging.getLogger("uvicorn").addHandler(logging.NullHandler())
         logging.getLogger("uvicorn").propagate = False
         config = uvicorn.Config(

@@ -263,8 +263,7 @@ class Intake:
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
             return f"the engine holds its limit of {self._terms.max_requests} requests"
-        size = self._live.tables.num_bytes_with(spec.tables.tables)
-        if spec.tables and size > MAX_LIVE_TABLE_BYTES:
+        if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.tables)) > MAX_LIVE_TABLE_BYTES:
             return f"prompt tables of live requests would have {size} bytes, at most {MAX_LIVE_TABLE_BYTES} may be"
         return None
 

@@ -32,7 +32,7 @@ class LiveRequests:
         self.with_tensors: OrderedDict[Request, None] = OrderedDict()
         """Those that want some; `TensorGate` orders them and removes the ended ones."""
         self.tables = SharedTables()
-        """Of the requests; whoever begins one takes its tables first."""
+        """Of the requests; each request's tables are acquired before it begins."""
         self.ended: Counter[str] = Counter()
         """Sequences since the start, by name of the finish reason."""
         self._cache = cache

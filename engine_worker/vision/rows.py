@@ -92,7 +92,7 @@ class ImageRows:
                 encoding.end(digest, None if error is None else _fault(error))
 
     def withdraw(self, encoding: Encoding) -> None:
-        """What nobody else waits for is not computed, unless it has begun."""
+        """Cancels computations that no other request waits for, unless they have started."""
         for digest in encoding.missing:
             pending = self._pending.get(digest)
             if pending is None:

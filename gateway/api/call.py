@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -20,7 +21,7 @@ from gateway.requests.guides import Guide
 from sluice.client import Generation, Prompt
 
 
-class Call:
+class Call(ABC):
     """`prefix`: of the answer's id."""
 
     prefix: str
@@ -40,13 +41,13 @@ class Call:
             self._options["guided"] = guide.option
         self._created = int(time.time())
 
+    @abstractmethod
     def choices_of(self, found: Sequence[Generation]) -> Iterable[End]:
         """Whole, of each prompt."""
-        raise NotImplementedError
 
+    @abstractmethod
     def deltas_of(self, item: Item) -> Iterable[End]:
         """Chunk by chunk."""
-        raise NotImplementedError
 
     async def whole(self) -> bytes:
         """Raises ApiError."""

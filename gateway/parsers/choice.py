@@ -11,7 +11,7 @@ NewParser = Callable[[], Parser]
 
 
 def parser_for(settings: Parsers, tools: bool, guided: bool) -> NewParser:
-    """For each output a new one. `tools`: the model was told of some; `guided`: its whole output follows a guide."""
+    """For each output a new one. `tools`: there are some in the prompt; `guided`: its whole output follows a guide."""
     inner: NewParser = HermesParser if tools and settings.tool_parser == "hermes" else PlainText
     reasoning = settings.reasoning_parser
     # A guide leaves no room for reasoning.

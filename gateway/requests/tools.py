@@ -32,7 +32,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def offered(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Tool]:
-    """The tools that the model is told of. Raises ApiError."""
+    """The tools that go into the prompt. Raises ApiError."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise invalid("needs tools", "tool_choice")

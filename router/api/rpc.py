@@ -37,7 +37,7 @@ class Context:
 
     @property
     def traceparent(self) -> str:
-        """Of W3C Trace Context; empty: there is none, or more than one."""
+        """The W3C Trace Context header; empty if it is absent or repeated."""
         found = [str(value) for key, value in self._call.invocation_metadata() or () if key == TRACEPARENT]
         return found[0] if len(found) == 1 else ""
 

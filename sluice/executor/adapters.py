@@ -145,7 +145,7 @@ class Adapters:
     """All calls are in the event loop of `client`."""
 
     def __init__(self, client: AsyncClient, uploads: bool) -> None:
-        """`uploads`: paths are of folders on this machine, and nobody else uses the server; otherwise they are of
+        """`uploads`: paths are of folders on this machine, and this is the server's only client; otherwise they are of
         folders on the server's machines."""
         self._loras = AdaptersOfKind(client.load_lora, client.unload_lora, uploads)
         self._prompts = AdaptersOfKind(client.load_prompt_adapter, client.unload_prompt_adapter, uploads)

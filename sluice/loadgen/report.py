@@ -52,7 +52,7 @@ def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Linear between two samples, as numpy's; 0 if there are none."""
+    """With linear interpolation, as numpy.percentile computes it; 0 without samples."""
     if not samples:
         return 0.0
     ordered = sorted(samples)

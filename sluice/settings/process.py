@@ -1,4 +1,4 @@
-"""What every process of Sluice is told: its name, its logs, its metrics port."""
+"""Settings that all processes have: name, logs, metrics port."""
 
 import ipaddress
 import os

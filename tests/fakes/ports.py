@@ -20,7 +20,7 @@ def free_ports(count: int) -> int:
 
 
 def start_with_metrics(engines: int, detokenizers: int, **options: Any) -> Ring:
-    """A started ring whose metrics ports were free, unless somebody took one in the meantime."""
+    """A started ring. Its metrics ports were free when they were chosen; if one is taken by then, others are tried."""
     for attempt in range(5):
         port = free_ports(1 + engines + detokenizers)
         ring = Ring(engines=engines, detokenizers=detokenizers, metrics_port=port, **options)

@@ -5,25 +5,20 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from itertools import count
 
 import pytest
-import zmq
 
 from sluice import tiny_model
 from sluice.client import Client
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 STREAMS = 8
 SERVICES = {"router": "router", "engine": "engine_worker", "detok": "detok_service"}
-
-
-def free_ports(count: int) -> list[int]:
-    with zmq.Context() as context, ExitStack() as stack:
-        sockets = [stack.enter_context(context.socket(zmq.PULL)) for _ in range(count)]
-        return [socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets]
 
 
 def get(port: int, path: str) -> str:
@@ -53,7 +48,7 @@ def unread_pipe() -> int:
     "stderr", [lambda: os.open("/dev/full", os.O_WRONLY), closed_pipe, unread_pipe], ids=["full", "closed", "unread"]
 )
 def test_every_stream_is_served_while_no_line_is_written(tmp_path, stderr):
-    ports = dict(zip([*SERVICES, "grpc"], free_ports(4), strict=True))
+    ports = dict(zip([*SERVICES, "grpc"], count(free_ports(4)), strict=False))
     inboxes = {role: f"ipc://{tmp_path}/{role}" for role in SERVICES}
     more = {
         "router": ["--port", ports["grpc"], "--engines", inboxes["engine"], "--detokenizers", inboxes["detok"]],
@@ -90,7 +85,7 @@ def test_every_stream_is_served_while_no_line_is_written(tmp_path, stderr):
 
 
 def test_a_ring_serves_while_the_output_of_its_launcher_is_on_a_full_disk(tmp_path):
-    (port,) = free_ports(1)
+    port = free_ports(1)
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--demo", "def f(", "--verbose"]
     with open("/dev/full", "wb") as full:
         launcher = subprocess.Popen(command, stdout=full, stderr=full)

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 
 from sluice import AsyncClient
 from sluice.settings.services import SERVICES
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
 from tests.system.ray_streams import OBJECT_STORE_BYTES, PATIENCE, SPECS, follow
 
@@ -43,16 +43,11 @@ ENVIRONMENT = {
 OPTIONS = ["--host", "0.0.0.0", "--port", "0", "--insecure", "--device", "cpu", "--set", "engine.threads=1"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[str]:
     """Address of its job server."""
-    dashboard = free_port()
-    options = ["--head", "--block", "--num-cpus=4", "--include-dashboard=true", f"--port={free_port()}"]
+    dashboard = free_ports(2)
+    options = ["--head", "--block", "--num-cpus=4", "--include-dashboard=true", f"--port={dashboard + 1}"]
     options += [f"--dashboard-port={dashboard}", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     # Paths of sockets may have 107 bytes.
     options += [f"--temp-dir=/tmp/ray-{secrets.token_hex(3)}", "--disable-usage-stats"]

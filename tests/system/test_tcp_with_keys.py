@@ -17,6 +17,7 @@ import zmq
 from sluice import tiny_model
 from sluice.client import Client, SluiceError
 from sluice.ring.keys import ROLES, Role, generate, retire
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,7 +63,7 @@ def keys(tmp_path):
 @pytest.fixture
 def services(tmp_path, keys):
     found: dict[str, Service] = {}
-    port = ["--metrics-port", str(free_port())]
+    port = ["--metrics-port", str(free_ports(1))]
     try:
         found["engine"] = Service(tmp_path, "engine", keys, "--threads", "1", "--kv-cache-tokens", "8192", *port)
         found["metrics"] = port[1]
@@ -74,11 +75,6 @@ def services(tmp_path, keys):
         for role in MODULES.keys() & found.keys():
             found[role].process.kill()
             found[role].process.wait()
-
-
-def free_port() -> int:
-    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
-        return socket.bind_to_random_port("tcp://127.0.0.1")
 
 
 def generates(client: Client, text: str) -> str | None:

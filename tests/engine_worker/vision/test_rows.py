@@ -15,7 +15,7 @@ TABLE_BYTES = 2 * 4 * 4
 
 
 class Encoder:
-    """Waits where it is told to."""
+    """Blocks while `open` is cleared."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
