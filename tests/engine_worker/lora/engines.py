@@ -1,5 +1,7 @@
 """An engine around a small real model with LoRA."""
 
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -41,6 +43,13 @@ def finish(bench: EngineBench, limit: int = 100_000) -> None:
         if not bench.step() and not bench.engine.live.requests and not bench.inbox:
             return
     raise AssertionError("still busy")
+
+
+def load_first(bench: EngineBench, folders: Iterable[Path]) -> None:
+    """Into host memory, so that requests for these adapters start in one step."""
+    for loading in [bench.runner.adapters.load(str(folder)) for folder in folders]:
+        while not loading.poll():
+            time.sleep(0.001)
 
 
 def ask(

@@ -9,7 +9,7 @@ import torch
 
 from engine_worker.lora.checkpoint import read_adapter
 from sluice.ring.adapters import Adapter
-from tests.engine_worker.lora.engines import ask, lora_engine, lora_runner
+from tests.engine_worker.lora.engines import ask, load_first, lora_engine, lora_runner
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_peft import check, prompt
 
@@ -57,6 +57,7 @@ def test_each_alone(model, oracle, folders):
 def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, seed):
     bench, asked = lora_engine(model), {}
     chosen = [*folders[seed::5], None]
+    load_first(bench, folders[seed::5])
     for i in range(16):
         tokens, folder = prompt(i, 3 + 7 * (i % 4)), chosen[i % len(chosen)]
         asked[ask(bench, tokens, folder and adapter_of(folder), TOKENS, logprobs=0)] = tokens, folder
