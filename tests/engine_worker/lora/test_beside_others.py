@@ -6,7 +6,7 @@ import torch
 
 from sluice.ring.tables import PromptTables
 from sluice.ring.tensors import TensorParams
-from tests.engine_worker.lora.engines import ask, finish, lora_runner
+from tests.engine_worker.lora.engines import ask, finish, load_first, lora_runner
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt
 from tests.fakes.engine import VOCAB, EngineBench
@@ -47,6 +47,7 @@ def test_all_at_once(model, oracle, folders, overlap):
         runner=runner, max_sequence_tokens=400, max_tokens_per_step=40, max_batch_size=16, tensor_buffer=1 << 20,
         overlap=overlap,
     )  # fmt: skip
+    load_first(bench, folders)
     launched, launch = [], runner.launch
     runner.launch = lambda step: launched.append(step) or launch(step)
     none = torch.zeros(0, runner.hidden_size)
