@@ -218,14 +218,15 @@ class Engine:
             return None
 
     def _respond_scored(self, results: StepResults, restarting: Container[Sequence]) -> None:
-        for (sequence, _, _, _, scored, _), data in results.prompt_logprobs:
+        for entry, data in results.prompt_logprobs:
+            sequence, scored = entry.sequence, entry.scored
             if scored is not None and sequence.state is not State.ENDED and sequence not in restarting:
                 self.live.add_prompt_logprobs(sequence.request, scored, data)
 
     def _respond_tensors(self, results: StepResults, restarting: Container[Sequence]) -> None:
-        for (sequence, _, drawers, _, _, kept), rows in results.tensors:
-            if sequence.request.num_live and sequence not in restarting:
-                self.live.add_tensors(responses(sequence, drawers, kept, rows))
+        for entry, rows in results.tensors:
+            if entry.sequence.request.num_live and entry.sequence not in restarting:
+                self.live.add_tensors(responses(entry.sequence, entry.drawers, entry.kept, rows))
         if results.tensors:
             # At once, so that the room for further ones is known.
             self._respond()
@@ -235,7 +236,8 @@ class Engine:
         # Local names, because the loop runs for every sequence in every step.
         results, live, commit, ended = iter(drawn), self.live, self.cache.commit, State.ENDED
         num_drawn = 0
-        for sequence, num_tokens, drawers, drafts, _, _ in entries:
+        for entry in entries:
+            sequence, num_tokens, drafts = entry.sequence, entry.num_tokens, entry.drafts
             sequence.num_inflight -= num_tokens
             if drafts and sequence.state is not ended and sequence not in restarting:
                 num_drawn += self._commit_drafts(sequence, drafts, list(islice(results, num_tokens)), now)
@@ -247,7 +249,7 @@ class Engine:
                 live.release_ended(sequence)
             elif sequence not in restarting:
                 commit(sequence, num_tokens)
-            for drawer in drawers:
+            for drawer in entry.drawers:
                 result = next(results)
                 if drawer.state is ended:
                     continue
@@ -299,11 +301,12 @@ class Engine:
 
     def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
         """End the sequences of a failed step; returns others that hold blocks which its moves should have filled."""
-        for sequence, num_tokens, drawers, _, _, _ in step.entries:
-            sequence.num_inflight -= num_tokens
+        for entry in step.entries:
+            sequence = entry.sequence
+            sequence.num_inflight -= entry.num_tokens
             if sequence.state is State.ENDED:
                 self.live.release_ended(sequence)
-                for drawer in drawers:
+                for drawer in entry.drawers:
                     drawer.drop_promise()
                 continue
             awaiting = [] if sequence.output else sequence.request.awaiting()

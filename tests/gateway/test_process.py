@@ -138,7 +138,7 @@ def test_it_waits_for_a_router(start, script):
     ],
 )
 def test_it_says_why_it_cannot_start(start, arguments, message):
-    process = start(*arguments)
+    process = start("--port", "0", *arguments)
     assert process.own.wait(30) == 1
     assert message in process.line("start_failed")["error"]
 

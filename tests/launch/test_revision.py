@@ -17,7 +17,7 @@ REFUSAL = "revision 'v2' is for models of the hub"
 @pytest.mark.parametrize("module", ["router", "engine_worker", "detok_service"])
 def test_a_service_refuses_one_for_a_folder(module, tmp_path):
     command = [sys.executable, "-m", module, "--model", str(tiny_model.path()), "--revision", "v2"]
-    command += ["--listen", f"ipc://{tmp_path}/inbox"]
+    command += ["--listen", f"ipc://{tmp_path}/inbox", *(["--port", "0"] if module == "router" else [])]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 1
     assert REFUSAL in found.stderr

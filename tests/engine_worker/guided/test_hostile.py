@@ -12,7 +12,7 @@ from tests.engine_worker.guided.tools import allowed, followed, make, masked, pr
 
 pytestmark = pytest.mark.process
 
-COMPILE_SECONDS, STEPS, LIMIT = 0.6, 60, 20.0
+COMPILE_SECONDS, STEPS, LIMIT = 0.6, 60, 60.0
 
 
 def schema(value) -> Guide:
