@@ -73,6 +73,8 @@ class RouterApp:
         self._text = TokenizerPool(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
         self._stats_broadcast = StatsBroadcast()
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
+        # Before the ring: when it raises, no socket is open yet.
+        self._traces = open_traces(settings, log)
         self.ring = RingSide(
             settings,
             self._model.max_context_tokens,
@@ -93,7 +95,6 @@ class RouterApp:
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._metrics_port = metrics_port
-        self._traces = open_traces(settings, log)
         self._listeners = self._make_listeners()
         self._leaving: asyncio.Task[None] | None = None
         self._drains = set[asyncio.Task[int]]()
