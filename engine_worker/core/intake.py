@@ -201,6 +201,8 @@ class Intake:
 
     def settle(self, now: float) -> None:
         """Let requests run whose preparation has ended."""
+        if not self._preparing:
+            return
         for preparation in list(self._preparing.values())[:1]:
             preparation.poll()
         for request, preparation in list(self._preparing.items()):

@@ -1,7 +1,6 @@
 """Turns a schedule into the step that the runner computes, and launches it."""
 
 from collections import abc
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -37,8 +36,7 @@ class StepEntry(msgspec.Struct, frozen=True):
     """See `Slice`."""
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
+class InFlightStep(msgspec.Struct, frozen=True):
     """A launched step whose results have not been collected."""
 
     schedule: Schedule
@@ -77,15 +75,18 @@ class InFlightStep:
         entries, slices, num_draws, num_drafted, has_proposals, kept = plan(
             schedule, drafting, idle=idle and failed is None
         )
-        launched = failed or _launch(runner, replace(before, slices=tuple(slices)))
+        launched = failed or _launch(runner, Step(tuple(slices), before.moves, loads))
         return cls(schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept))
 
     @property
     def decides_next(self) -> bool:
         """Whether the next step cannot be planned without its results: sequences that await a prompt get their first
         token from it, it has drafts, or whether the caller's draft is followed decides how the next token is drawn."""
-        context = self.entries[len(self.schedule.generation) :]
-        return self.num_drafted > 0 or self.has_proposals or any(len(entry.drawers) > 1 for entry in context)
+        return self.num_drafted > 0 or self.has_proposals or any(len(entry.drawers) > 1 for entry in self._context)
+
+    @property
+    def _context(self) -> list[StepEntry]:
+        return self.entries[len(self.schedule.generation) :]
 
     def collect(self) -> "StepResults":
         """Wait for the results. Raises whatever the runner raises, RuntimeError on a wrong count."""
@@ -95,8 +96,7 @@ class InFlightStep:
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
         # Only prompts have any.
-        context = self.entries[len(self.schedule.generation) :]
-        scored = [entry for entry in context if entry.scored is not None]
+        scored = [entry for entry in self._context if entry.scored is not None]
         logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
         return StepResults(drawn, logprobs, self._tensors(self.launched), self.launched.missing_adapters())
 

@@ -5,7 +5,7 @@ missing row is. A prompt's rows are kept by one of the request's sequences.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from engine_worker.request import NO_LIMIT, Request, Sequence, State
 from engine_worker.step import LOGITS, Kept, KeptRows
@@ -85,17 +85,19 @@ class TensorGate:
         self._in_flight = 0
         """Bytes of rows that launched steps bring."""
 
-    def launched(self, kept: Iterable[Kept]) -> None:
+    def launched(self, kept: tuple[Kept, ...]) -> None:
         """A step with these rows."""
         self._in_flight += self._size(kept)
 
-    def collected(self, kept: Iterable[Kept]) -> None:
+    def collected(self, kept: tuple[Kept, ...]) -> None:
         """The same, later: its rows are on their way, or dropped."""
         self._in_flight -= self._size(kept)
 
     def update(self) -> None:
         """Before scheduling: how far each sequence may be computed. Holders of memory come first: the others may have
         to wait for that too."""
+        if not self._requests:
+            return
         for request in [each for each in self._requests if not each.num_live]:
             del self._requests[request]
         taken = self._in_flight
@@ -127,8 +129,9 @@ class TensorGate:
             used += min(rows, sequence.num_pending) * size
         return used
 
-    def _size(self, kept: Iterable[Kept]) -> int:
-        return sum(each.count * self._row_bytes[name] for each in kept for name in each.names)
+    def _size(self, kept: tuple[Kept, ...]) -> int:
+        # Usually there are none.
+        return sum(each.count * self._row_bytes[name] for each in kept for name in each.names) if kept else 0
 
     def _bytes_per_position(self, request: Request, sequence: Sequence) -> int:
         params = request.spec.tensors

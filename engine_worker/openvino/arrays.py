@@ -15,6 +15,7 @@ PADDING = 2
 """Tokens of the sequence that pads small batches."""
 LEAST = 2
 """Rows of a matrix product; a single one would get another kernel, and other bits."""
+NO_IDS = np.zeros(0, np.int32)
 DTYPES = [dtype.to_dtype() for _, dtype, _ in INPUTS]
 
 
@@ -51,7 +52,7 @@ def prepared_step(
     if len(slices) < smallest and all(len(part.tokens) == 1 for part in slices):
         # Its logits are not read.
         slices = [*slices, Slice([0] * PADDING, 0, [spare])]
-    # Lists, which for the few numbers of most steps are faster than arrays.
+    # Lists, which for the few numbers of most steps are faster than arrays, and few calls per slice.
     token_ids: list[int] = []
     positions: list[int] = []
     past: list[int] = []
@@ -69,26 +70,29 @@ def prepared_step(
         skipped = 0 if window is None else max(start - window + 1, 0) // tokens_per_block
         length = start + count - skipped * tokens_per_block
         token_ids += part.tokens
+        end = len(token_ids)
         positions += range(start, start + count)
         past.append(length - count)
-        starts.append(len(token_ids))
+        starts.append(end)
         blocks += part.block_table[skipped : skipped - (-length // tokens_per_block)]
         blocks_start.append(len(blocks))
-        longest = max(longest, length)
-        if part.draws:
-            rows += range(len(token_ids) - 1 - part.drafts, len(token_ids))
-        if part.scored is not None or part.kept:
-            first = len(token_ids) - count
-            kept += [first + index for wanted in part.rows for index in wanted]
+        if length > longest:
+            longest = length
+        if part.drafts:
+            rows += range(end - 1 - part.drafts, end)
+        elif part.draws:
+            rows.append(end - 1)
+        if part.kept or part.scored is not None:
+            kept += [end - count + index for wanted in part.rows for index in wanted]
         if part.follows is not None:
-            tokens.append(len(token_ids) - 1)
+            tokens.append(end - 1)
             draws.append(part.follows)
     if virtual is not None:
         for token in virtual.tokens.tolist():
             token_ids[token] = STAND_IN
-    virtual_tokens, virtual_rows = virtual or ([], no_rows)
+    virtual_tokens, virtual_rows = virtual or (NO_IDS, no_rows)
     num_rows = len(rows)
     rows += [0] * (LEAST - num_rows)
-    lists = [token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept]
+    lists = [token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
     lists += [virtual_tokens, virtual_rows]
     return PreparedStep(lists, num_rows, len(kept), tokens, draws)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from engine_worker.runner.finished import Finished
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 
 Poll = Callable[[], list[RankAnswer] | None]
@@ -11,7 +12,9 @@ Poll = Callable[[], list[RankAnswer] | None]
 class PendingCall:
     """See `engine_worker.step.PendingCall`."""
 
-    def __init__(self, own: "Future[RankAnswer] | None", others: Poll, refused: list[RankAnswer]) -> None:
+    def __init__(
+        self, own: "Future[RankAnswer] | Finished[RankAnswer] | None", others: Poll, refused: list[RankAnswer]
+    ) -> None:
         """`own`: of rank 0, if it is named; `others`: of the ranks above; `refused`: of ranks that do not exist."""
         self._own = own
         self._others = others

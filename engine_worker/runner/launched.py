@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 
+from engine_worker.runner.finished import Finished
 from engine_worker.runner.results import StepResults
 from engine_worker.runner.rows import WantedRows
 from engine_worker.step import Drawn, KeptRows
@@ -28,7 +29,7 @@ class LaunchedStep:
 
     def __init__(
         self,
-        results: "Future[StepResults | None]",
+        results: "Future[StepResults | None] | Finished[StepResults | None]",
         missing: Mapping[int, str],
         rows: WantedRows | None,
         waiting: WaitTimer,

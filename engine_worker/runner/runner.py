@@ -17,6 +17,7 @@ from engine_worker.lora.library import AdapterLibrary
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.draws import StepDraws
+from engine_worker.runner.finished import Finished
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.launched import LaunchedStep, WaitTimer
 from engine_worker.runner.methods import Methods
@@ -29,7 +30,7 @@ from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
-from engine_worker.sampling.sampler import AskedMasks, ProgramResults, SamplingPlan, sample
+from engine_worker.sampling.sampler import NO_PROGRAMS, AskedMasks, ProgramResults, SamplingPlan, sample
 from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, Move, Preparation, Slice, Step
 from engine_worker.vision.rows import ImageRows
 from sluice.ring.calls import MethodCall
@@ -241,14 +242,16 @@ class ModelRunner:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
         weights = self._weights(step.loads) if step.loads else ()
-        plans = tuple(map(LoadPlan.of, step.loads, weights))
+        plans = tuple(map(LoadPlan.of, step.loads, weights)) if step.loads else ()
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, arrays, self._replicated_step(sampling), plans)
         missing: dict[int, str] = {}
+        # The caller's thread is in inference mode.
+        run = self._compute if self._thread is None else self._compute_in_thread
 
         def compute() -> StepResults | None:
-            return self._compute(step.moves, plans, weights, prepared, sampling, rows, missing, before)
+            return run(step.moves, plans, weights, prepared, sampling, rows, missing, before)
 
         self._latest = LaunchedStep(self._start(compute), missing, rows, self._waiting)
         return self._latest
@@ -259,15 +262,10 @@ class ModelRunner:
             raise RuntimeError("a step with adapters, but this engine was started without")
         return tuple(self.adapters.weights(load.version) for load in loads)
 
-    def _start(self, work: Callable[[], T]) -> "Future[T]":
+    def _start(self, work: Callable[[], T]) -> "Future[T] | Finished[T]":
         if self._thread is not None:
             return self._thread.submit(work)
-        done: Future[T] = Future()
-        try:
-            done.set_result(work())
-        except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap
-            done.set_exception(error)
-        return done
+        return Finished.of(work)
 
     @torch.inference_mode()
     def move(self, moves: tuple[Move, ...]) -> None:
@@ -275,6 +273,9 @@ class ModelRunner:
         self._forward.logits(moves, None)
 
     @torch.inference_mode()
+    def _compute_in_thread(self, *step: Any) -> StepResults | None:
+        return self._compute(*step)
+
     def _compute(
         self,
         moves: tuple[Move, ...],
@@ -295,7 +296,8 @@ class ModelRunner:
             # Computed beside the model. A wait for tokens would keep the device idle.
             early = followed is None or self._masks_first
             masks = self._ask_masks(sampling, followed) if early else None
-            missing.update(self._load_adapters(plans, weights, prepared))
+            if self.adapters is not None:
+                missing.update(self._load_adapters(plans, weights, prepared))
             logits = self._forward.logits(moves, prepared, ignore_rows if rows is None else rows.add)
             if rows is not None:
                 rows.finish()
@@ -359,7 +361,7 @@ class ModelRunner:
         """While the device computes the model: programs need the previous step's tokens on the host, the model does
         not."""
         if plan.programs is None:
-            return ProgramResults()
+            return NO_PROGRAMS
         before = None if followed is None else followed.tokens_on_host()
         results = plan.run_programs(logits, before, self.processors, masks)
         return results._replace(edits=to_device(results.edits, self._forward.device))

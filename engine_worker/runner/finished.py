@@ -1,0 +1,35 @@
+"""The result of work that the caller's thread did at once."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Finished(Generic[T]):
+    """In place of a Future, whose locks take microseconds."""
+
+    __slots__ = ("_error", "_value")
+
+    def __init__(self, value: T | None, error: Exception | None) -> None:
+        self._value = value
+        self._error = error
+
+    @classmethod
+    def of(cls, work: Callable[[], T]) -> "Finished[T]":
+        """Does the work. What it raises, `result` raises."""
+        try:
+            return cls(work(), None)
+        except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap
+            return cls(None, error)
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
+
+    def done(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return self._error
