@@ -154,7 +154,8 @@ class Engine:
         before = Step((), moves, () if adapters is None else adapters.take_loads())
         step = InFlightStep.launch(self._runner, schedule, self.drafting, before, now, idle=not self._in_flight)
         self._in_flight.append(step)
-        self._tensors.launched(step.kept)
+        if step.kept:
+            self._tensors.launched(step.kept)
         for entry in step.entries:
             if entry.sequence.request.scheduled_at is None:
                 self._begin(entry.sequence, now)
@@ -188,15 +189,18 @@ class Engine:
         now = self._clock()
         # With overlap the step was planned before the previous one ended: its time counts from that end.
         start, self._collected_at = max(step.start, self._collected_at), now
-        self._tensors.collected(step.kept)
+        if step.kept:
+            self._tensors.collected(step.kept)
         if results is None:
             num_drawn, lost = 0, self._fail(step, now)
         else:
             if results.missing:
                 self._end_missing(step, results.missing, now)
             # Before the tokens: whoever has a token has these too.
-            self._respond_scored(results, restarting)
-            self._respond_tensors(results, restarting)
+            if results.prompt_logprobs:
+                self._respond_scored(results, restarting)
+            if results.tensors:
+                self._respond_tensors(results, restarting)
             num_drawn, lost = self._commit(step.entries, results.drawn, now, restarting), []
         drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
         self._report(self.stats.record_step(step.schedule, num_drawn, drafts, start, now))
@@ -227,9 +231,8 @@ class Engine:
         for entry, rows in results.tensors:
             if entry.sequence.request.num_live and entry.sequence not in restarting:
                 self.live.add_tensors(responses(entry.sequence, entry.drawers, entry.kept, rows))
-        if results.tensors:
-            # At once, so that the room for further ones is known.
-            self._respond()
+        # At once, so that the room for further ones is known.
+        self._respond()
 
     def _commit(self, entries: list[StepEntry], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
         """Advance the sequences of a step, except those that have ended since; returns the number of new tokens."""

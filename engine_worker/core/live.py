@@ -84,6 +84,8 @@ class LiveRequests:
 
     def take_changed(self) -> list[Request]:
         """Requests that arrived, were first scheduled or ended since the last call."""
+        if not self._changed:
+            return []
         changed, self._changed = list(self._changed), {}
         return changed
 

@@ -2,7 +2,6 @@
 
 from collections import abc
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -72,11 +71,20 @@ class InFlightStep(msgspec.Struct, frozen=True):
         if moves and idle and drafting.asks_model(schedule):
             # The draft model computes in these blocks before the step does.
             before, failed = replace(before, moves=()), _move(runner, moves)
-        entries, slices, num_draws, num_drafted, has_proposals, kept = plan(
-            schedule, drafting, idle=idle and failed is None
+        step = plan(schedule, drafting, idle=idle and failed is None)
+        launched = failed or _launch(runner, Step(tuple(step.slices), before.moves, loads))
+        return cls(
+            schedule,
+            step.entries,
+            step.num_draws,
+            moves,
+            loads,
+            launched,
+            step.num_drafted,
+            step.has_proposals,
+            start,
+            tuple(step.kept),
         )
-        launched = failed or _launch(runner, Step(tuple(slices), before.moves, loads))
-        return cls(schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept))
 
     @property
     def decides_next(self) -> bool:
@@ -96,13 +104,12 @@ class InFlightStep(msgspec.Struct, frozen=True):
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
         # Only prompts have any.
-        scored = [entry for entry in self._context if entry.scored is not None]
+        scored = [entry for entry in self._context if entry.scored is not None] if self.schedule.context else []
         logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
-        return StepResults(drawn, logprobs, self._tensors(self.launched), self.launched.missing_adapters())
+        tensors = self._tensors(self.launched) if self.kept else []
+        return StepResults(drawn, logprobs, tensors, self.launched.missing_adapters())
 
     def _tensors(self, launched: Launched) -> "list[tuple[StepEntry, list[list[KeptRows]]]]":
-        if not self.kept:
-            return []
         rows = launched.kept_rows()
         if len(rows) != len(self.kept):
             raise RuntimeError(f"the runner returned {len(rows)} tensors for {len(self.kept)}")
@@ -126,7 +133,7 @@ def _launch(runner: Runner, step: Step) -> Launched | Exception:
         return error
 
 
-class StepResults(NamedTuple):
+class StepResults(msgspec.Struct, frozen=True):
     drawn: list[Drawn]
     """One per draw."""
     prompt_logprobs: list[tuple[StepEntry, bytes]]
@@ -137,7 +144,7 @@ class StepResults(NamedTuple):
     """See `Launched.missing_adapters`."""
 
 
-class StepPlan(NamedTuple):
+class StepPlan(msgspec.Struct, frozen=True):
     entries: list[StepEntry]
     """Generation first."""
     slices: list[Slice]

@@ -151,11 +151,12 @@ class Stats:
             self._refresh_at = end + REFRESH_SECONDS
             running = (*self._cache.holders, *self._cache.preempted)
             self._refresh = deque(dict.fromkeys(sequence.request for sequence in running))
-        # A few per step: reporting all running requests at once would stretch the step.
-        for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):
-            request = self._refresh.popleft()
-            if request.num_live:
-                changed.append(request)
+        if self._refresh:
+            # A few per step: reporting all running requests at once would stretch the step.
+            for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):
+                request = self._refresh.popleft()
+                if request.num_live:
+                    changed.append(request)
         return [self._stats_of(request) for request in changed]
 
     def _stats_of(self, request: Request) -> RequestStats:

@@ -130,8 +130,7 @@ class TensorGate:
         return used
 
     def _size(self, kept: tuple[Kept, ...]) -> int:
-        # Usually there are none.
-        return sum(each.count * self._row_bytes[name] for each in kept for name in each.names) if kept else 0
+        return sum(each.count * self._row_bytes[name] for each in kept for name in each.names)
 
     def _bytes_per_position(self, request: Request, sequence: Sequence) -> int:
         params = request.spec.tensors

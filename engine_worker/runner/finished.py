@@ -1,7 +1,7 @@
 """The result of work that the caller's thread did at once."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -11,7 +11,7 @@ class Finished(Generic[T]):
 
     __slots__ = ("_error", "_value")
 
-    def __init__(self, value: T | None, error: Exception | None) -> None:
+    def __init__(self, value: Any, error: Exception | None = None) -> None:
         self._value = value
         self._error = error
 
@@ -19,14 +19,15 @@ class Finished(Generic[T]):
     def of(cls, work: Callable[[], T]) -> "Finished[T]":
         """Does the work. What it raises, `result` raises."""
         try:
-            return cls(work(), None)
+            return cls(work())
         except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap
             return cls(None, error)
 
     def result(self) -> T:
         if self._error is not None:
             raise self._error
-        return cast("T", self._value)
+        found: T = self._value
+        return found
 
     def done(self) -> bool:
         return True
