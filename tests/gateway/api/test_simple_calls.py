@@ -40,6 +40,8 @@ async def test_what_is_not_there(gateway):
     ):
         assert found.status_code == status
         assert found.json()["error"]["message"]
+    unknown = await gateway.http.get("/v1/" + "x" * 1000)
+    assert unknown.json()["error"]["message"] == f"no such path: /v1/{'x' * 196}"
 
 
 async def test_pages_of_other_origins(router):
