@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Without setuptools' warning that an editable installation follows the working directory, which pip 26 shows.
+PIP    := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/pip install --quiet --progress-bar on -c constraints.txt
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
 # Tests wait for a quarter of their time, so one more than there are cores run at once.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
@@ -79,15 +81,15 @@ $(BIN)/python:
 
 # torch first, at its pin: a package that depends on plain torch would pull in another build.
 $(VENV)/torch.done: constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --progress-bar on -c constraints.txt torch
+	$(PIP) torch
 	touch $@
 
 $(VENV)/run.done: pyproject.toml constraints.txt $(VENV)/torch.done
-	$(BIN)/pip install --quiet --progress-bar on -c constraints.txt -e '.[router,detok,engine,gateway]'
+	$(PIP) -e '.[router,detok,engine,gateway,top]'
 	touch $@
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(VENV)/torch.done
-	$(BIN)/pip install --quiet --progress-bar on -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch $@
 
 clean:

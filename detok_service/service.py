@@ -242,7 +242,10 @@ class Detokenizer:
             for stream in dropped:
                 self._table.close(stream)
             rows = self._links.remove(address, self._engines.epochs)
-            self._log.warning("router_lost", address=address, streams=len(dropped), rows=rows)
+            # A ring that stops as a whole ends its routers first: nothing to warn of if they left nothing behind.
+            expected = self.draining_since is not None and not dropped and not rows
+            log = self._log.info if expected else self._log.warning
+            log("router_lost", address=address, streams=len(dropped), rows=rows)
 
     def _send_heartbeat(self, now: float) -> None:
         elapsed = now - self._last_heartbeat_at

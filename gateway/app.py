@@ -27,6 +27,8 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/detokenize", detokenize),
 )
 
+MAX_PATH_SHOWN = 200
+
 
 def build_app(gateway: Gateway) -> Starlette:
     async def health(_: Request) -> Response:
@@ -54,8 +56,11 @@ def build_app(gateway: Gateway) -> Starlette:
     )
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Of Starlette itself: an unknown path, or a method that it does not have."""
     assert isinstance(error, HTTPException)  # noqa: S101 - how it is registered
-    found = ApiError(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
+    if error.status_code == 404:
+        found = ApiError(404, f"no such path: {request.url.path[:MAX_PATH_SHOWN]}", code="not_found")
+    else:
+        found = ApiError(error.status_code, error.detail)
     return Response(found.body, error.status_code, error.headers, JSON)

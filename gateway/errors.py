@@ -98,7 +98,8 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 def api_error(error: SluiceError, guide_param: str | None = None) -> ApiError:
     """`guide_param`: the field that the request's guide was made from."""
     status, kind = next(((status, kind) for of, status, kind in KINDS if isinstance(error, of)), (503, "server_error"))
-    field = error.violations[0].field if error.violations else ""
+    unknown_model = "spec.model" if isinstance(error, ModelNotFound) else ""
+    field = error.violations[0].field if error.violations else unknown_model
     param = guide_param if field.startswith("spec.guided") else _param(field)
     if isinstance(error, ModelNotFound | AdapterNotFound):
         param = "model"

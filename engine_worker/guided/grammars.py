@@ -14,13 +14,16 @@ ALL_TOKENS = '\n%llguidance {"no_forcing": true}\n'
 """Otherwise, where only one text can follow, the tokenizer's own tokens for it would be the only ones allowed, special
 tokens among them."""
 
+WHITE_SPACE = {"whitespace_pattern": r"[ \t\r\n]{0,40}"}
+"""Between the parts of JSON, unless the schema says it. Without a bound a weak model fills its output with it."""
+
 
 def grammar_of(guide: Guide) -> str:
     """Raises ValueError. The grammar may still be one that cannot be compiled."""
     text = guide.text
     match guide.kind:
         case GuideKind.JSON_OBJECT:
-            return _lark('start: %json {"type": "object"}')
+            return _lark(f"start: %json {json.dumps(_bounded({'type': 'object'}))}")
         case GuideKind.JSON_SCHEMA:
             return _schema(text)
         case GuideKind.REGEX:
@@ -41,7 +44,14 @@ def _schema(text: str) -> str:
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON object, got {type(schema).__name__}")
-    return _lark(f"start: %json {text}")
+    return _lark(f"start: %json {json.dumps(_bounded(schema))}")
+
+
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict) or any(name.startswith("whitespace_") for name in options):
+        return schema
+    return {**schema, "x-guidance": {**options, **WHITE_SPACE}}
 
 
 def _regex(text: str) -> str:
@@ -90,4 +100,4 @@ def _tag(structure: Any, triggers: list[str], number: int) -> StructTag:
     found = [trigger for trigger in triggers if begin.startswith(trigger)]
     if not found:
         raise ValueError(f"{place}: begin {begin!r} starts with none of the triggers")
-    return StructTag(trigger=max(found, key=len), begin=begin, grammar=schema, end=end)
+    return StructTag(trigger=max(found, key=len), begin=begin, grammar=_bounded(schema), end=end)

@@ -1,4 +1,4 @@
-"""/v1/models."""
+"""/v1/models: the served model, and the LoRA adapters that a request may name instead."""
 
 import msgspec
 
@@ -6,10 +6,15 @@ from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
 from gateway.errors import ApiError
 
+ADAPTERS_SECONDS = 2.0
+"""A router that does not answer in this time is left out: the others know the same adapters."""
+
 
 class Model(msgspec.Struct):
     id: str
     max_model_len: int
+    parent: str | None = None
+    """Of an adapter: its model."""
     object: str = "model"
     created: int = 0
     owned_by: str = "sluice"
@@ -36,5 +41,9 @@ async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:
 
 async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
     with ring_errors():
-        found = await gateway.client.models(metadata=exchange.caller.metadata)
-    return [Model(model.name, model.max_context_tokens) for model in found]
+        metadata = exchange.caller.metadata
+        served = await gateway.client.models(metadata=metadata)
+        routers = await gateway.client.list_loras(timeout=ADAPTERS_SECONDS, metadata=metadata)
+    models = [Model(model.name, model.max_context_tokens) for model in served]
+    adapters = sorted({lora.lora_id for router in routers for lora in router.loras})
+    return [*models, *(Model(name, models[0].max_model_len, models[0].id) for name in adapters if models)]

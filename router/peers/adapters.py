@@ -207,7 +207,7 @@ class Adapters:
         engines = self._engines()
         if not engines:
             if any(peer.heartbeat for peer in self._membership.engines.alive):
-                message = "no engine serves adapters: see the engines' setting lora"
+                message = "no engine serves adapters: start engines with the setting lora (--set engine.lora=true)"
                 raise RequestError(ErrorCode.NOT_BUILT_YET, message)
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         answers = await asyncio.gather(*map(load, engines))

@@ -67,7 +67,7 @@ def parse_adapter(
 def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
     """Raises RequestError if no engine serves adapters. `known`: whether one does; None: no engine has said it."""
     if adapter is not None and known is False:
-        description = f"is {shown(adapter.id)}, but no engine serves adapters: see the engines' setting lora"
+        description = f"is {shown(adapter.id)}, but no engine serves adapters: they need the setting lora"
         raise RequestError.invalid([Violation("spec.lora_id", description, private=True)])
 
 

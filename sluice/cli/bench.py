@@ -84,6 +84,8 @@ def bench(
         raise typer.BadParameter("--api openai needs the one ADDRESS of the server")
     if api == "openai" and server.tenant is not None:
         raise typer.BadParameter("--tenant is for --api grpc")
+    if api == "grpc" and target is not None and "://" in target:
+        raise typer.BadParameter(f"{target} is a URL: add --api openai, or give host:port of a Sluice server")
     if api == "grpc" and chat:
         raise typer.BadParameter("--chat is for --api openai")
     lengths = workload.Lengths(prompt_tokens, output_tokens, spread)

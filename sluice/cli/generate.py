@@ -105,7 +105,8 @@ def _read(path: Path | None, option: str) -> str | None:
     try:
         return None if path is None else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{option}: {path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise typer.BadParameter(f"{option}: {path} cannot be read: {reason}") from error
 
 
 def print_stream(start: Callable[[], Stream]) -> str:

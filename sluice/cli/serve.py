@@ -121,7 +121,8 @@ def announce(ring: Ring, display: Display) -> None:
     address = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
     call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
     http = f", HTTP on {ring.http_address}" if ring.http_address else ""
-    text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}{http}, {_parts(ring)}. Try: {call}"
+    page = f", status page on port {ring.plan.metrics_port}" if ring.plan.metrics_port else ""
+    text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}{http}{page}, {_parts(ring)}. Try: {call}"
     fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
     if http:
         fields["http_address"] = ring.http_address

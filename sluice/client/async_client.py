@@ -193,12 +193,12 @@ class AsyncClient:
         answers = await self._each(lambda router: router.models.UnloadLora, request, timeout)
         return loras.read_unloaded(self.addresses, answers)
 
-    async def list_loras(self, *, timeout: float | None = None) -> list[RouterLoras]:
+    async def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
         """The loaded adapters by id, as each router knows them: all know the same within seconds.
 
         Answers and errors are as those of `load_lora`.
         """
-        lists = await self._list(loras.listing, lambda router: router.models.ListLoras, timeout)
+        lists = await self._list(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
         return loras.read_lists(self.addresses, lists)
 
     async def load_prompt_adapter(
@@ -290,12 +290,14 @@ class AsyncClient:
     ) -> bool:
         return any_yes(yes, await self._each(method, request, timeout))
 
-    async def _list(self, listing: Callable[[Router], Listing], method: Method, timeout: float | None) -> list[Listing]:
+    async def _list(
+        self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
+    ) -> list[Listing]:
         """All pages of each router."""
         lists = [listing(router) for router in self._routers.all]
         while unread := [each for each in lists if not each.is_complete]:
             calls = [(each.router, each.next_request()) for each in unread]
-            answers = await self._all(method, calls, timeout)
+            answers = await self._all(method, calls, timeout, metadata)
             for each, answer in zip(unread, answers, strict=True):
                 each.add(answer)
         return lists
@@ -304,10 +306,12 @@ class AsyncClient:
         """The answer or the error of each router."""
         return await self._all(method, [(router, request) for router in self._routers.all], timeout)
 
-    async def _all(self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None) -> list[Any]:
+    async def _all(
+        self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
+    ) -> list[Any]:
         """The answer or the error of each call; all run at once."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
-        running = (self._send(router, method, request, left) for router, request in calls)
+        running = (self._send(router, method, request, left, metadata) for router, request in calls)
         return await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(

@@ -190,12 +190,12 @@ class Client:
             self.addresses, self._each(lambda router: router.models.UnloadLora, request, timeout)
         )
 
-    def list_loras(self, *, timeout: float | None = None) -> list[RouterLoras]:
+    def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
         """The loaded adapters by id, as each router knows them: all know the same within seconds.
 
         Answers and errors are as those of `load_lora`.
         """
-        lists = self._list(loras.listing, lambda router: router.models.ListLoras, timeout)
+        lists = self._list(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
         return loras.read_lists(self.addresses, lists)
 
     def load_prompt_adapter(
@@ -287,12 +287,14 @@ class Client:
     def _any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
         return any_yes(yes, self._each(method, request, timeout))
 
-    def _list(self, listing: Callable[[Router], Listing], method: Method, timeout: float | None) -> list[Listing]:
+    def _list(
+        self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
+    ) -> list[Listing]:
         """All pages of each router."""
         lists = [listing(router) for router in self._routers.all]
         while unread := [each for each in lists if not each.is_complete]:
             calls = [(each.router, each.next_request()) for each in unread]
-            answers = self._all(method, calls, timeout)
+            answers = self._all(method, calls, timeout, metadata)
             for each, answer in zip(unread, answers, strict=True):
                 each.add(answer)
         return lists
@@ -301,11 +303,13 @@ class Client:
         """The answer or the error of each router."""
         return self._all(method, [(router, request) for router in self._routers.all], timeout)
 
-    def _all(self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None) -> list[Any]:
+    def _all(
+        self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
+    ) -> list[Any]:
         """The answer or the error of each call; all run at once."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
-        metadata = self._routers.metadata
-        running = [method(router).future(request, timeout=left, metadata=metadata) for router, request in calls]
+        sent = self._routers.metadata_with(metadata)
+        running = [method(router).future(request, timeout=left, metadata=sent) for router, request in calls]
         return [_answer(call) for call in running]
 
 

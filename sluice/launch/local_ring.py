@@ -77,7 +77,7 @@ class Ring:
             check_draft_model(checkpoint, draft)
         if on == LOCAL:
             _check_ports(
-                replace(port, owner=service.name)
+                replace(port, owner=service.name, setting=_flag(service.role, port.setting))
                 for service, own in zip(planned, settings, strict=True)
                 for port in own.ports
             )
@@ -213,6 +213,11 @@ def _check_gateway(on: str) -> None:
         raise OptionsError("http_port: a gateway starts on this machine only; run python -m gateway by itself")
     if find_spec("starlette") is None:
         raise OptionsError("http_port needs the gateway's packages: pip install 'sluice[gateway]'")
+
+
+def _flag(role: str, setting: str) -> str:
+    """What `sluice serve` calls the setting of a service."""
+    return "http_port" if (role, setting) == ("gateway", "port") else setting
 
 
 def _check_ports(ports: Iterable[Port]) -> None:

@@ -11,6 +11,7 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, get_origin, get_type_hints
 
 import yaml
@@ -62,12 +63,14 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
 
 def read_settings(cls: type[S], argv: Sequence[str], environment: Mapping[str, str]) -> S:
     """What a service with these flags reads in this environment. Raises SettingsError."""
-    found = _read_environment(cls, environment) | _read_flags(cls, argv)
+    variables, flags = _read_environment(cls, environment), _read_flags(cls, argv)
+    found = variables | flags
     values = _read_yaml(cls, found.get("config")) | found
+    origins = {name: _variable(settings_of(cls)[name], environment) for name in variables.keys() - flags.keys()}
     try:
         return cls(**{name: _from_text(settings_of(cls)[name], value) for name, value in values.items()})
     except ValidationError as error:
-        raise SettingsError("; ".join(_problem(each) for each in error.errors())) from error
+        raise SettingsError("; ".join(_problem(each, origins) for each in error.errors())) from error
 
 
 def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -183,6 +186,11 @@ def _read_environment(cls: type[ProcessSettings], environment: Mapping[str, str]
     return found | {names[variable]: text for variable, text in given.items()}
 
 
+def _variable(setting: Setting, environment: Mapping[str, str]) -> str:
+    """The one that was read."""
+    return setting.variable if setting.variable in environment else setting.other_variable or ""
+
+
 def _is_service_link(variable: str, value: str) -> bool:
     # Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix.
     return bool(SERVICE_LINK.search(variable)) or (
@@ -208,11 +216,14 @@ def _parts(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def _problem(error: ErrorDetails) -> str:
-    message = error["msg"].removeprefix("Value error, ")
+def _problem(error: ErrorDetails, origins: Mapping[str, str] = MappingProxyType({})) -> str:
+    """`origins`: environment variables of settings that were read from one."""
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
     if not error["loc"]:
         return message
     name = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
         return f"{name} is needed: --{name.replace('_', '-')}"
-    return f"{name}: {message} (got {error.get('input')!r})"
+    variable = origins.get(str(error["loc"][0]))
+    origin = f" from {variable}" if variable else ""
+    return f"{name}: {message.partition(', unable to parse')[0]} (got {error.get('input')!r}{origin})"

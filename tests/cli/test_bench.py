@@ -64,6 +64,12 @@ def test_a_foreign_server(sluice, http_address, openai, tmp_path) -> None:
     assert {len(body["messages"][0]["content"].split()) for body in openai.bodies[1:]} == {20}
 
 
+def test_a_url_needs_the_api_of_its_server(sluice) -> None:
+    result = sluice("bench", "http://127.0.0.1:8000")
+    assert result.exit_code == 2
+    assert "add --api openai" in " ".join(result.stderr.split())
+
+
 def test_failures_are_counted_and_shown(sluice, http_address, openai) -> None:
     openai.status, openai.fail_from = 503, 6
     result = sluice("bench", http_address, "--api", "openai", "--requests", "8", "--warmup", "0", "--concurrency", "1")

@@ -15,6 +15,7 @@ import pytest
 
 from sluice.cli.serve import Interrupt, watch
 from sluice.launch import Display, Ring
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
@@ -204,24 +205,26 @@ def test_why_a_service_cannot_start_is_told_once(serving, tmp_path) -> None:
     assert json.loads(err.splitlines()[-1])["error"] == "engine-0 cannot start: the disk is full"
 
 
-@pytest.mark.parametrize("setting", ["port", "admin_port", "metrics_port"])
+@pytest.mark.parametrize("setting", ["port", "admin_port", "metrics_port", "http_port"])
 def test_a_port_in_use_is_told_before_anything_is_started(serving, setting) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         flag = f"--{setting.replace('_', '-')}"
-        serve = serving(flag, str(number))
+        # A gateway has to know the routers' port.
+        serve = serving(flag, str(number), *(("--port", str(free_ports(1))) if setting == "http_port" else ()))
         code, out, err = serve.end()
     assert (code, out) == (1, "")
     error = json.loads(err)["error"]
     # Of other programs, the ports after it may be in use too.
-    assert f"port {number} on 127.0.0.1 (router) is in use" in error
+    assert f"port {number} on 127.0.0.1 ({'gateway' if setting == 'http_port' else 'router'}) is in use" in error
     assert error.endswith(f": stop the process that has it, or choose another with {flag}")
     assert list(serve.folder.glob("*.json")) == []
 
 
 def test_the_terminal_shows_short_lines(tmp_path) -> None:
     master, slave = pty.openpty()
-    code = CODE.format(services=str(SERVICES), folder=str(tmp_path), arguments=())
+    page = free_ports(4)
+    code = CODE.format(services=str(SERVICES), folder=str(tmp_path), arguments=("--metrics-port", str(page)))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb", "NO_COLOR": "1"}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment, cwd=ROOT)
     os.close(slave)
@@ -234,7 +237,8 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
             shown += more
     assert process.wait(60) == 0
     text = shown.decode()
-    assert re.search(r"ready: tiny on 127.0.0.1:\d+, 1 router, 1 engine, 2 detokenizers. Try: .* generate", text)
+    parts = rf"status page on port {page}, 1 router, 1 engine, 2 detokenizers"
+    assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Try: .* generate", text)
     assert "draining; Ctrl-C again stops at once" in text
     assert "{" not in text
 

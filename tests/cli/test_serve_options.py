@@ -90,10 +90,10 @@ def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
         ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
         ("max_batch_size=8", "did you mean engine.max_batch_size?"),
         ("engin.overlap=yes", "did you mean engine.overlap?"),
-        ("engine.max_batch_size=0", "engine.max_batch_size: Input should be greater than or equal to 1 (got '0')"),
-        ("engine.dtype=int4", "engine.dtype: Input should be 'auto', 'float32'"),
+        ("engine.max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),
+        ("engine.dtype=int4", "engine.dtype: must be 'auto', 'float32'"),
         ("router.tenant_weights={", "router.tenant_weights: not valid JSON"),
-        ("log_level=loud", "log_level: Input should be 'debug'"),
+        ("log_level=loud", "log_level: must be 'debug'"),
         ("engine.default_threads=2", "unknown setting engine.default_threads"),
         ("engine.listen=ipc:///x", "unknown setting engine.listen"),
     ],
@@ -103,7 +103,7 @@ def test_a_wrong_assignment_is_refused_before_anything_starts(refused, text, mes
 
 
 def test_a_wrong_option_has_the_services_own_bounds(refused):
-    assert "engine.max_batch_size: Input should be less than or equal to 4096" in refused("--max-batch-size", "4097")
+    assert "engine.max_batch_size: must be less than or equal to 4096" in refused("--max-batch-size", "4097")
 
 
 def test_settings_that_do_not_go_together_are_refused_before_anything_starts():

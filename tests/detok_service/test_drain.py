@@ -1,5 +1,7 @@
 """When a detokenizer that was told to stop may go."""
 
+from structlog.testing import capture_logs
+
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS
@@ -90,7 +92,21 @@ def test_a_dead_router_keeps_nobody():
     bench.lanes["dead"].room = 0
     bench.service.drain()
     assert bench.stays(DRAINING_ROUTER_SILENCE_SECONDS, 0.05, Hello("r", "router"), KeepAlive("engine", 1))
-    assert not bench.stays(1.0)
+    with capture_logs() as logs:
+        assert not bench.stays(1.0)
+    assert [(each["event"], each["log_level"]) for each in logs if each["event"] == "router_lost"] == [
+        ("router_lost", "warning")
+    ]
+
+
+def test_a_router_that_left_nothing_behind_is_not_warned_of_while_the_ring_stops():
+    bench = Draining()
+    bench.handle(Hello("r", "router"))
+    bench.lanes["router"].room = 0
+    bench.service.drain()
+    with capture_logs() as logs:
+        assert not bench.stays(DRAINING_ROUTER_SILENCE_SECONDS + 1.0)
+    assert [each["log_level"] for each in logs if each["event"] == "router_lost"] == ["info"]
 
 
 def test_after_the_timeout_it_goes_anyway():

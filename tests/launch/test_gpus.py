@@ -103,7 +103,7 @@ def test_whatever_the_engine_is_asked_for(where, tmp_path):
 
     assert found(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
     assert found(tensor_parallel=8, device="cpu") == []
-    with pytest.raises(OptionsError, match="tensor_parallel: Input should be greater than or equal to 1"):
+    with pytest.raises(OptionsError, match="tensor_parallel: must be greater than or equal to 1"):
         found(tensor_parallel=0)
 
 

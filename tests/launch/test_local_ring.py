@@ -187,7 +187,7 @@ def test_wrong_model_and_options(fake) -> None:
         Ring(metrics_port=65534)
     with pytest.raises(OptionsError, match="router: unknown arguments: --max-queue 3"):
         Ring(router_args={"max_queue": 3})
-    with pytest.raises(OptionsError, match="engine_worker: max_batch_size: Input should be less than or equal to 4096"):
+    with pytest.raises(OptionsError, match="engine_worker: max_batch_size: must be less than or equal to 4096"):
         Ring(engine_args={"max_batch_size": 5000})
     with pytest.raises(TypeError, match="wings"):
         Ring(wings=2)

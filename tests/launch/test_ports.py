@@ -43,5 +43,5 @@ def test_what_the_environment_says_to_the_services() -> None:
 
 def test_any_port_and_none() -> None:
     assert listed({}, port=0) == []
-    with pytest.raises(OptionsError, match="router: admin_port: Input should be a valid integer"):
+    with pytest.raises(OptionsError, match="router: admin_port: must be a valid integer"):
         listed({"SLUICE_ROUTER_ADMIN_PORT": "many"})

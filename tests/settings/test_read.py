@@ -42,6 +42,14 @@ def test_flag_before_environment_before_file_before_default(monkeypatch, tmp_pat
     assert load().engines == ()
 
 
+def test_a_bad_value_is_shown_with_the_variable_it_came_from(monkeypatch):
+    monkeypatch.setenv("SLUICE_TEST_PORT", "many")
+    with pytest.raises(SystemExit, match=r"port: must be a valid integer \(got 'many' from SLUICE_TEST_PORT\)"):
+        load("--model", "m")
+    with pytest.raises(SystemExit, match=r"port: must be a valid integer \(got 'few'\)"):
+        load("--model", "m", "--port", "few")
+
+
 def test_lists_by_repeated_flag_by_comma_and_by_environment(monkeypatch):
     assert load("--model", "m", "--engines", "a", "--engines", "b").engines == ("a", "b")
     assert load("--model", "m", "--engines", "a,b").engines == ("a", "b")

@@ -14,6 +14,11 @@ TAGS = {"structures": [{"begin": "<f=a>", "schema": {"const": 1}, "end": "</f>"}
 CASES = [
     (GuideKind.JSON_OBJECT, "", ["{}", '{"a": [1, null]}'], ["[]", "1", "{", "{}x"]),
     (GuideKind.JSON_SCHEMA, '{"enum": ["a", 2]}', ['"a"', "2"], ["a", "22", '"2"']),
+    (GuideKind.JSON_OBJECT, "", ['{"a":%s1}' % (" \n" * 20)], ['{"a":%s1}' % (" " * 41)]),
+    (GuideKind.JSON_SCHEMA, "{}", ["[%s1]" % ("\t" * 40)], ["[%s1]" % (" " * 41)]),
+    (GuideKind.JSON_SCHEMA, '{"x-guidance": {"lenient": true}}', ["[1]"], ["[%s1]" % (" " * 41)]),
+    (GuideKind.JSON_SCHEMA, '{"x-guidance": {"whitespace_pattern": " *"}}', ["[%s1]" % (" " * 100)], ["[\n1]"]),
+    (GuideKind.JSON_SCHEMA, '{"x-guidance": {"whitespace_flexible": false}}', ["[1]"], ["[ 1]"]),
     (GuideKind.REGEX, "a|bc/d", ["a", "bc/d"], ["b", "abc/d", "xa", "a\n"]),
     (GuideKind.EBNF, 'root ::= "a" root | "b"', ["b", "aab"], ["a", "ba"]),
     (GuideKind.EBNF, 'start: "a" start | "b"', ["b", "aab"], ["a", "ba"]),
@@ -23,6 +28,12 @@ CASES = [
         json.dumps(TAGS),
         ["", "free\ntext", "a <f=a>1</f> b <f=a>1</f>"],
         ["<f=b", "<f=a>2</f>", "<f=a>1</f"],
+    ),
+    (
+        GuideKind.STRUCTURAL_TAG,
+        '{"structures": [{"begin": "<f>", "schema": {"type": "array"}, "end": ""}], "triggers": ["<f>"]}',
+        ["<f>[%s1]" % (" " * 40)],
+        ["<f>[%s1]" % (" " * 41)],
     ),
 ]
 

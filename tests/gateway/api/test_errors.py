@@ -51,6 +51,14 @@ async def test_errors_by_class(gateway, script, failure, status, kind, code, str
         assert error["message"] == "temperature: is 3"
 
 
+async def test_an_unknown_model_is_named_as_in_the_request(gateway, script):
+    info = error_details_pb2.ErrorInfo(reason="MODEL_NOT_FOUND", domain="sluice")
+    script.failure = Failure(CODE.NOT_FOUND, "spec.model is 'a'; the model served here is 'b'", (info,))
+    error = (await gateway.post("/v1/completions", prompt="x")).json()["error"]
+    assert error["message"] == "model is 'a'; the model served here is 'b'"
+    assert error["param"] == "model"
+
+
 @pytest.mark.parametrize(
     ("field", "param"),
     [

@@ -1,6 +1,7 @@
 """Models, tokens, version, health; paths and methods that are not there."""
 
 from sluice import __version__
+from sluice.v1 import admin_pb2
 from tests.fakes.gateway import running
 
 
@@ -12,6 +13,22 @@ async def test_models(gateway):
     missing = await gateway.http.get("/v1/models/other/name")
     assert missing.status_code == 404
     assert missing.json()["error"]["param"] == "model"
+
+
+async def test_adapters_are_listed_as_models(gateway, script):
+    for name in ("sql", "chat", "code"):
+        script.loras[name] = admin_pb2.Lora(lora_id=name, rank=8)
+    found = (await gateway.http.get("/v1/models", headers={"authorization": "Bearer mine"})).json()["data"]
+    assert [(each["id"], each["parent"], each["max_model_len"]) for each in found] == [
+        ("tiny", None, 1024),
+        ("chat", "tiny", 1024),
+        ("code", "tiny", 1024),
+        ("sql", "tiny", 1024),
+    ]
+    calls = zip(script.seen, script.metadata, strict=True)
+    pages = [sent["authorization"] for asked, sent in calls if isinstance(asked, admin_pb2.ListLorasRequest)]
+    assert pages == ["Bearer mine"] * 2
+    assert (await gateway.http.get("/v1/models/sql")).json() == found[3]
 
 
 async def test_tokens(gateway, script):
@@ -40,6 +57,8 @@ async def test_what_is_not_there(gateway):
     ):
         assert found.status_code == status
         assert found.json()["error"]["message"]
+    unknown = await gateway.http.get("/v1/" + "x" * 1000)
+    assert unknown.json()["error"]["message"] == f"no such path: /v1/{'x' * 196}"
 
 
 async def test_pages_of_other_origins(router):
