@@ -32,7 +32,10 @@ def main() -> None:
     signal.alarm(LONGEST_SECONDS)
     folder, module, flags = Path(sys.argv[1]), sys.argv[3], dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))
     name = flags["--id"]
-    (folder / f"{name}.json").write_text(json.dumps({"module": module, "flags": flags, "pid": os.getpid()}))
+    note = folder / f"{name}.note"
+    note.write_text(json.dumps({"module": module, "flags": flags, "pid": os.getpid()}))
+    # At once, because tests read it meanwhile.
+    note.rename(note.with_suffix(".json"))
     order = folder / f"{name}.do"
     told = order.read_text() if order.exists() else ""
     if told == "die":
