@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
+from engine_worker.positions import PlaceError, Positions
 from engine_worker.request import Request, remaining
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import Preparation, Runner, SequenceProgram
@@ -188,7 +189,8 @@ class Intake:
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
-        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual)
+        positions = Positions.of(spec.prompt, virtual)
+        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual, positions)
         if preparation is not None:
             self._preparing[request] = preparation
         # `alone`: engines died under this request before.
@@ -298,7 +300,8 @@ def _tables_problem(spec: Submit, terms: Terms, known: SharedTables) -> str | No
     found = spec.tables
     if not found:
         return "extra_ids must be empty without tables" if found.extra_ids else None
-    if (problem := _table_problem(found, terms, known) or _image_problem(found, terms)) is not None:
+    problem = _table_problem(found, terms, known) or _image_problem(found, terms) or _places_problem(spec, terms)
+    if problem is not None:
         return problem
     if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
         return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
@@ -322,10 +325,19 @@ def _image_problem(given: PromptTables, terms: Terms) -> str | None:
     if given.images and not terms.image_rows:
         return "this engine takes no images with this model"
     for i, image in enumerate(given.images):
-        if image.rows != terms.image_rows:
+        # Those of a grid follow from the picture, which is looked at when they are computed.
+        if not image.columns and image.rows != terms.image_rows:
             return f"image {i} must have {terms.image_rows} rows, not {image.rows}"
         if not image.intact:
             return f"image {i} has other data than its digest says"
+    return None
+
+
+def _places_problem(spec: Submit, terms: Terms) -> str | None:
+    try:
+        Positions.of(spec.prompt, VirtualTokens.of(terms.vocab_size, spec.tables))
+    except PlaceError as error:
+        return str(error)
     return None
 
 

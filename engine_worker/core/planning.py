@@ -76,6 +76,8 @@ class InFlightStep:
         entries, slices, num_draws, num_drafted, has_proposals, kept = plan(
             schedule, drafting, idle=idle and failed is None
         )
+        if runner.image_rows:
+            slices = _with_positions(entries, slices)
         launched = failed or _launch(runner, replace(before, slices=tuple(slices)))
         return cls(schedule, entries, num_draws, moves, loads, launched, num_drafted, has_proposals, start, tuple(kept))
 
@@ -147,6 +149,16 @@ class StepPlan(NamedTuple):
     has_proposals: bool
     kept: list[Kept]
     """Of all entries."""
+
+
+def _with_positions(entries: list[StepEntry], slices: list[Slice]) -> list[Slice]:
+    """With those of requests that have images in grids."""
+    # Beside `plan`, so that models without images pay nothing.
+    positions = [entry.sequence.request.positions for entry in entries]
+    if not any(positions):
+        return slices
+    pairs = zip(slices, positions, strict=True)
+    return [part if found is None else replace(part, positions=found) for part, found in pairs]
 
 
 def _by_adapter(sequences: list[Sequence]) -> list[Sequence]:
