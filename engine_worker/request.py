@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from engine_worker.beams import BeamSearch
+from engine_worker.positions import Positions
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
@@ -254,13 +255,15 @@ class Request:
         programs: abc.Sequence[SequenceProgram | None] | None = None,
         max_drafts: int = 0,
         virtual: VirtualTokens | None = None,
+        positions: Positions | None = None,
     ) -> None:
         """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`.
         `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: tokens that may be drafted per
-        sequence and step. `virtual`: of its tables."""
+        sequence and step. `virtual`: of its tables and images. `positions`: see `Slice`."""
         self.spec = spec
         self.root = root
         self.virtual = virtual
+        self.positions = positions
         self.num_prompt = len(spec.prompt)
         self.max_tokens = self.num_prompt + spec.stopping.max_tokens
         """Of prompt plus output."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_worker.positions import Positions
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
@@ -137,6 +138,8 @@ class Slice(msgspec.Struct, frozen=True):
     """Number of its LoRA adapter; 0: none."""
     virtual: VirtualTokens | None = None
     """What ids from the size of the vocabulary on stand for; None: `tokens` has none."""
+    positions: Positions | None = None
+    """Where the rotary embedding puts them; None: at their indexes."""
 
     @property
     def rows(self) -> list[range]:

@@ -11,15 +11,17 @@ from msgspec.structs import replace
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
+from engine_worker.positions import PlaceError, Positions
 from engine_worker.request import Request, remaining
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import Preparation, Runner, SequenceProgram
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
+from sluice.ring.images import Image
 from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.shared_tables import SharedTables
-from sluice.ring.tables import PromptTables, VirtualTokens
+from sluice.ring.tables import PromptTables, Table, VirtualTokens
 from sluice.ring.tensors import LOGITS
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
@@ -28,7 +30,7 @@ Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
 Prepare = Callable[[Submit], Preparation | None]
 
 MAX_LIVE_TABLE_BYTES = 512 << 20
-"""Of all prompt tables of live requests; equal ones count once."""
+"""Of all prompt tables and images of live requests; equal ones count once."""
 HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
 process."""
@@ -183,12 +185,12 @@ class Intake:
     def _begin(self, spec: Submit, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
         if spec.tables:
-            tables = replace(spec.tables, tables=self._live.tables.take(spec.tables.tables))
-            spec = replace(spec, tables=tables)
+            spec = replace(spec, tables=spec.tables.shared(self._live.tables.take))
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
-        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual)
+        positions = Positions.of(spec.prompt, virtual)
+        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual, positions)
         if preparation is not None:
             self._preparing[request] = preparation
         # `alone`: engines died under this request before.
@@ -265,8 +267,9 @@ class Intake:
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
             return f"the engine holds its limit of {self._terms.max_requests} requests"
-        if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.tables)) > MAX_LIVE_TABLE_BYTES:
-            return f"prompt tables of live requests would have {size} bytes, at most {MAX_LIVE_TABLE_BYTES} may be"
+        if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES:
+            most = f"at most {MAX_LIVE_TABLE_BYTES} may be"
+            return f"prompt tables and images of live requests would have {size} bytes, {most}"
         return None
 
     def _unable(self, spec: Submit) -> Fault | None:
@@ -296,11 +299,12 @@ def _rows_problem(spec: Submit) -> str | None:
     return None
 
 
-def _tables_problem(spec: Submit, terms: Terms, known: SharedTables) -> str | None:
+def _tables_problem(spec: Submit, terms: Terms, known: SharedTables[Table | Image]) -> str | None:
     found = spec.tables
     if not found:
         return "extra_ids must be empty without tables" if found.extra_ids else None
-    if (problem := _table_problem(found, terms, known) or _image_problem(found, terms)) is not None:
+    problem = _table_problem(found, terms, known) or _image_problem(found, terms, known) or _places_problem(spec, terms)
+    if problem is not None:
         return problem
     if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
         return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
@@ -309,7 +313,7 @@ def _tables_problem(spec: Submit, terms: Terms, known: SharedTables) -> str | No
     return None
 
 
-def _table_problem(given: PromptTables, terms: Terms, known: SharedTables) -> str | None:
+def _table_problem(given: PromptTables, terms: Terms, known: SharedTables[Table | Image]) -> str | None:
     if given.tables and not terms.hidden_size:
         return "this engine takes no prompt tables or embeddings with this model"
     for i, table in enumerate(given.tables):
@@ -320,14 +324,23 @@ def _table_problem(given: PromptTables, terms: Terms, known: SharedTables) -> st
     return None
 
 
-def _image_problem(given: PromptTables, terms: Terms) -> str | None:
+def _image_problem(given: PromptTables, terms: Terms, known: SharedTables[Table | Image]) -> str | None:
     if given.images and not terms.image_rows:
         return "this engine takes no images with this model"
     for i, image in enumerate(given.images):
-        if image.rows != terms.image_rows:
+        # Those of a grid follow from the picture, which is looked at when they are computed.
+        if not image.columns and image.rows != terms.image_rows:
             return f"image {i} must have {terms.image_rows} rows, not {image.rows}"
-        if not image.intact:
+        if not known.knows(image) and not image.intact:
             return f"image {i} has other data than its digest says"
+    return None
+
+
+def _places_problem(spec: Submit, terms: Terms) -> str | None:
+    try:
+        Positions.of(spec.prompt, VirtualTokens.of(terms.vocab_size, spec.tables))
+    except PlaceError as error:
+        return str(error)
     return None
 
 

@@ -12,8 +12,10 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
 from engine_worker.step import AdapterLibrary, Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.images import Image
 from sluice.ring.prompt_logprobs import parts
 from sluice.ring.shared_tables import SharedTables
+from sluice.ring.tables import Table
 from sluice.ring.tensors import TensorRows
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
@@ -31,8 +33,8 @@ class LiveRequests:
         """Requests since the start."""
         self.with_tensors: OrderedDict[Request, None] = OrderedDict()
         """Those that want some; `TensorGate` orders them and removes the ended ones."""
-        self.tables = SharedTables()
-        """Of the requests; each request's tables are acquired before it begins."""
+        self.tables: SharedTables[Table | Image] = SharedTables()
+        """And images, of the requests; each request's are acquired before it begins."""
         self.ended: Counter[str] = Counter()
         """Sequences since the start, by name of the finish reason."""
         self._cache = cache
@@ -206,7 +208,7 @@ class LiveRequests:
         """None of its sequences is live."""
         self._changed[request] = None
         del self.requests[request.spec.request]
-        self.tables.release(request.spec.tables.tables)
+        self.tables.release(request.spec.tables.parts)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.release(request.adapter)
 

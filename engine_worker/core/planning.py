@@ -72,7 +72,8 @@ class InFlightStep(msgspec.Struct, frozen=True):
             # The draft model computes in these blocks before the step does.
             before, failed = replace(before, moves=()), _move(runner, moves)
         step = plan(schedule, drafting, idle=idle and failed is None)
-        launched = failed or _launch(runner, Step(tuple(step.slices), before.moves, loads))
+        slices = _with_positions(step.entries, step.slices) if runner.image_rows else step.slices
+        launched = failed or _launch(runner, Step(tuple(slices), before.moves, loads))
         return cls(
             schedule,
             step.entries,
@@ -155,6 +156,16 @@ class StepPlan(msgspec.Struct, frozen=True):
     has_proposals: bool
     kept: list[Kept]
     """Of all entries."""
+
+
+def _with_positions(entries: list[StepEntry], slices: list[Slice]) -> list[Slice]:
+    """With those of requests that have images in grids."""
+    # Beside `plan`, so that models without images pay nothing.
+    positions = [entry.sequence.request.positions for entry in entries]
+    if not any(positions):
+        return slices
+    pairs = zip(slices, positions, strict=True)
+    return [part if found is None else replace(part, positions=found) for part, found in pairs]
 
 
 def _by_adapter(sequences: list[Sequence]) -> list[Sequence]:

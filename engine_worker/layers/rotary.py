@@ -30,6 +30,13 @@ class Rope:
 
     theta: float
     scaling: LinearScaling | Llama3Scaling | None = None
+    sections: tuple[int, int, int] | None = None
+    """Of the frequencies, how many turn by a token's time, line and column (M-RoPE, arXiv:2409.12191); None: a token
+    has one position."""
+
+    def axes(self) -> list[int]:
+        """Of each frequency, which of the three positions it turns by."""
+        return [axis for axis, count in enumerate(self.sections or ()) for _ in range(count)]
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -54,12 +61,17 @@ class Rotary:
         self._frequencies = torch.cat((half, half)).to(device)
         # The sign of the sine is folded in here, so that `rotate` needs no negation: (a, b) -> (a cos - b sin, ...).
         self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
+        self._axes = torch.tensor(rope.axes() * 2, dtype=torch.int64, device=device)
         self._dtype = dtype
 
     def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions [T] -> cosines and signed sines, each [T, 1, head_dim]."""
+        """Positions [T], or [3, T] of a model with sections -> cosines and signed sines, each [T, 1, head_dim]."""
         # In float32: bfloat16 cannot represent positions above 256 exactly.
-        angles = torch.outer(positions.float(), self._frequencies).unsqueeze(1)
+        if positions.dim() == 1:
+            angles = torch.outer(positions.float(), self._frequencies).unsqueeze(1)
+        else:
+            chosen = positions.float().index_select(0, self._axes)
+            angles = (chosen.T * self._frequencies).unsqueeze(1)
         return angles.cos().to(self._dtype), (angles.sin() * self._signs).to(self._dtype)
 
 

@@ -1,7 +1,7 @@
 """config.json of a decoder, validated: every option is present and supported, or an error names it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from engine_worker.attention.backend import HeadShape
@@ -141,7 +141,7 @@ def read_decoder(
         windows=read_windows(raw, size(raw, "num_hidden_layers")),
         heads=HeadShape(num_heads, num_kv_heads, head_dim),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=_read_rope(raw),
+        rope=_with_sections(raw, _read_rope(raw), head_dim),
         attention_bias=bool(raw.get("attention_bias", False)),
         output_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -178,7 +178,7 @@ def _read_rope(raw: Mapping[str, Any]) -> Rope:
         raise NotNativeError(f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported")
     try:
         match kind:
-            case "default":
+            case "default" | "mrope":
                 return Rope(theta)
             case "linear":
                 return Rope(theta, LinearScaling(float(found["factor"])))
@@ -188,6 +188,19 @@ def _read_rope(raw: Mapping[str, Any]) -> Rope:
     except KeyError as error:
         raise CheckpointError(f"config.json: rope type {kind} lacks {error}") from error
     raise NotNativeError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
+
+
+def _with_sections(raw: Mapping[str, Any], rope: Rope, head_dim: int) -> Rope:
+    """Raises CheckpointError."""
+    found = (raw.get("rope_parameters") or raw.get("rope_scaling") or {}).get("mrope_section")
+    if found is None:
+        return rope
+    match found:
+        case [int(time), int(line), int(column)] if min(found) >= 0 and sum(found) == head_dim // 2:
+            return replace(rope, sections=(time, line, column))
+    raise CheckpointError(
+        f"config.json: mrope_section must be three numbers that are {head_dim // 2} together, not {found!r}"
+    )
 
 
 def _window(raw: Mapping[str, Any]) -> int | None:

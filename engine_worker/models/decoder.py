@@ -102,6 +102,7 @@ class CausalLM(Layer):
         self.graphs = True
         self.takes_embeds = True
         self.has_taps = True
+        self.has_axes = config.rope.sections is not None
         self.model = DecoderStack(config, layers, place)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, place)
         if config.tie_word_embeddings:

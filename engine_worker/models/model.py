@@ -53,6 +53,10 @@ class Model(Protocol):
     def has_taps(self) -> bool:
         """Whether a call can give single layers' outputs."""
 
+    @property
+    def has_axes(self) -> bool:
+        """Whether tokens have three positions; see `engine_worker.positions`."""
+
     def __call__(
         self,
         token_ids: Tensor,
@@ -63,8 +67,9 @@ class Model(Protocol):
         embeds: Embeds | None = None,
         taps: Taps | None = None,
     ) -> Tensor:
-        """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head. `adapters`: only if
-        the model has targets for them (`find_targets`). `embeds`, `taps`: only if it takes or has them."""
+        """token_ids [T] int64, positions [T] int64, or [3, T] if it has axes -> hidden states [T, hidden], before the
+        head. `adapters`: only if the model has targets for them (`find_targets`). `embeds`, `taps`: only if it takes or
+        has them."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32; undefined on ranks other than 0."""

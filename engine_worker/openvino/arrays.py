@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.openvino.graph import INPUTS
+from engine_worker.positions import AXES
+from engine_worker.runner.batch import rotary_positions
 from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 
@@ -45,9 +47,11 @@ def prepared_step(
     smallest: int,
     spare: int,
     no_rows: NDArray[np.float32],
+    *,
+    axes: bool = False,
 ) -> PreparedStep:
     """window: the widest of any layer; blocks wholly behind it are left out. Steps of fewer than `smallest` tokens, one
-    per sequence, get another sequence, in the block `spare`. no_rows: [0, hidden]."""
+    per sequence, get another sequence, in the block `spare`. no_rows: [0, hidden]. axes: see `Model.has_axes`."""
     virtual = table_rows(slices)
     if len(slices) < smallest and all(len(part.tokens) == 1 for part in slices):
         # Its logits are not read.
@@ -93,6 +97,13 @@ def prepared_step(
     virtual_tokens, virtual_rows = virtual or (NO_IDS, no_rows)
     num_rows = len(rows)
     rows += [0] * (LEAST - num_rows)
-    lists = [token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
+    turned = _by_axes(slices, positions) if axes else positions
+    lists: list[Any] = [token_ids, turned, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
     lists += [virtual_tokens, virtual_rows]
     return PreparedStep(lists, num_rows, len(kept), tokens, draws)
+
+
+def _by_axes(slices: Sequence[Slice], positions: list[int]) -> NDArray[np.int64]:
+    """[3 T], token by token."""
+    found = rotary_positions(slices, np.array(positions, np.int64))
+    return np.broadcast_to(found, (AXES, len(positions))).T.reshape(-1)

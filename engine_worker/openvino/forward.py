@@ -47,6 +47,7 @@ class OpenVinoForward:
         self.hidden_size = config.hidden_size
         self.hidden_dtype = torch.float32
         self.takes_embeds = True
+        self._axes = config.rope.sections is not None
         self.output_layers = output_layers
         self.rank = Rank(0, 1, self.device, compiled, cache)
         # Smaller generation steps get other kernels: products of one row, attention that splits a sum over the threads.
@@ -73,7 +74,7 @@ class OpenVinoForward:
 
     def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
         size, spare = self.cache.tokens_per_block, self.cache.spare
-        return prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows)
+        return prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows, axes=self._axes)
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Nothing has to go to a device."""

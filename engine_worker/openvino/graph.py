@@ -21,10 +21,11 @@ from engine_worker.layers.rotary import frequencies
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM, DecoderLayer
 from engine_worker.openvino.weights import Weights, constant, rows_of
+from engine_worker.positions import AXES
 
 INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("token_ids", ov.Type.i32, [-1]),
-    # As numbers: what the angles are computed from. Exact up to 2^24.
+    # As numbers: what the angles are computed from. Exact up to 2^24. [3 T], token by token, of a model with axes.
     ("positions", ov.Type.f32, [-1]),
     ("past_lengths", ov.Type.i32, [-1]),
     ("query_start", ov.Type.i32, [-1]),
@@ -153,7 +154,12 @@ def _attention(
 def _rotations(config: DecoderConfig, positions: ov.Node) -> tuple[ov.Node, ov.Node]:
     half = frequencies(config.rope, config.heads.head_dim)
     whole = torch.cat((half, half)).view(1, 1, 1, -1)
-    angles = op.multiply(op.reshape(positions, _shape(-1, 1, 1, 1), False), constant(whole))
+    columns = _shape(-1, 1, 1, 1)
+    if config.rope.sections is not None:
+        axes = _shape(*config.rope.axes(), *config.rope.axes())
+        positions = op.gather(op.reshape(positions, _shape(-1, AXES), False), axes, _int64(1))
+        columns = _shape(-1, 1, 1, config.heads.head_dim)
+    angles = op.multiply(op.reshape(positions, columns, False), constant(whole))
     return op.cos(angles), op.sin(angles)
 
 

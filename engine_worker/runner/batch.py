@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
 from engine_worker.layers.embeds import Embeds
+from engine_worker.positions import AXES
 from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 from sluice.ring.tensors import LAYER_PREFIX
@@ -31,7 +32,7 @@ class StepArrays:
     token_ids: NDArray[np.int64]
     """[T]. Arbitrary where the previous step still has to draw the token; see `follow_tokens`."""
     positions: NDArray[np.int64]
-    """[T]."""
+    """[T], or [3, T] if some are rows of images in grids: what the rotary embedding gets."""
     slots: NDArray[np.int64]
     block_tables: NDArray[np.int32]
     query_start: NDArray[np.int32]
@@ -90,8 +91,11 @@ class StepTensors:
             self.token_ids.index_copy_(0, self.follow_tokens, sampled.index_select(0, self.follow_draws))
 
 
-def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> StepArrays:
-    """Block tables are cut to begin with `window`, the widest of any layer, so that what lies behind costs nothing."""
+def build_arrays(
+    slices: Sequence[Slice], tokens_per_block: int, window: int | None, *, axes: bool = False
+) -> StepArrays:
+    """Block tables are cut to begin with `window`, the widest of any layer, so that what lies behind costs nothing.
+    `axes`: see `Model.has_axes`."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
     starts = np.fromiter((part.start for part in slices), np.int64, size)
@@ -126,7 +130,7 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
     follow_tokens, follow_draws = _follows(slices, ends)
     return StepArrays(
         token_ids,
-        positions,
+        rotary_positions(slices, positions) if axes else positions,
         slots,
         block_tables,
         query_start=np.concatenate(([0], ends)).astype(np.int32),
@@ -144,6 +148,26 @@ def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | N
         virtual_tokens=None if virtual is None else virtual.tokens,
         virtual_rows=None if virtual is None else virtual.rows,
     )
+
+
+def rotary_positions(slices: Sequence[Slice], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[T], or [3, T] if some are rows of images in grids; `indexes` [T]: of the tokens in their sequences."""
+    placed = [part.positions for part in slices]
+    if not any(placed):
+        return indexes
+    found, end = np.tile(indexes, (AXES, 1)), 0
+    grids = False
+    for part, positions in zip(slices, placed, strict=True):
+        start, end = end, end + len(part.tokens)
+        if positions is None:
+            continue
+        behind = positions.behind(part.start)
+        if behind is None:
+            found[:, start:end] = positions.between(part.start, part.start + len(part.tokens))
+            grids = True
+        else:
+            found[:, start:end] += behind
+    return found if grids else found[0]
 
 
 def _adapters(slices: Sequence[Slice]) -> NDArray[np.int64] | None:

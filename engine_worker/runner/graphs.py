@@ -206,8 +206,8 @@ class Graphs:
             or blocks > self._buffers.blocks
         ):
             return None
-        # A prompt may end with a virtual token, whose row has no place in the buffers.
-        if arrays.virtual_tokens is not None:
+        # A prompt may end with a virtual token, whose row has no place in the buffers; nor have three positions.
+        if arrays.virtual_tokens is not None or arrays.positions.ndim > 1:
             return None
         return self.sizes[bisect_left(self.sizes, rows)]
 

@@ -90,7 +90,7 @@ class TorchForward:
         self._graphs = None
 
     def arrays(self, slices: Sequence[Slice]) -> StepArrays:
-        return build_arrays(slices, self.cache.tokens_per_block, self.window)
+        return build_arrays(slices, self.cache.tokens_per_block, self.window, axes=self.model.has_axes)
 
     def prepare(self, arrays: StepArrays) -> StepOnDevice:
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0

@@ -2,6 +2,7 @@
 
 from functools import partial
 from io import BytesIO
+from math import isqrt
 
 import torch
 
@@ -9,8 +10,13 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.weights import load_weights, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
+from engine_worker.vision.tower import make_tower
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.images import Image
+from sluice.ring.vision import Vision
+
+BLANK_PIXELS = 64
+"""Of a side."""
 
 
 def load_images(
@@ -19,22 +25,18 @@ def load_images(
     """None: the model takes no images. Called before the KV cache is sized. Raises CheckpointError."""
     if checkpoint.vision is None:
         return None
-    # Imported only if needed: transformers takes seconds to import.
-    from engine_worker.vision.tower import Tower
-
-    tower = Tower(checkpoint.path, dtype, device)
+    tower = make_tower(checkpoint, dtype, device)
     targets = tower.targets()
     if config.weights == "random":
         random_weights(targets, config.weights_seed, 0.02, _ignore)
     else:
         load_weights(checkpoint.path, targets, _ignore, rename=vision_name)
-    rows = checkpoint.vision.rows
     try:
-        # Also for the memory that it takes, which the KV cache must not get.
-        tower.encode(Image.of(rows, _blank()))
+        # Also for the memory that it takes, which the KV cache must not get; only a GPU computes large ones fast.
+        tower.encode(_blank(checkpoint.vision, largest=device.type == "cuda"))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
-    return ImageRows(tower.encode, rows, config.image_cache_size, partial(_use, device))
+    return ImageRows(tower.encode, checkpoint.vision.rows, config.image_cache_size, partial(_use, device))
 
 
 def _ignore(*_: object) -> None:
@@ -47,9 +49,13 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _blank() -> bytes:
+def _blank(vision: Vision, *, largest: bool) -> Image:
     import PIL.Image
 
+    side = isqrt(vision.scaling.most_pixels) if largest and vision.scaling is not None else BLANK_PIXELS
     file = BytesIO()
-    PIL.Image.new("RGB", (64, 64)).save(file, "PNG")
-    return file.getvalue()
+    PIL.Image.new("RGB", (side, side)).save(file, "PNG")
+    grid = vision.grid(side, side)
+    if grid is None:
+        return Image.of(vision.rows, file.getvalue())
+    return Image.of(grid.rows, file.getvalue(), grid.columns)

@@ -3,7 +3,9 @@
 
 DECODER = ("language_model.model.", "model.language_model.")
 HEADS = ("language_model.lm_head.", "lm_head.")
-TOWER = ("vision_tower.", "multi_modal_projector.")
+VISUAL = "visual."
+"""Qwen2-VL's tower, which has a projector within."""
+TOWER = ("vision_tower.", "multi_modal_projector.", VISUAL)
 
 
 def decoder_name(name: str) -> str | None:

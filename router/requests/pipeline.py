@@ -153,7 +153,8 @@ class RequestPipeline:
         check_image_rows(spec.images, self._dispatcher.image_rows)
         tokens = await self._text.tokens(spec.prompt)
         if spec.images is not None:
-            tokens = spec.images.expand(tokens, spec.prompt.field)
+            sizes = await self._text.compute(0, spec.images.sizes) if spec.images.vary else spec.images.sizes()
+            tokens = spec.images.expand(tokens, sizes, spec.prompt.field)
         if spec.table is not None:
             tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]

@@ -11,6 +11,7 @@ from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.ring.shared_tables import SharedTables
+from sluice.ring.tables import Table
 from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.status_report import RequestReport
 
@@ -37,7 +38,7 @@ class Requests:
         """No new requests are taken: the router is draining."""
         self._own_bytes = 0
         """Of the rows and images that requests brought themselves."""
-        self._shared_tables = SharedTables()
+        self._shared_tables: SharedTables[Table] = SharedTables()
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
         """In order of arrival, in which they recover when an engine is lost."""

@@ -1,18 +1,21 @@
 """Images of a prompt, each in place of a placeholder among its tokens."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from router.errors import Reason, RequestError, Violation, Violations
 from router.validate.chat import MAX_PARTS
 from router.validate.model import Limits, Model
 from router.validate.tables import TABLE_FIELD, GivenTable
 from sluice.ring.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
-from sluice.ring.pictures import PictureError, open_picture
+from sluice.ring.pictures import PictureError, open_picture, upright_size
+from sluice.ring.scaling import Grid, ScalingError
 from sluice.ring.vision import Vision
 from sluice.v1 import generation_pb2 as pb
+
+T = TypeVar("T")
 
 FIELD = "spec.images"
 CHAT_FIELD = "spec.chat.messages"
@@ -37,7 +40,16 @@ class GivenImages:
         """Bytes."""
         return sum(len(image.data) for image in self.images)
 
-    def expand(self, tokens: Sequence[int], field: str) -> list[int]:
+    @property
+    def vary(self) -> bool:
+        """Whether there are any whose sizes decide how many rows they have."""
+        return bool(self.images) and self.vision.scaling is not None
+
+    def sizes(self) -> list[int]:
+        """Rows of each. Takes some 100 µs per image if they vary, for the headers. Raises RequestError."""
+        return [self.vision.rows if grid is None else grid.rows for grid in self._checked(self._grid)]
+
+    def expand(self, tokens: Sequence[int], sizes: Sequence[int], field: str) -> list[int]:
         """Rows in place of placeholders. `field`: of the prompt. Raises RequestError unless there is one per image."""
         places = [place for place, token in enumerate(tokens) if token == self.vision.token_id]
         if len(places) != len(self.images):
@@ -47,21 +59,35 @@ class GivenImages:
             )
         parts: list[Sequence[int]] = []
         end, first = 0, self.first_id
-        for place in places:
-            parts += tokens[end:place], range(first, first + self.vision.rows)
-            end, first = place + 1, first + self.vision.rows
+        for place, rows in zip(places, sizes, strict=True):
+            parts += tokens[end:place], range(first, first + rows)
+            end, first = place + 1, first + rows
         return [*chain.from_iterable(parts), *tokens[end:]]
 
     def load(self) -> tuple[Image, ...]:
         """Takes some milliseconds per megapixel. Raises RequestError for what cannot be decoded."""
-        bad = Violations()
+        return self._checked(self._load)
+
+    def _load(self, image: GivenImage) -> Image:
+        open_picture(image.data)
+        grid = self._grid(image)
+        if grid is None:
+            return Image.of(self.vision.rows, image.data)
+        return Image.of(grid.rows, image.data, grid.columns)
+
+    def _grid(self, image: GivenImage) -> Grid | None:
+        return self.vision.grid(*upright_size(image.data)) if self.vary else None
+
+    def _checked(self, read: Callable[[GivenImage], T]) -> tuple[T, ...]:
+        """What it gives for each. Raises RequestError with all images that it refuses."""
+        bad, found = Violations(), []
         for image in self.images:
             try:
-                open_picture(image.data)
-            except PictureError as error:
+                found.append(read(image))
+            except (PictureError, ScalingError) as error:
                 bad.add(f"{image.field}.data", str(error))
         bad.raise_if_any()
-        return tuple(Image.of(self.vision.rows, image.data) for image in self.images)
+        return tuple(found)
 
 
 def parse_images(

@@ -107,7 +107,7 @@ def open_checkpoint(
         if not (path / name_of_file).is_file():
             raise CheckpointError(why_incomplete(path, name_of_file))
     try:
-        config, vision = split_config(_read_json(path / "config.json"))
+        config, vision = split_config(_read_json(path / "config.json"), _image_processor(path))
     except VisionError as error:
         raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     if not isinstance(config.get("vocab_size"), int):
@@ -153,6 +153,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return found
+
+
+def _image_processor(path: Path) -> dict[str, Any]:
+    """What reads the pixels of images, from where transformers looks for it; empty if there is none."""
+    found = _read_json(path / "processor_config.json").get("image_processor")
+    return found if isinstance(found, dict) else _read_json(path / "preprocessor_config.json")
 
 
 def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:

@@ -78,6 +78,12 @@ class PromptTables(msgspec.Struct, frozen=True, omit_defaults=True):
         """In the order of the ids of their rows."""
         return *self.tables, *self.images
 
+    def shared(self, take: "Callable[[tuple[Table | Image, ...]], tuple[Table | Image, ...]]") -> "PromptTables":
+        """With what `take` returns for its parts."""
+        found = take(self.parts)
+        tables = tuple(part for part in found if isinstance(part, Table))
+        return msgspec.structs.replace(self, tables=tables, images=tuple(i for i in found if isinstance(i, Image)))
+
     def truncated(self, num_tokens: int) -> "PromptTables":
         """For the last `num_tokens` of the prompt."""
         return msgspec.structs.replace(self, extra_ids=self.extra_ids[-num_tokens:])

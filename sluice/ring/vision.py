@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-ARCHITECTURE = "LlavaForConditionalGeneration"
+from sluice.ring.scaling import Grid, Scaling
+
+LLAVA = "LlavaForConditionalGeneration"
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """Those with a fixed number of rows per image, and how many of these are no patches."""
 DECODERS = {
@@ -23,10 +25,16 @@ DEFAULT_LLAMA: Mapping[str, Any] = {
 }
 """What older checkpoints leave out of text_config: transformers' defaults."""
 DEFAULT_IMAGE_TOKEN = 32000
+QWEN_VL = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+QWEN_DECODER = "Qwen2ForCausalLM"
+DEFAULT_QWEN: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 32768}
+"""As above."""
+DEFAULT_SECTIONS = (16, 24, 24)
+DEFAULT_QWEN_IMAGE_TOKEN = 151655
 
 
 class VisionError(ValueError):
-    """config.json asks for something that is not supported; the message says what."""
+    """A file asks for something that is not supported; the message says what."""
 
 
 class Vision(NamedTuple):
@@ -35,25 +43,63 @@ class Vision(NamedTuple):
     token_id: int
     """The placeholder of an image, in the vocabulary."""
     rows: int
-    """Per image, whatever its size."""
+    """Per image; with `scaling` those of the largest."""
+    scaling: Scaling | None = None
+    """How the size of an image decides its rows, which then have places in a grid; None: it does not."""
+
+    def grid(self, width: int, height: int) -> Grid | None:
+        """Of the rows of an image of so many pixels; None: it has `rows`, in no grid. Raises ScalingError."""
+        return None if self.scaling is None else self.scaling.grid(width, height)
 
 
-def split_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Vision | None]:
-    """config.json of the decoder alone, and what images are to it; as it is and None of a model without. Raises
-    VisionError."""
-    if ARCHITECTURE not in (raw.get("architectures") or ()):
-        return dict(raw), None
+def split_config(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[dict[str, Any], Vision | None]:
+    """config.json of the decoder alone, and what images are to it; as it is and None of a model without. `processor`:
+    what preprocessor_config.json says of images. Raises VisionError."""
+    names = raw.get("architectures") or ()
+    if LLAVA in names:
+        return _llava(raw)
+    if any(name in names for name in QWEN_VL):
+        return _qwen(raw, processor)
+    return dict(raw), None
+
+
+def _llava(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Vision]:
     text, tower = _part(raw, "text_config"), _part(raw, "vision_config")
     kind = str(text.get("model_type", "llama"))
     if kind not in DECODERS:
         raise VisionError(f"text_config: model_type {kind!r} is not supported; supported: {', '.join(DECODERS)}")
-    types = {name: raw[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in raw}
-    decoder = (dict(DEFAULT_LLAMA) if kind == "llama" else {}) | text | types
+    decoder = (dict(DEFAULT_LLAMA) if kind == "llama" else {}) | text | _types(raw)
     decoder |= {"architectures": [DECODERS[kind]], "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False))}
-    token_id = raw.get("image_token_index", raw.get("image_token_id", DEFAULT_IMAGE_TOKEN))
-    if not isinstance(token_id, int) or not 0 <= token_id < decoder.get("vocab_size", 0):
-        raise VisionError(f"image_token_index is {token_id!r}, not a token of the vocabulary")
+    name = "image_token_id" if "image_token_id" in raw and "image_token_index" not in raw else "image_token_index"
+    token_id = _token(name, raw.get(name, DEFAULT_IMAGE_TOKEN), decoder)
     return decoder, Vision(token_id, _rows(raw, tower))
+
+
+def _qwen(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[dict[str, Any], Vision]:
+    tower = _part(raw, "vision_config")
+    # Published files have the decoder's options beside vision_config.
+    text = _part(raw, "text_config") if "text_config" in raw else {k: v for k, v in raw.items() if k != "vision_config"}
+    decoder = dict(DEFAULT_QWEN) | text | _types(raw)
+    tied = bool(raw.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))
+    decoder |= {"architectures": [QWEN_DECODER], "tie_word_embeddings": tied}
+    name = "rope_parameters" if decoder.get("rope_parameters") else "rope_scaling"
+    decoder[name] = {"mrope_section": list(DEFAULT_SECTIONS)} | (decoder.get(name) or {})
+    token_id = _token("image_token_id", raw.get("image_token_id", DEFAULT_QWEN_IMAGE_TOKEN), decoder)
+    try:
+        scaling = Scaling.of(processor, tower)
+    except ValueError as error:
+        raise VisionError(str(error)) from error
+    return decoder, Vision(token_id, scaling.most, scaling)
+
+
+def _types(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: raw[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in raw}
+
+
+def _token(name: str, found: Any, decoder: Mapping[str, Any]) -> int:
+    if not isinstance(found, int) or not 0 <= found < decoder.get("vocab_size", 0):
+        raise VisionError(f"{name} is {found!r}, not a token of the vocabulary")
+    return found
 
 
 def _rows(raw: Mapping[str, Any], tower: Mapping[str, Any]) -> int:

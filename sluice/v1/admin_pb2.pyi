@@ -211,7 +211,7 @@ class Model(_message.Message):
     hidden_size: _builtins.int
     """Length of the rows of Embeddings. 0: this model takes none, or no engine is known."""
     image_tokens: _builtins.int
-    """Tokens of a prompt that an image stands for. 0: this model takes none, or no engine is known."""
+    """Tokens of a prompt that an image stands for, at most if its size decides it. 0: this model takes none, or no engine is known."""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"lora", "images", ..."""

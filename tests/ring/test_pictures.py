@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ring.images import MAX_PIXELS
-from sluice.ring.pictures import PictureError, open_picture
+from sluice.ring.pictures import PictureError, open_picture, upright_size
 from tests.examples import examples
 
 
@@ -55,6 +55,35 @@ def test_it_is_turned_upright():
     assert open_picture(encoded("JPEG", exif=exif)).size == (7, 9)
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_the_size_by_the_header(form, orientation):
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(form, exif=exif)
+    assert upright_size(data) == open_picture(data).size == ((7, 9) if 5 <= orientation <= 8 else (9, 7))
+
+
+def test_an_orientation_behind_the_pixels_does_not_count():
+    """The header could not tell the size."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    parts = dict(chunks(encoded("PNG", exif=exif)))
+    order = (b"IHDR", b"IDAT", b"eXIf", b"IEND")
+    data = encoded("PNG")[:8] + b"".join(parts[name] for name in order)
+    assert upright_size(data) == open_picture(data).size == (9, 7)
+
+
+def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Of a PNG, by name."""
+    found, at = [], 8
+    while at < len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4])
+        found.append((data[at + 4 : at + 8], data[at:end]))
+        at = end
+    return found
+
+
 def test_the_first_picture_of_several_counts():
     frames = [PIL.Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     file = BytesIO()
@@ -92,4 +121,6 @@ def test_bytes_that_were_changed_raise_nothing_else(form, data):
     for _ in range(data.draw(st.integers(1, 4))):
         found[data.draw(st.integers(0, len(found) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(PictureError):
-        assert open_picture(bytes(found)).mode == "RGB"
+        picture = open_picture(bytes(found))
+        assert picture.mode == "RGB"
+        assert picture.size == upright_size(bytes(found))

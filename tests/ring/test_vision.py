@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from engine_worker.layers.rotary import Rope
+from engine_worker.models.registry import model_class
 from sluice import tiny_model
 from sluice.ring.checkpoint import CheckpointError, model_fingerprint, open_checkpoint
+from sluice.ring.scaling import Grid, Scaling
 from sluice.ring.vision import Vision, VisionError, split_config
 
 LLAVA_7B = {
@@ -42,6 +45,59 @@ LLAVA_7B = {
 """As published."""
 
 
+QWEN2_VL_2B = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "vision_token_id": 151654,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "initializer_range": 0.02,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "model_type": "qwen2_vl",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vision_config": {
+        "depth": 32,
+        "embed_dim": 1280,
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "in_chans": 3,
+        "hidden_size": 1536,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+    },
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vocab_size": 151936,
+}
+"""As published; so is its processor."""
+QWEN2_PROCESSOR = {
+    "min_pixels": 3136,
+    "max_pixels": 12845056,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_processor_type": "Qwen2VLImageProcessor",
+}
+
+
 def changed(part: str | None = None, **values) -> dict:
     raw = json.loads(json.dumps(LLAVA_7B))
     (raw if part is None else raw[part]).update(values)
@@ -49,7 +105,7 @@ def changed(part: str | None = None, **values) -> dict:
 
 
 def test_llava_as_published():
-    decoder, vision = split_config(LLAVA_7B)
+    decoder, vision = split_config(LLAVA_7B, {})
     assert vision == Vision(32000, 576)
     assert decoder["architectures"] == ["LlamaForCausalLM"]
     assert decoder["vocab_size"] == 32064
@@ -66,7 +122,7 @@ def test_llava_as_published():
     ],
 )
 def test_rows_of_an_image(raw, rows):
-    assert split_config(raw)[1].rows == rows
+    assert split_config(raw, {})[1].rows == rows
 
 
 @pytest.mark.parametrize(
@@ -82,12 +138,68 @@ def test_rows_of_an_image(raw, rows):
 )
 def test_what_is_not_supported_is_named(raw, reason):
     with pytest.raises(VisionError, match=reason):
-        split_config(raw)
+        split_config(raw, {})
+
+
+def test_qwen2_vl_as_published():
+    decoder, vision = split_config(QWEN2_VL_2B, QWEN2_PROCESSOR)
+    assert vision == Vision(151655, 4096, Scaling(28, 3136, 4096 * 784))
+    assert vision.grid(1000, 700) == Grid(25, 36)
+    assert decoder["architectures"] == ["Qwen2ForCausalLM"]
+    assert decoder["tie_word_embeddings"] is True
+    config = model_class(decoder).read_config(decoder)
+    assert config.rope == Rope(1000000.0, sections=(16, 24, 24))
+    assert config.heads.head_dim == 128
+
+
+def test_newer_files_have_the_decoder_in_a_part_of_its_own():
+    flat, _ = split_config(QWEN2_VL_2B, QWEN2_PROCESSOR)
+    outside = ("architectures", "image_token_id", "vision_config", "model_type", "torch_dtype")
+    text = {name: value for name, value in QWEN2_VL_2B.items() if name not in outside}
+    text["rope_parameters"] = text.pop("rope_scaling") | {"rope_theta": text.pop("rope_theta")}
+    raw = {name: QWEN2_VL_2B[name] for name in outside} | {"text_config": text}
+    raw["architectures"] = ["Qwen2_5_VLForConditionalGeneration"]
+    decoder, vision = split_config(raw, QWEN2_PROCESSOR)
+    assert vision == Vision(151655, 4096, Scaling(28, 3136, 4096 * 784))
+    assert model_class(decoder).read_config(decoder) == model_class(flat).read_config(flat)
+    assert decoder["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ({"image_token_id": 151936}, "image_token_id is 151936, not a token"),
+        ({"vision_config": None}, "vision_config is None"),
+        ({"vision_config": {"patch_size": 16}}, "patch_size is 16, but that of preprocessor_config.json is 14"),
+        ({"text_config": 3}, "text_config is 3"),
+    ],
+)
+def test_what_qwen2_vl_does_not_support_is_named(raw, reason):
+    with pytest.raises(VisionError, match=reason):
+        split_config(QWEN2_VL_2B | raw, QWEN2_PROCESSOR)
+
+
+@pytest.mark.parametrize("sections", [[16, 24], [16, 24, 25], "16", [-1, 41, 24]])
+def test_sections_that_do_not_fit_the_heads(sections):
+    scaling = {"type": "mrope", "mrope_section": sections}
+    decoder, _ = split_config(QWEN2_VL_2B | {"rope_scaling": scaling}, QWEN2_PROCESSOR)
+    with pytest.raises(CheckpointError, match="mrope_section must be three numbers that are 64 together"):
+        model_class(decoder).read_config(decoder)
+
+
+def test_the_processor_is_read_from_where_transformers_looks(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_model.path() / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2_VL_2B))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 78400}))
+    assert open_checkpoint(str(tmp_path)).vision.rows == 100
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"max_pixels": 7840}}))
+    assert open_checkpoint(str(tmp_path)).vision.rows == 10
 
 
 def test_other_models_have_no_images(tmp_path):
     raw = json.loads((tiny_model.path() / "config.json").read_text())
-    assert split_config(raw) == (raw, None)
+    assert split_config(raw, {}) == (raw, None)
     assert open_checkpoint(str(tiny_model.path())).vision is None
 
 

@@ -66,6 +66,7 @@ class Adapter:
         self.takes_embeds = False
 
     has_taps = False
+    has_axes = False
 
     @property
     def graphs(self) -> bool:

@@ -1,9 +1,12 @@
-"""Equal prompt tables of live requests are in memory once, and all of them are bounded."""
+"""Equal prompt tables and images of live requests are in memory once, and all of them are bounded."""
+
+import dataclasses
 
 import pytest
 from msgspec.structs import replace
 
 from engine_worker.core import intake
+from sluice.ring.images import Image
 from sluice.ring.tables import PromptTables
 from tests.fakes.engine import VOCAB, EngineBench, spec_of
 from tests.fakes.tables import random_table
@@ -53,6 +56,30 @@ def test_they_are_bounded(bench, monkeypatch):
     bench.run()
     for number in (*numbers[:3], again):
         assert bench.stream(number).end.fault is None
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_so_are_images(bench, monkeypatch, columns):
+    def send_image(data: bytes, number: int, **changed) -> None:
+        # In memory of its own.
+        image = replace(Image.of(ROWS, bytes(bytearray(data)), columns), **changed)
+        bench.send(spec_of([*range(VOCAB, VOCAB + ROWS), 1], 4, request=number, tables=PromptTables(images=(image,))))
+
+    bench.engine.intake._terms = dataclasses.replace(bench.engine.intake._terms, image_rows=ROWS)
+    monkeypatch.setattr(intake, "MAX_LIVE_TABLE_BYTES", 8)
+    for number, data in enumerate((b"some", b"some", b"more", b"x"), 1):
+        send_image(data, number)
+    known = Image.of(ROWS, b"some", columns)
+    send_image(b"same", 5, digest=known.digest, columns=3 if columns == 1 else 1)
+    bench.step()
+    images = [each for request in bench.engine.live.requests.values() for each in request.spec.tables.images]
+    assert [bytes(each.data) for each in images] == [b"some", b"some", b"more"]
+    assert images[0] is images[1]
+    assert bench.engine.live.tables.num_bytes == 8
+    assert bench.fault(4) == "OVERLOADED"
+    assert bench.fault(5) == "INVALID_ARGUMENT"
+    bench.run()
+    assert bench.engine.live.tables.num_bytes == 0
 
 
 def test_a_known_digest_is_not_believed_with_another_shape(bench):

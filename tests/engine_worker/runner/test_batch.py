@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.graphs import pad
@@ -186,3 +187,27 @@ def test_padding(count, more):
         assert len(array) == count + more
     assert padded.query_start.tolist() == list(range(count + more + 1))
     assert (padded.max_query, padded.last_tokens) == (1, None)
+
+
+def positions_of(*slices: Slice) -> list:
+    return build_arrays(slices, 4, None, axes=True).positions.tolist()
+
+
+def test_positions_of_models_with_axes():
+    """An image of two lines of three at index 1; text behind it is three positions back."""
+    blocks, placed = list(range(4)), Positions([PlacedGrid(1, 6, 3)])
+    plain = Slice([7, 8], 2, blocks)
+    behind = Slice([7, 8], 9, blocks, positions=placed)
+    within = Slice([7, 8, 9], 5, blocks, positions=placed)
+    assert positions_of(plain, plain) == [2, 3, 2, 3]
+    assert positions_of(plain, behind) == [2, 3, 6, 7]
+    assert positions_of(Slice([7], 9, blocks, positions=placed), Slice([7], 9, blocks)) == [6, 9]
+    assert positions_of(behind, within, plain) == [
+        [6, 7, 1, 1, 4, 2, 3],
+        [6, 7, 2, 2, 4, 2, 3],
+        [6, 7, 2, 3, 4, 2, 3],
+    ]
+    # Where keys and values go does not depend on them.
+    arrays = [build_arrays((part,), 4, None, axes=True) for part in (behind, Slice([7, 8], 9, blocks))]
+    assert arrays[0].slots.tolist() == arrays[1].slots.tolist()
+    assert arrays[0].context_lengths.tolist() == arrays[1].context_lengths.tolist()

@@ -225,6 +225,7 @@ def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
     assert graphs.fit(replace(arrays(2), max_query=2)) is None
     # A prompt's last token, which is a row of a table.
     assert graphs.fit(replace(arrays(2), virtual_tokens=np.array([1]))) is None
+    assert graphs.fit(replace(arrays(2), positions=np.zeros((3, 2), np.int64))) is None
 
 
 def test_what_the_backend_prepared_lives_as_long_as_the_graphs():

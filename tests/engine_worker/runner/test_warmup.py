@@ -84,6 +84,7 @@ class Greedy:
 
     graphs = True
     takes_embeds = True
+    has_axes = False
 
     def __init__(self, model) -> None:
         self.config = model.config

@@ -1,0 +1,228 @@
+"""Images in prompts: the tokens of transformers' Qwen2-VL and Qwen2.5-VL, however the work is cut."""
+
+from contextlib import closing
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine_worker.positions import Positions
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.images import Image
+from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
+from sluice.ring.pictures import upright_size
+from sluice.ring.scaling import Grid
+from sluice.ring.tables import PromptTables
+from tests.fakes.llava import picture
+from tests.fakes.qwen_vl import ARCHITECTURES, SCALING, write_qwen_vl
+from tests.parity.harness import EngineHarness
+from tests.parity.qwen_vl_oracle import MAX_TOKENS, Oracle
+
+pytestmark = pytest.mark.timeout(600)
+GREEDY = SamplingParams(temperature=0.0)
+STOPPING = StopParams(MAX_TOKENS)
+WIDE, TALL, SQUARE = (70, 20), (20, 60), (40, 40)
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory) -> dict[str, Oracle]:
+    return {kind: Oracle(write_qwen_vl(tmp_path_factory.mktemp(kind), kind)) for kind in ARCHITECTURES}
+
+
+@pytest.fixture(scope="module")
+def oracle(oracles) -> Oracle:
+    return oracles["qwen2_vl"]
+
+
+def image_of(data: bytes) -> Image:
+    grid = SCALING.grid(*upright_size(data))
+    return Image.of(grid.rows, data, grid.columns)
+
+
+def spelled(oracle: Oracle, prompt: list[int | bytes]) -> tuple[list[int], PromptTables]:
+    """As the router sends it."""
+    ids: list[int] = []
+    images: list[Image] = []
+    first = oracle.vocab_size
+    for part in prompt:
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            images.append(image_of(part))
+            ids += [oracle.start, *range(first, first := first + images[-1].rows), oracle.end]
+    return ids, PromptTables(images=tuple(images))
+
+
+def ask(harness: EngineHarness, oracle: Oracle, prompt: list[int | bytes], **options) -> int:
+    ids, tables = spelled(oracle, prompt)
+    return harness.send(ids, **({"sampling": GREEDY, "stopping": STOPPING} | options), tables=tables)
+
+
+def tokens_of(harness: EngineHarness, number: int) -> list[int]:
+    harness.run()
+    return harness.stream(number).tokens
+
+
+def mixed(prompts: list[list[int]], size: int, seed: int = 0) -> list[int | bytes]:
+    """Images of several shapes at the start, within, and at the end."""
+    text = prompts[12][:size]
+    first, second = picture(2 * seed, WIDE), picture(2 * seed + 1, TALL)
+    return [first, *text[: size // 2], second, *text[size // 2 :], first]
+
+
+@pytest.mark.parametrize(("kind", "backend"), [*((kind, "torch") for kind in ARCHITECTURES), ("qwen2_vl", "openvino")])
+def test_images_of_each_shape_beside_text(prompts, oracles, kind, backend):
+    oracle = oracles[kind]
+    asked = [
+        [picture(1, SQUARE), *prompts[11][:40]],
+        [picture(2, (300, 20), "JPEG")],
+        [5, picture(3, (20, 300), "WEBP"), 6],
+        [*prompts[11][:9], picture(4, (9, 8)), *prompts[11][9:30]],
+        [picture(5, WIDE), picture(6, (500, 400))],
+        mixed(prompts, 30),
+        [*prompts[11][:40]],
+    ]
+    harness = EngineHarness(oracle.folder, backend=backend)
+    numbers = [ask(harness, oracle, prompt) for prompt in asked]
+    harness.run()
+    found = [harness.stream(number).tokens for number in numbers]
+    assert found == [oracle.generate(prompt) for prompt in asked]
+    assert len({tuple(tokens) for tokens in found}) == len(asked)
+
+
+def test_picture_and_positions_decide_the_tokens(prompts, oracle, monkeypatch):
+    """Else the tests here would prove little."""
+    asked = [[*prompts[11][:5], picture(seed, WIDE), *prompts[11][5:10]] for seed in range(6)]
+    right = [oracle.generate(prompt) for prompt in asked]
+    assert len(set(map(tuple, right))) > 3
+    monkeypatch.setattr(Positions, "of", staticmethod(lambda *_: None))
+    harness = EngineHarness(oracle.folder)
+    numbers = [ask(harness, oracle, prompt) for prompt in asked]
+    harness.run()
+    assert sum(harness.stream(number).tokens != tokens for number, tokens in zip(numbers, right, strict=True)) > 3
+
+
+def newer(name: str) -> str:
+    """As in transformers' modules."""
+    if name.startswith("model."):
+        return name.replace("model.", "model.language_model.", 1)
+    return name if name.startswith("lm_head") else "model." + name
+
+
+def test_names_of_newer_versions_and_tied_embeddings(tmp_path, prompts):
+    oracle = Oracle(write_qwen_vl(tmp_path, "qwen2_5_vl", tied=True))
+    file = tmp_path / "model.safetensors"
+    save_file({newer(name): tensor for name, tensor in load_file(file).items()}, file)
+    harness, prompt = EngineHarness(tmp_path), mixed(prompts, 10)
+    assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_chunk_edges_everywhere(prompts, oracle, overlap):
+    prompt = mixed(prompts, 6)[:-1]
+    expected = oracle.generate(prompt)
+    for chunk in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 19, 20, 21, 22, 23, 31, 37, 38, 39, 45):
+        harness = EngineHarness(
+            oracle.folder,
+            overlap=overlap,
+            max_tokens_per_step=chunk,
+            max_batch_size=1,
+            tokens_per_block=8,
+            kv_cache_tokens=2048,
+        )
+        assert tokens_of(harness, ask(harness, oracle, prompt)) == expected, chunk
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_text_before_images_is_shared_and_nothing_behind_others(prompts, oracle, backend):
+    """Also where two images have as many rows, in other grids."""
+    text, tail = prompts[14][:64], prompts[15][:40]
+    wide, tall, other = picture(4, (64, 16)), picture(4, (16, 64)), picture(5, (64, 16))
+    assert SCALING.grid(64, 16) == Grid(2, 8)
+    assert SCALING.grid(16, 64) == Grid(8, 2)
+    harness = EngineHarness(oracle.folder, backend=backend)
+    # 64 tokens of text, then 18 of the image, then 40: blocks of 16 or 32.
+    whole = 112 if backend == "torch" else 96
+    for image, cached in ((wide, 0), (tall, 64), (other, 64), (wide, whole), (tall, whole), (other, whole)):
+        prompt = [*text, image, *tail]
+        number = ask(harness, oracle, prompt)
+        assert tokens_of(harness, number) == oracle.generate(prompt)
+        assert harness.cached_tokens(number) == cached
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
+def test_pauses_and_a_pool_too_small_change_nothing(prompts, oracle, options):
+    harness = EngineHarness(oracle.folder, kv_cache_tokens=320, max_tokens_per_step=48, max_batch_size=8, **options)
+    asked = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]
+    numbers = [ask(harness, oracle, prompt, stopping=StopParams(90)) for prompt in asked]
+    harness.run()
+    assert harness.pauses > 0
+    for prompt, number in zip(asked, numbers, strict=True):
+        assert harness.stream(number).tokens == oracle.generate(prompt, max_new_tokens=90)
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_resume_and_several_outputs(prompts, oracle, backend):
+    prompt = mixed(prompts, 20)
+    sampling = SamplingParams(seed=3, temperature=0.8, repetition_penalty=1.2, no_repeat_ngram_size=3)
+    whole = EngineHarness(oracle.folder, backend=backend)
+    number = ask(whole, oracle, prompt, sampling=sampling, n=3)
+    whole.run()
+    streams = [whole.stream(number, i).tokens for i in range(3)]
+    assert len(set(map(tuple, streams))) == 3
+    for have in (1, 7):
+        harness = EngineHarness(oracle.folder, backend=backend, max_tokens_per_step=8, max_batch_size=4)
+        resume = {i: tokens[:have] for i, tokens in enumerate(streams[:2])}
+        again = ask(harness, oracle, prompt, sampling=sampling, n=3, resume=resume)
+        harness.run()
+        assert [harness.stream(again, i).tokens for i in range(3)] == streams
+
+
+def test_beams(prompts, oracle):
+    prompt = mixed(prompts, 20)
+    harness = EngineHarness(oracle.folder, max_tokens_per_step=16, max_batch_size=8)
+    beams = SamplingParams(temperature=1.0, logprobs=0, beam_search=BeamSearchParams(4))
+    number = ask(harness, oracle, prompt, sampling=beams, n=2)
+    harness.run()
+    assert harness.stream(number).tokens == oracle.generate(prompt, num_beams=4, num_return_sequences=1)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts(prompts, oracle, overlap):
+    """Those that the caller gives, so that some are accepted whatever the model says."""
+    line = prompts[16][:9]
+    prompt = [*line, picture(7, WIDE), *line, picture(7, TALL), *line]
+    expected = oracle.generate(prompt, max_new_tokens=40)
+    harness = EngineHarness(oracle.folder, overlap=overlap)
+    speculation = Speculation(4, draft_token_ids=tuple(expected[:30]))
+    number = ask(harness, oracle, prompt, stopping=StopParams(40), speculation=speculation)
+    assert tokens_of(harness, number) == expected
+    assert len(harness.steps) < 30
+
+
+def test_two_ranks(prompts, oracle):
+    prompt = mixed(prompts, 20)
+    with closing(EngineHarness(oracle.folder, tensor_parallel=2, max_tokens_per_step=16, max_batch_size=4)) as harness:
+        assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
+
+
+def refused(harness: EngineHarness, ids: list[int], tables: PromptTables) -> str:
+    number = harness.send(ids, GREEDY, STOPPING, tables=tables)
+    harness.run()
+    fault = harness.stream(number).end.fault
+    assert fault.code == "INVALID_ARGUMENT"
+    return fault.message
+
+
+def test_what_does_not_fit_is_refused(prompts, oracle):
+    harness = EngineHarness(oracle.folder)
+    data = picture(1, WIDE)
+    ids, tables = spelled(oracle, [5, data, 6])
+    assert open_checkpoint(str(oracle.folder)).vision.rows == 30
+    assert "must stand together" in refused(harness, ids[:-3], tables)
+    assert "must stand together" in refused(harness, ids[::-1], tables)
+    (image,) = tables.images
+    turned = Image.of(image.rows, data, image.rows // image.columns)
+    for wrong in (turned, Image.of(30, data), Image.of(image.rows + image.columns, data, image.columns)):
+        rows = range(oracle.vocab_size, oracle.vocab_size + wrong.rows)
+        assert "by its size, not" in refused(harness, [5, *rows, 6], PromptTables(images=(wrong,)))
+    assert tokens_of(harness, ask(harness, oracle, [5, data, 6])) == oracle.generate([5, data, 6])

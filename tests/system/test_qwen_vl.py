@@ -1,0 +1,91 @@
+"""Qwen2-VL over a real ring, beside transformers: each form of prompt, and an engine that dies under its streams."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from sluice import AsyncClient, Client
+from sluice.launch import Ring
+from tests.fakes.llava import picture
+from tests.fakes.qwen_vl import IMAGE, write_qwen_vl
+from tests.parity.qwen_vl_oracle import Oracle
+
+GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_qwen_vl(tmp_path_factory.mktemp("qwen_vl"))
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    with Ring(str(folder), engines=2, detokenizers=1, router_args={"peer_timeout": 5.0}) as ring:
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def oracle(folder) -> Oracle:
+    return Oracle(folder)
+
+
+def right(oracle: Oracle, ids: list[int], images: list[bytes], count: int) -> list[int]:
+    """`ids`: with a placeholder per image."""
+    data = iter(images)
+    around = (oracle.start, oracle.end)
+    prompt = [next(data) if token == oracle.token_id else token for token in ids if token not in around]
+    return oracle.generate(prompt, max_new_tokens=count)
+
+
+def test_each_form_of_prompt(pair, oracle):
+    one, other = picture(1, (70, 20)), picture(2, (90, 200), "JPEG")
+    text = f"user: {IMAGE}What is this?{IMAGE}\nassistant:"
+    with Client(pair.address, timeout=100) as client:
+        ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
+        expected = right(oracle, ids, [one, other], 16)
+        by_text = client.generate(text, images=[one, other], max_tokens=16, add_special_tokens=False, **GREEDY)
+        assert list(by_text.outputs[0].token_ids) == expected
+        by_ids = client.generate(ids, images=[one, other], max_tokens=16, **GREEDY)
+        assert list(by_ids.outputs[0].token_ids) == expected
+        assert by_ids.usage.prompt_tokens == by_text.usage.prompt_tokens > len(ids)
+        # The prompt of the first was found, on the engine that had it.
+        assert by_ids.usage.cached_tokens > 16
+        parts = [
+            {"type": "image", "data": one},
+            {"type": "text", "text": "What is this?"},
+            {"type": "image", "data": other},
+        ]
+        by_chat = client.generate([{"role": "user", "content": parts}], max_tokens=16, **GREEDY)
+        assert list(by_chat.outputs[0].token_ids) == expected
+        (model,) = client.models()
+        assert model.image_tokens == 30
+
+
+async def test_streams_go_on_when_their_engine_dies(pair, oracle):
+    count = 160
+    sizes = ((70, 20), (20, 60), (40, 40))
+    asked = [
+        ([picture(2 * i, sizes[i % 3]), picture(2 * i + 1, sizes[(i + 1) % 3])], f"{IMAGE} value_{i} = {IMAGE}")
+        for i in range(6)
+    ]
+    async with AsyncClient(pair.address, timeout=200) as client:
+        begun = asyncio.Event()
+
+        async def tokens(images, text) -> list[int]:
+            found: list[int] = []
+            async for chunk in client.stream(text, images=images, max_tokens=count, **GREEDY):
+                assert chunk.token_offset == len(found)
+                found += chunk.token_ids
+                if len(found) > 8:
+                    begun.set()
+            return found
+
+        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
+        await asyncio.wait_for(begun.wait(), 60)
+        os.kill(pair.pids["engine-0"], signal.SIGKILL)
+        found = await asyncio.gather(*streams)
+        texts = [list((await client.tokenize(text)).token_ids) for _, text in asked]
+    assert found == [right(oracle, ids, images, count) for (images, _), ids in zip(asked, texts, strict=True)]
