@@ -6,13 +6,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpc import aio
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 
 from bench.harness.calls import GIVEN_UP, spec, streaming, until_logged
+from bench.harness.children import cpu_seconds
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
@@ -54,6 +55,10 @@ class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
     memory: list[Trail]
+    cpu_without: float | None = None
+    """Microseconds of CPU time of all services per token: the median of the turns. Other load of the machine changes it
+    less than the speed. None: not measured."""
+    cpu_beside: float | None = None
 
     @property
     def ratios(self) -> list[float]:
@@ -72,6 +77,12 @@ def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
 
+class _Turn(NamedTuple):
+    speed: float
+    cpu: float
+    """Microseconds of all services per token."""
+
+
 @dataclass
 class _Turns:
     _ring: Ring
@@ -83,19 +94,19 @@ class _Turns:
 
     async def run(self) -> SlowReaderResult:
         plan = self._plan
-        without: list[float] = []
-        beside: list[float] = []
+        without: list[_Turn] = []
+        beside: list[_Turn] = []
         async with self._neighbours(), asyncio.TaskGroup() as tasks:
-            await self._speed(plan.seconds)  # Warms up.
+            await self._turn(plan.seconds)  # Warms up.
             watch = MemoryWatch(self._ring)
             watching = tasks.create_task(watch.run())
             for round_ in range(plan.rounds):
-                without.append(await self._speed(plan.seconds))
+                without.append(await self._turn(plan.seconds))
                 self._step("all read")
                 async with self._slow_reader(f"slow-{round_}"):
-                    beside.append(await self._speed(plan.seconds))
+                    beside.append(await self._turn(plan.seconds))
                 self._step("one reads nothing")
-            without.append(await self._speed(plan.seconds))
+            without.append(await self._turn(plan.seconds))
             async with self._slow_reader("slow-last") as stream:
                 slow_from = watch.trails[0].seconds[-1]
                 await asyncio.sleep(plan.long_seconds)
@@ -104,8 +115,16 @@ class _Turns:
                 watch.sample()
                 read = await _read_rest(stream, self._plan.tensors)
                 self._step("it reads on")
-        found: dict[str, Any] = {"without": without, "beside": beside, "read_later": read, "slow_from": slow_from}
-        return SlowReaderResult(**asdict(plan), **found, memory=watch.trails)
+        return SlowReaderResult(
+            **asdict(plan),
+            without=[turn.speed for turn in without],
+            beside=[turn.speed for turn in beside],
+            read_later=read,
+            slow_from=slow_from,
+            memory=watch.trails,
+            cpu_without=median(turn.cpu for turn in without),
+            cpu_beside=median(turn.cpu for turn in beside),
+        )
 
     @asynccontextmanager
     async def _neighbours(self) -> AsyncIterator[None]:
@@ -119,11 +138,16 @@ class _Turns:
         ):
             yield
 
-    async def _speed(self, seconds: float) -> float:
-        loop, before = asyncio.get_running_loop(), self._tokens
+    async def _turn(self, seconds: float) -> _Turn:
+        loop, tokens, cpu = asyncio.get_running_loop(), self._tokens, self._cpu()
         began = loop.time()
         await asyncio.sleep(seconds)
-        return (self._tokens - before) / (loop.time() - began)
+        tokens = self._tokens - tokens
+        return _Turn(tokens / (loop.time() - began), 1e6 * (self._cpu() - cpu) / max(1, tokens))
+
+    def _cpu(self) -> float:
+        """Seconds of all services."""
+        return sum(map(cpu_seconds, self._ring.pids.values()))
 
     @asynccontextmanager
     async def _slow_reader(self, name: str) -> AsyncIterator[Any]:
@@ -165,12 +189,22 @@ def section(result: SlowReaderResult) -> Section:
             f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
             f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}). When it read on it received "
             f"{result.read_later:,} of {result.slow_tokens:,} {what}.",
+            *_cpu(result),
         ],
         [
             table("round | tokens/s, all read | tokens/s, one reads nothing | ratio", speeds),
             table(f"memory, MiB | when it paused | {result.long_seconds:g} s later | difference", memory),
         ],
     )
+
+
+def _cpu(result: SlowReaderResult) -> list[str]:
+    if result.cpu_without is None or result.cpu_beside is None:
+        return []
+    costs = f"{number(result.cpu_without)} µs without and {number(result.cpu_beside)} µs beside it"
+    return [
+        f"A neighbour's token takes {costs} of all services' CPU time, which the machine's other load changes less."
+    ]
 
 
 def _of_what(result: SlowReaderResult) -> str:
