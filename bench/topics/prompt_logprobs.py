@@ -94,10 +94,22 @@ def section(result: PromptLogprobsResult) -> Section:
         "computes logits for every position: *the head* is what its products add to those of all other matrices.",
         [
             f"The {small.model} model: **{min(tiny):.2f} to {max(tiny):.2f}×** a prompt without (goal: {LIMIT}×; by "
-            f"the head's products {1 + small.head:.2f}×)."
+            f"the head's products {1 + small.head:.2f}×).",
+            *_by_the_head(result, small),
         ],
         [table(f"model | ms without | the head | {head}", rows)],
     )
+
+
+def _by_the_head(result: PromptLogprobsResult, small: PromptLogprobsPoint) -> list[str]:
+    """Of models whose head is a large part."""
+    large = [point for point in result.points if point.model != small.model]
+    if not large:
+        return []
+    costs = [cost / (1 + point.head) for point in large for cost in point.cost]
+    return [
+        f"The {large[0].model} model: {min(costs):.2f} to {max(costs):.2f}× what the head's products alone make it."
+    ]
 
 
 def draw(result: PromptLogprobsResult) -> Figure:

@@ -5,14 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 from grpc import aio
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 
 from bench.harness.calls import GIVEN_UP, spec, streaming, until_logged
+from bench.harness.children import cpu_seconds
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
@@ -43,20 +44,26 @@ class SlowReaderPlan(Plan, frozen=True):
 
 
 class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
-    """Speeds in tokens per second of all neighbours together, one of each per round."""
+    """Speeds in tokens per second of all neighbours together."""
 
     without: list[float]
+    """Before each round and after the last."""
     beside: list[float]
+    """One per round."""
     read_later: int
     """Tokens or, with tensors, rows."""
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
     memory: list[Trail]
+    cpu_without: float | None = None
+    """Microseconds of CPU time of all services per token: the median of the turns. Other load of the machine changes it
+    less than the speed. None: not measured."""
+    cpu_beside: float | None = None
 
     @property
     def ratios(self) -> list[float]:
-        """Speed beside a slow reader by that without, per round."""
-        return [b / a for a, b in zip(self.without, self.beside, strict=True)]
+        """Speed beside a slow reader by the mean of those without, before and after: drift of the machine cancels."""
+        return [speed / fmean(self.without[i : i + 2]) for i, speed in enumerate(self.beside)]
 
     @property
     def ratio(self) -> float:
@@ -70,6 +77,12 @@ def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
 
+class _Turn(NamedTuple):
+    speed: float
+    cpu: float
+    """Microseconds of all services per token."""
+
+
 @dataclass
 class _Turns:
     _ring: Ring
@@ -81,18 +94,19 @@ class _Turns:
 
     async def run(self) -> SlowReaderResult:
         plan = self._plan
-        without: list[float] = []
-        beside: list[float] = []
+        without: list[_Turn] = []
+        beside: list[_Turn] = []
         async with self._neighbours(), asyncio.TaskGroup() as tasks:
-            await self._speed(plan.seconds)  # Warms up.
+            await self._turn(plan.seconds)  # Warms up.
             watch = MemoryWatch(self._ring)
             watching = tasks.create_task(watch.run())
             for round_ in range(plan.rounds):
-                without.append(await self._speed(plan.seconds))
+                without.append(await self._turn(plan.seconds))
                 self._step("all read")
                 async with self._slow_reader(f"slow-{round_}"):
-                    beside.append(await self._speed(plan.seconds))
+                    beside.append(await self._turn(plan.seconds))
                 self._step("one reads nothing")
+            without.append(await self._turn(plan.seconds))
             async with self._slow_reader("slow-last") as stream:
                 slow_from = watch.trails[0].seconds[-1]
                 await asyncio.sleep(plan.long_seconds)
@@ -101,8 +115,16 @@ class _Turns:
                 watch.sample()
                 read = await _read_rest(stream, self._plan.tensors)
                 self._step("it reads on")
-        found: dict[str, Any] = {"without": without, "beside": beside, "read_later": read, "slow_from": slow_from}
-        return SlowReaderResult(**asdict(plan), **found, memory=watch.trails)
+        return SlowReaderResult(
+            **asdict(plan),
+            without=[turn.speed for turn in without],
+            beside=[turn.speed for turn in beside],
+            read_later=read,
+            slow_from=slow_from,
+            memory=watch.trails,
+            cpu_without=median(turn.cpu for turn in without),
+            cpu_beside=median(turn.cpu for turn in beside),
+        )
 
     @asynccontextmanager
     async def _neighbours(self) -> AsyncIterator[None]:
@@ -116,11 +138,16 @@ class _Turns:
         ):
             yield
 
-    async def _speed(self, seconds: float) -> float:
-        loop, before = asyncio.get_running_loop(), self._tokens
+    async def _turn(self, seconds: float) -> _Turn:
+        loop, tokens, cpu = asyncio.get_running_loop(), self._tokens, self._cpu()
         began = loop.time()
         await asyncio.sleep(seconds)
-        return (self._tokens - before) / (loop.time() - began)
+        tokens = self._tokens - tokens
+        return _Turn(tokens / (loop.time() - began), 1e6 * (self._cpu() - cpu) / max(1, tokens))
+
+    def _cpu(self) -> float:
+        """Seconds of all services."""
+        return sum(map(cpu_seconds, self._ring.pids.values()))
 
     @asynccontextmanager
     async def _slow_reader(self, name: str) -> AsyncIterator[Any]:
@@ -145,8 +172,8 @@ async def _read_rest(stream: Any, tensors: bool) -> int:
 
 def section(result: SlowReaderResult) -> Section:
     speeds = (
-        f"{round_} | {number(a)} | {number(b)} | {b / a:.3f}"
-        for round_, (a, b) in enumerate(zip(result.without, result.beside, strict=True), 1)
+        f"{round_} | {number(a)} | {number(b)} | {ratio:.3f}"
+        for round_, (a, b, ratio) in enumerate(zip(result.without, result.beside, result.ratios, strict=False), 1)
     )
     memory = (
         f"{service} | {number(before)} | {number(after)} | {after - before:+.2f}"
@@ -156,18 +183,28 @@ def section(result: SlowReaderResult) -> Section:
     return Section(
         f"A client that stops reading{' tensors' if result.tensors else ''}",
         f"{result.neighbours} streams, with and without one more whose client reads nothing{_of_what(result)}, in "
-        f"turns of {result.seconds:g} s; then {result.long_seconds:g} s of that, while memory is watched. Its stream "
-        f"pauses once {_bound(result)} undelivered.",
+        f"turns of {result.seconds:g} s (a ratio is by the turns before and after); then {result.long_seconds:g} s "
+        f"of that, while memory is watched. Its stream pauses once {_bound(result)} undelivered.",
         [
             f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
             f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}). When it read on it received "
             f"{result.read_later:,} of {result.slow_tokens:,} {what}.",
+            *_cpu(result),
         ],
         [
             table("round | tokens/s, all read | tokens/s, one reads nothing | ratio", speeds),
             table(f"memory, MiB | when it paused | {result.long_seconds:g} s later | difference", memory),
         ],
     )
+
+
+def _cpu(result: SlowReaderResult) -> list[str]:
+    if result.cpu_without is None or result.cpu_beside is None:
+        return []
+    costs = f"{number(result.cpu_without)} µs without and {number(result.cpu_beside)} µs beside it"
+    return [
+        f"A neighbour's token takes {costs} of all services' CPU time, which the machine's other load changes less."
+    ]
 
 
 def _of_what(result: SlowReaderResult) -> str:
@@ -185,8 +222,9 @@ def draw(result: SlowReaderResult) -> Figure:
     about = f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; {pauses}."
     title = f"One client stops reading{' tensors' if result.tensors else ''}, the others do not notice"
     figure, ((speeds, memory),) = canvas((1, 2), (12, 4.8), title, about)
-    shown = [Series("all read", GREY, result.without), Series("one reads nothing", BLUE, result.beside)]
-    bars(speeds, [str(round_) for round_ in range(1, len(result.without) + 1)], shown)
+    without = result.without[: len(result.beside)]
+    shown = [Series("all read", GREY, without), Series("one reads nothing", BLUE, result.beside)]
+    bars(speeds, [str(round_) for round_ in range(1, len(result.beside) + 1)], shown)
     frame(speeds, "Tokens per second", "all neighbours together", x="round")
     trails(memory, result.memory)
     dashed(memory, result.slow_from / 60, "nothing is read from here on")
@@ -196,5 +234,5 @@ def draw(result: SlowReaderResult) -> Figure:
 
 QUICK = SlowReaderPlan(4, 60, 900, 64, rounds=1, seconds=2.0, long_seconds=2.0)
 TOPIC = Topic(SlowReaderPlan(), QUICK, measure, SlowReaderResult, section, draw)
-TENSORS = SlowReaderPlan(neighbours=16, tensors=True, rounds=4, seconds=10.0, long_seconds=60.0)
+TENSORS = SlowReaderPlan(neighbours=16, tensors=True, rounds=8, seconds=5.0, long_seconds=60.0)
 TENSORS_TOPIC = Topic(TENSORS, replace(QUICK, tensors=True), measure, SlowReaderResult, section, draw)

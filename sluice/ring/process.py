@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None]
@@ -17,10 +18,14 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 TERMINATED = 143
 """The same after SIGTERM, for a command that has not done its work."""
+STDERR = 2
+STOPPED_WHILE_STARTING = b'{"event": "stopped_while_starting", "signal": "SIGTERM", "level": "info"}\n'
 
 
 def exit_on_signals(terminated: int = 0) -> None:
     """Until other handlers are installed, SIGTERM ends the process at once with this status, SIGINT with INTERRUPTED.
+
+    Before it ends with status 0 it says why: otherwise nothing would show why a service ended that never served.
 
     To be called before slow imports. The kernel delivers no signal without a handler to process 1 of a container; and a
     KeyboardInterrupt may be swallowed or replaced by the library being imported. What is ignored stays ignored, such as
@@ -42,7 +47,14 @@ def exit_on_interrupt() -> None:
 
 
 def _exit_with(status: int) -> Handler:
-    return lambda *_: os._exit(status)
+    def end(*_: object) -> None:
+        if status == 0:
+            # No buffered stream: its lock may be held by what the signal interrupted.
+            with suppress(OSError):
+                os.write(STDERR, STOPPED_WHILE_STARTING)
+        os._exit(status)
+
+    return end
 
 
 def _ignored(number: int) -> bool:

@@ -259,6 +259,8 @@ def slow_reader_result(*, tensors: bool = False) -> slow_reader.SlowReaderResult
         read_later=850,
         slow_from=5.0,
         memory=memory,
+        cpu_without=300.0,
+        cpu_beside=301.0,
     )
 
 

@@ -1,5 +1,6 @@
 """SIGTERM while a service starts or loads: it ends with status 0, and its ranks with it. Also as process 1."""
 
+import json
 import os
 import shutil
 import signal
@@ -107,6 +108,17 @@ def test_a_call_into_a_library_is_not_waited_for(tmp_path: Path) -> None:
     assert wait_until(marker.exists)
     process.terminate()
     assert process.wait(LIMIT) == 0
+
+
+def test_the_log_says_why_it_ended(tmp_path: Path) -> None:
+    marker = tmp_path / "calling"
+    command = [sys.executable, "-c", BLOCKED.format(marker=str(marker))]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert wait_until(marker.exists)
+        process.terminate()
+        _, log = process.communicate(timeout=60)
+    assert [json.loads(line)["event"] for line in log.splitlines()] == ["stopped_while_starting"]
+    assert process.returncode == 0
 
 
 def test_a_service_s_own_handler_takes_over() -> None:

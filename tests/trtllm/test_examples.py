@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ EXAMPLES = ROOT / "examples" / "trtllm"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
-def run(name: str) -> list[str]:
-    command, environment = [sys.executable, str(EXAMPLES / name)], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+def run(name: str, *flags: str) -> list[str]:
+    command, environment = [sys.executable, name, *flags], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -32,3 +35,15 @@ def test_llm() -> None:
     first, second, parts = run("llm.py")
     assert len({first, second}) == 2
     assert int(parts.removesuffix(" parts")) > 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--batched",)])
+def test_logits_processors(flags: tuple[str, ...]) -> None:
+    lines = run("logits_processor.py", *flags)
+    assert len(lines) == 2
+    for prompt in ("year = ", "size = 1"):
+        (line,) = (line for line in lines if line.startswith(prompt))
+        digits = line.removeprefix(prompt)
+        assert len(digits) == 6
+        assert digits.isdecimal()
+        assert all(one != other for one, other in pairwise(digits))
