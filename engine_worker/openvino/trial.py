@@ -17,6 +17,7 @@ from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import Store
 from engine_worker.openvino.weights import Weights, formats
+from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
@@ -39,6 +40,8 @@ STEPS = (
     ((33, 1, (6, 4)),),
 )
 BLOCKS = 7
+GRID = PlacedGrid(3, 15, 5)
+"""As of an image, for models with axes."""
 
 
 class TrialError(Exception):
@@ -105,7 +108,10 @@ def _error(expected: torch.Tensor | None, found: torch.Tensor | None) -> float:
 
 
 def _slices(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> list[Slice]:
+    positions = None if config.rope.sections is None else Positions([GRID])
     return [
-        Slice([(7 * (past + i) + 3) % config.vocab_size for i in range(count)], past, blocks, (DRAW,))
+        Slice(
+            [(7 * (past + i) + 3) % config.vocab_size for i in range(count)], past, blocks, (DRAW,), positions=positions
+        )
         for past, count, blocks in sequences
     ]
