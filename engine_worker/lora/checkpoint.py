@@ -15,15 +15,15 @@ from torch import Tensor
 
 from engine_worker.layers.adapters import Target
 from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices
-from engine_worker.vision.names import DECODER
 from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
 from sluice.ring.tensor_file import INVALID_JSON, TensorFileError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 WRAPPER = "base_model.model."
 """Of tensor names: peft's."""
-DECODERS = (*DECODER, "model.")
-"""What follows: the decoder of a model that sees, or of one that does not."""
+DECODERS = ("language_model.model.", "model.language_model.", "model.")
+"""What follows: the decoder of a model that sees, in older and newer versions of transformers, or of one that does
+not."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
 MAX_PATTERN = 4096
