@@ -256,6 +256,18 @@ class HostUsage(NamedTuple):
     """By outcome: LOADED or an error code."""
 
 
+class ImageUsage(NamedTuple):
+    """Of host memory for the rows of images; counts are those since the start."""
+
+    images: int
+    used_bytes: int
+    max_bytes: int
+    evictions: int
+    lookups: Mapping[str, int]
+    """By what was found: "hit", "miss", or "recomputed", where a step needed rows that were evicted after the request's
+    start."""
+
+
 class AdapterLibrary(Protocol):
     """The LoRA adapters in host memory, by version. Called from the engine's thread; never waits.
 
@@ -327,6 +339,10 @@ class Runner(Protocol):
     @property
     def image_rows(self) -> int:
         """Of each image that prompts may have; 0: they may have none."""
+
+    @property
+    def image_usage(self) -> ImageUsage | None:
+        """For any thread. None: prompts may have no images."""
 
     @property
     def adapters(self) -> AdapterLibrary | None:

@@ -81,6 +81,7 @@ class ScriptedRunner:
     tensors: Mapping[str, int] = {}
     hidden_size = 0
     image_rows = 0
+    image_usage = None
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

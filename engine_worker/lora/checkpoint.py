@@ -19,8 +19,11 @@ from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles,
 from sluice.ring.tensor_file import INVALID_JSON, TensorFileError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-PREFIX = "base_model.model.model."
-"""Of tensor names: peft's wrapper, then the causal language model's decoder."""
+WRAPPER = "base_model.model."
+"""Of tensor names: peft's."""
+DECODERS = ("language_model.model.", "model.language_model.", "model.")
+"""What follows: the decoder of a model that sees, in older and newer versions of transformers, or of one that does
+not."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
 MAX_PATTERN = 4096
@@ -127,15 +130,33 @@ def read_adapter(
         raise AdapterError(f"{CONFIG} has {len(files.config)} bytes; at most {MAX_CONFIG_BYTES} are read")
     config = _Config.read(files.config)
     tensors = _tensors(files.weights, max_file_bytes(targets.values(), max_rank))
-    pairs: dict[str, dict[str, Tensor]] = {}
+    pairs: dict[str, _Pair] = {}
     for name, tensor in tensors.items():
-        path, side = _place(name, targets)
-        pairs.setdefault(path, {})[side] = tensor
+        place = _place(name, targets)
+        pair = pairs.setdefault(place.path, _Pair(place.module, {}))
+        if pair.module != place.module:
+            raise AdapterError(f"{_shown(pair.module)} and {_shown(place.module)} are the same module of this model")
+        pair.sides[place.side] = tensor
     if not pairs:
         raise AdapterError(f"{WEIGHTS} has no tensors")
     # In the model's order, whatever the file's is.
     modules = (_module(targets[path], pairs[path], config, max_rank, dtype) for path in targets if path in pairs)
     return AdapterWeights(tuple(modules))
+
+
+class _Place(NamedTuple):
+    """What the name of a tensor says."""
+
+    path: str
+    """Of the target."""
+    module: str
+    """The same in the model that peft had, such as "model.language_model.layers.0.mlp.up_proj"."""
+    side: str
+
+
+class _Pair(NamedTuple):
+    module: str
+    sides: dict[str, Tensor]
 
 
 class _Config(NamedTuple):
@@ -172,19 +193,18 @@ class _Config(NamedTuple):
             {_key("alpha_pattern", key): _alpha(value) for key, value in _pattern(raw, "alpha_pattern").items()},
         )
 
-    def rank_of(self, path: str) -> int:
-        found: int = _find(self.ranks, path, self.rank)
+    def rank_of(self, module: str) -> int:
+        found: int = _find(self.ranks, module, self.rank)
         return found
 
-    def scaling(self, path: str, rank: int) -> float:
-        alpha: float = _find(self.alphas, path, self.alpha)
+    def scaling(self, module: str, rank: int) -> float:
+        alpha: float = _find(self.alphas, module, self.alpha)
         return alpha / (sqrt(rank) if self.by_root else rank)
 
 
-def _find(pattern: Mapping[str, Any], path: str, default: Any) -> Any:
+def _find(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
     # As peft: the first key, in their order, that is the module's name or its end.
-    name = f".model.{path}"
-    return next((value for key, value in pattern.items() if name.endswith(f".{key}")), default)
+    return next((value for key, value in pattern.items() if f".{module}".endswith(f".{key}")), default)
 
 
 def _key(option: str, key: str) -> str:
@@ -230,46 +250,46 @@ def _tensors(data: Data, limit: int) -> dict[str, Tensor]:
         raise AdapterError(f"{WEIGHTS} {error}") from error
 
 
-def _place(name: str, targets: Mapping[str, Target]) -> tuple[str, str]:
-    """The path of the module, and the side."""
-    found = TENSOR.fullmatch(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
-    if found is None:
+def _place(name: str, targets: Mapping[str, Target]) -> _Place:
+    decoder = next((each for each in DECODERS if name.startswith(WRAPPER + each)), None)
+    found = None if decoder is None else TENSOR.fullmatch(name.removeprefix(WRAPPER + decoder))
+    if decoder is None or found is None:
         raise AdapterError(f"tensor {_shown(name)} is not supported: {_why(name)}")
     if found["path"] not in targets:
         raise AdapterError(f"tensor {_shown(name)}: adapters of this model cannot change {found['path']}")
-    return found["path"], found["side"]
+    return _Place(found["path"], decoder + found["path"], found["side"])
 
 
 def _why(name: str) -> str:
     for part, why in (
         ("lora_magnitude_vector", "DoRA"),
         ("modules_to_save", "whole modules"),
+        ("vision_tower", "adapters of the vision tower"),
+        ("multi_modal_projector", "adapters of the projector of images"),
         ("lm_head", "adapters of the output head"),
         ("embed", "adapters of the embedding"),
         ("bias", "biases"),
     ):
         if part in name:
             return f"{why} cannot be served"
-    return f"expected {PREFIX}layers.N.MODULE.lora_A.weight and lora_B.weight"
+    return f"expected {WRAPPER}{DECODERS[-1]}layers.N.MODULE.lora_A.weight and lora_B.weight"
 
 
-def _module(
-    target: Target, pair: Mapping[str, Tensor], config: _Config, max_rank: int, dtype: torch.dtype
-) -> ModuleWeights:
-    path = target.path
-    if missing := [side for side in SIDES if side not in pair]:
+def _module(target: Target, pair: _Pair, config: _Config, max_rank: int, dtype: torch.dtype) -> ModuleWeights:
+    path, (module, sides) = target.path, pair
+    if missing := [side for side in SIDES if side not in sides]:
         raise AdapterError(f"{path} has no {missing[0]}")
-    rank = config.rank_of(path)
+    rank = config.rank_of(module)
     if rank > max_rank:
         raise AdapterError(f"{path} has rank {rank}; this engine serves ranks up to {max_rank} (lora_max_adapter_size)")
     shapes = {"lora_A": (rank, target.inputs.total), "lora_B": (target.outputs.total, rank)}
     for side, shape in shapes.items():
-        if tuple(pair[side].shape) != shape:
+        if tuple(sides[side].shape) != shape:
             raise AdapterError(
-                f"{path}.{side} has shape {tuple(pair[side].shape)}, the model and rank {rank} need {shape}"
+                f"{path}.{side} has shape {tuple(sides[side].shape)}, the model and rank {rank} need {shape}"
             )
-    a = pair["lora_A"].to(dtype).contiguous()
-    b = (pair["lora_B"].float() * config.scaling(path, rank)).t().to(dtype).contiguous()
+    a = sides["lora_A"].to(dtype).contiguous()
+    b = (sides["lora_B"].float() * config.scaling(module, rank)).t().to(dtype).contiguous()
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         raise AdapterError(f"{path} has values that are not finite in {str(dtype).removeprefix('torch.')}")
     return ModuleWeights(target, a, b)

@@ -23,10 +23,6 @@ STACKED_ROWS = 16
 """Tokens of an adapter, at most, that go into one product with those of others."""
 STACKED_VALUES = 1 << 22
 """Of an adapter: a stack is a copy."""
-ONE_THREAD = 1 << 21
-"""Multiplications for which waking other threads takes longer than what they would save."""
-FEW_ROWS = 64
-"""Tested with one thread; more of them with all."""
 TESTED = ((48, 8), (512, 24), (2048, 64), (8, 512), (24, 1536), (192, 2048))
 """Inputs and outputs of products."""
 
@@ -39,12 +35,6 @@ class Pair(NamedTuple):
     """[inputs, ranks], or that of several adapters stacked."""
     b: Tensor
     """[ranks, outputs]."""
-    cost: int
-    """Multiplications per row."""
-
-    @classmethod
-    def of(cls, a: Tensor, b: Tensor) -> "Pair":
-        return cls(a, b, a.shape[-1] * (a.shape[-2] + b.shape[-1]))
 
 
 Pairs = Mapping[tuple[int, str], Pair]
@@ -52,7 +42,7 @@ Pairs = Mapping[tuple[int, str], Pair]
 
 
 class Method(NamedTuple):
-    """How products are computed on this machine."""
+    """How products are computed on this machine, with so many threads."""
 
     multiple: int
     """Rows are padded to a multiple of this."""
@@ -63,7 +53,7 @@ class Method(NamedTuple):
 
 
 @lru_cache
-def method() -> Method:
+def method(threads: int) -> Method:  # noqa: ARG001 - those of torch
     for multiple in PADDED:
         if all(_is_invariant(inputs, outputs, multiple) for inputs, outputs in TESTED):
             return Method(multiple, True, all(_is_stackable(inputs, outputs, multiple) for inputs, outputs in TESTED))
@@ -72,11 +62,11 @@ def method() -> Method:
 
 def _is_stackable(inputs: int, outputs: int, multiple: int) -> bool:
     generator = torch.Generator().manual_seed(2)
-    for threads, count, rows in ((1, 2, multiple), (1, 5, multiple), (torch.get_num_threads(), 3, STACKED_ROWS)):
+    for count, rows in ((2, multiple), (5, multiple), (3, STACKED_ROWS)):
         x, weight = (torch.randn(count, *shape, generator=generator) for shape in ((rows, inputs), (inputs, outputs)))
-        with _Threads(threads):
-            if not torch.equal(torch.bmm(x, weight), torch.stack([x[i] @ weight[i] for i in range(count)])):
-                return False
+        alone = torch.stack([_products(x[i], weight[i]) for i in range(count)])
+        if not torch.equal(_products(x, weight), alone):
+            return False
     return True
 
 
@@ -84,10 +74,19 @@ def _is_invariant(inputs: int, outputs: int, multiple: int) -> bool:
     weight = torch.randn(inputs, outputs, generator=torch.Generator().manual_seed(1))
 
     def product(x: Tensor, _: Tensor | None) -> Tensor:
-        with _Threads(1 if len(x) <= FEW_ROWS else torch.get_num_threads()):
-            return (torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)) @ weight)[: len(x)]
+        return _products(torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)), weight)[: len(x)]
 
     return is_batch_invariant(product, inputs)
+
+
+def _products(x: Tensor, weight: Tensor) -> Tensor:
+    """The product, and the sum of it and something else, side by side."""
+    added = x[..., :1].expand(*x.shape[:-1], weight.shape[-1]).contiguous()
+    return torch.cat((x @ weight, _add_product(added, x, weight)), -1)
+
+
+def _add_product(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return out.addmm_(x, weight) if x.dim() == 2 else out.baddbmm_(x, weight)
 
 
 class CpuAdapters:
@@ -96,7 +95,7 @@ class CpuAdapters:
     def __init__(self, widths: Mapping[tuple[int, str], int]) -> None:
         """`widths`: outputs of each linear layer."""
         self._widths = widths
-        self._method = method()
+        self._method = method(torch.get_num_threads())
         self._placed: dict[int, _Placed] = {}
         self._stacks: dict[tuple[int, ...], _Stack] = {}
         """Those of the latest step, by the adapters' numbers."""
@@ -140,16 +139,15 @@ class CpuAdapters:
         alone += [its[0] for its in alike.values() if len(its) == 1]
         stacked = [its for its in alike.values() if len(its) > 1]
         self._stacks = {key: self._stacks.get(key) or self._stack(key) for key in map(_numbers, stacked)}
-        return CpuStep([*map(self._one, alone), *map(self._several, stacked)], torch.get_num_threads())
+        multiple = self._method.multiple
+        parts = [
+            *(_Part(self._placed[group.number].pairs, choose_rows([group], multiple)) for group in alone),
+            *(_Part(self._stacks[_numbers(its)], choose_rows(its, multiple)) for its in stacked),
+        ]
+        return CpuStep(parts)
 
     def _stack(self, numbers: tuple[int, ...]) -> "_Stack":
         return _Stack([self._placed[number].pairs for number in numbers])
-
-    def _one(self, group: Group) -> "_One":
-        return _One(self._placed[group.number].pairs, choose_rows([group], self._method.multiple))
-
-    def _several(self, its: Sequence[Group]) -> "_Several":
-        return _Several(self._stacks[_numbers(its)], choose_rows(its, self._method.multiple))
 
 
 class _Placed(NamedTuple):
@@ -177,7 +175,7 @@ def _pair(parts: Sequence[PlacedModule], width: int) -> Pair:
         first, size = part.target.first, part.b.shape[1]
         b[row : row + len(part.b), first : first + size] = part.b
         row += len(part.b)
-    return Pair.of(torch.cat([part.a for part in parts]).t().contiguous(), b)
+    return Pair(torch.cat([part.a for part in parts]).t().contiguous(), b)
 
 
 class _Stack:
@@ -191,64 +189,54 @@ class _Stack:
         found = self._found.get(key)
         if found is None and key in self._members[0]:
             pairs = [member[key] for member in self._members]
-            found = Pair.of(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
+            found = Pair(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
             self._found[key] = found
         return found
 
 
-class _One(NamedTuple):
-    """The tokens of one adapter."""
+class _Part(NamedTuple):
+    """Tokens of one adapter, or those of several adapters of the same shape in one product: with few tokens each, the
+    number of calls counts."""
 
-    pairs: Pairs
+    pairs: "Pairs | _Stack"
     rows: Rows
 
-    def pair(self, key: tuple[int, str]) -> Pair | None:
-        return self.pairs.get(key)
-
-    def add(self, pair: Pair, x: Tensor, out: Tensor) -> None:
-        self.rows.add(out, self.rows.take(x).mm(pair.a).mm(pair.b))
+    def term(self, key: tuple[int, str]) -> "_Term | None":
+        pair = self.pairs.get(key)
+        return None if pair is None else _Term(pair.a, pair.b, self.rows)
 
 
-class _Several(NamedTuple):
-    """Those of several adapters of the same shape, in one product: with few tokens each, the number of calls counts."""
+class _Term(NamedTuple):
+    """What a part adds to one linear layer."""
 
-    stack: _Stack
+    a: Tensor
+    b: Tensor
     rows: Rows
 
-    def pair(self, key: tuple[int, str]) -> Pair | None:
-        return self.stack.get(key)
+    def add(self, x: Tensor, out: Tensor) -> None:
+        a, b, rows = self
+        inputs, sums = rows.take(x), rows.take(out)
+        if a.dim() == 2:
+            sums.addmm_(inputs.mm(a), b)
+        else:
+            count = len(a)
+            within = inputs.view(count, -1, inputs.shape[1]).bmm(a)
+            sums.view(count, -1, sums.shape[1]).baddbmm_(within, b)
+        rows.put(out, sums)
 
-    def add(self, pair: Pair, x: Tensor, out: Tensor) -> None:
-        inputs = self.rows.take(x).view(len(pair.a), -1, x.shape[1])
-        self.rows.add(out, torch.bmm(torch.bmm(inputs, pair.a), pair.b).view(-1, out.shape[1]))
 
+class CpuStep:
+    """See `StepAdapters`. What depends on the batch alone is found once: most steps are like the one before."""
 
-class CpuStep(NamedTuple):
-    """See `StepAdapters`."""
-
-    parts: Sequence[_One | _Several]
-    threads: int
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+        self._terms: dict[tuple[int, str], list[_Term]] = {}
 
     def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
-        for part in self.parts:
-            pair = part.pair((layer, linear))
-            if pair is None:
-                continue
-            with _Threads(1 if part.rows.size * pair.cost <= ONE_THREAD else self.threads):
-                part.add(pair, x, out)
-
-
-class _Threads:
-    """So many of them meanwhile."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._before = torch.get_num_threads()
-        if self._count != self._before:
-            torch.set_num_threads(self._count)
-
-    def __exit__(self, *_: object) -> None:
-        if self._count != self._before:
-            torch.set_num_threads(self._before)
+        key = layer, linear
+        terms = self._terms.get(key)
+        if terms is None:
+            found = (part.term(key) for part in self._parts)
+            terms = self._terms[key] = [term for term in found if term is not None]
+        for term in terms:
+            term.add(x, out)

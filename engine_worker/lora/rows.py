@@ -19,10 +19,10 @@ class Rows(Protocol):
         """N."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[N, width] of [T, width], contiguous; some are there only to make the numbers equal."""
+        """[N, width] of [T, width], contiguous: a view or a copy. Some are there only to make the numbers equal."""
 
-    def add(self, out: Tensor, found: Tensor) -> None:
-        """`found` [N, width], to `out` [T, width] in place."""
+    def put(self, out: Tensor, taken: Tensor) -> None:
+        """What became of `take(out)`, back to where it came from."""
 
 
 def choose_rows(groups: Sequence[Group], multiple: int) -> Rows:
@@ -45,13 +45,10 @@ class RowRange(NamedTuple):
     size: int
 
     def take(self, x: Tensor) -> Tensor:
-        return self._of(x)
+        return x if x.shape[0] == self.size else x.narrow(0, self.first, self.size)
 
-    def add(self, out: Tensor, found: Tensor) -> None:
-        self._of(out).add_(found)
-
-    def _of(self, x: Tensor) -> Tensor:
-        return x if len(x) == self.size else x.narrow(0, self.first, self.size)
+    def put(self, out: Tensor, taken: Tensor) -> None:
+        """It is a view."""
 
 
 class PickedRows(NamedTuple):
@@ -69,15 +66,14 @@ class PickedRows(NamedTuple):
     def take(self, x: Tensor) -> Tensor:
         return x.index_select(0, self.padded)
 
-    def add(self, out: Tensor, found: Tensor) -> None:
+    def put(self, out: Tensor, taken: Tensor) -> None:
         if len(self.used) < len(self.padded):
-            found = found.index_select(0, self.used)
+            taken = taken.index_select(0, self.used)
         if out.dtype is not torch.float32 or torch.get_num_threads() == 1:
-            out.index_add_(0, self.tokens, found)
+            out.index_copy_(0, self.tokens, taken)
             return
-        # By numpy: torch wakes the other threads for a few rows, which takes a hundred times as long as the sums.
-        rows, places = out.numpy(), self.tokens.numpy()
-        rows[places] += found.numpy()
+        # By numpy: torch wakes the other threads for a few rows, which takes a hundred times as long as the copy.
+        out.numpy()[self.tokens.numpy()] = taken.numpy()
 
 
 def _padded(tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:

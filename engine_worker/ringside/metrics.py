@@ -8,6 +8,7 @@ from engine_worker.core.engine import Engine
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback
+from engine_worker.step import ImageUsage
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
 from sluice.telemetry.metrics import counter, gauge, histogram
@@ -23,13 +24,19 @@ def start(startup: Startup) -> Iterator[Metric]:
 
 
 def read(
-    engine: Engine, inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox, stats_callback: StatsCallback | None
+    engine: Engine,
+    images: ImageUsage | None,
+    inbox: "Inbox[ToEngine]",
+    mailbox: Mailbox,
+    outbox: Outbox,
+    stats_callback: StatsCallback | None,
 ) -> Iterator[Metric]:
     """All other metrics. Called from the thread of the scrape."""
     yield from requests(engine, mailbox)
     yield from steps(engine)
     yield from memory(engine)
     yield from lora(engine)
+    yield from image_rows(images)
     yield from ring(inbox, mailbox, outbox)
     yield from callback(stats_callback)
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
@@ -102,6 +109,17 @@ def lora(engine: Engine) -> Iterator[Metric]:
     yield gauge(P + "lora_host_bytes", "Host memory for LoRA adapters.", host_bytes, ("state",))
     text = "Device pages for LoRA adapters; those of adapters that no sequence uses are cached."
     yield gauge(P + "lora_pages", text, by_state, ("state",))
+
+
+def image_rows(usage: ImageUsage | None) -> Iterator[Metric]:
+    """Without values in an engine that takes no images."""
+    found = usage or ImageUsage(0, 0, 0, 0, {})
+    size = {"used": found.used_bytes, "free": max(0, found.max_bytes - found.used_bytes)}
+    text = "Images of requests, by whether their rows were in memory; recomputed: evicted before a step used them."
+    yield counter(P + "image_lookups", text, found.lookups, ("outcome",))
+    yield gauge(P + "images", "Images whose rows are in memory.", found.images)
+    yield counter(P + "image_evictions", "Images whose rows were evicted for others.", found.evictions)
+    yield gauge(P + "image_bytes", "Host memory for the rows of images.", {} if usage is None else size, ("state",))
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:

@@ -73,6 +73,7 @@ class Worker:
         """Binds the inbox. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
         stats_callback or scheduler."""
         self._settings = settings
+        self._runner = runner
         self._version = build_version()
         self._log = log
         self._security = settings.security
@@ -280,7 +281,9 @@ class Worker:
         return StatsCallback(function, source, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:
-        return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
+        return metrics.read(
+            self._engine, self._runner.image_usage, self._inbox, self._mailbox, self._outbox, self._callback
+        )
 
     def _report(self) -> ServiceReport:
         """For /status.json."""

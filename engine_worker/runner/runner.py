@@ -31,7 +31,7 @@ from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import NO_PROGRAMS, AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, Move, Preparation, Slice, Step
+from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, ImageUsage, Move, Preparation, Slice, Step
 from engine_worker.vision.rows import ImageRows
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
@@ -133,6 +133,10 @@ class ModelRunner:
     @property
     def image_rows(self) -> int:
         return 0 if self.images is None else self.images.per_image
+
+    @property
+    def image_usage(self) -> ImageUsage | None:
+        return None if self.images is None else self.images.usage
 
     def find_tensors(self, names: Mapping[str, str]) -> None:
         """Offer what these functions return; see `OutputTensors.of`."""

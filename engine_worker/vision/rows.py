@@ -5,11 +5,12 @@ All state belongs to the engine's thread; the other one only turns an image into
 """
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from engine_worker.step import ImageUsage
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.images import Image
 from sluice.ring.pictures import PictureError
@@ -55,10 +56,16 @@ class ImageRows:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, Table] = OrderedDict()
         """By digest, the latest used last."""
-        self._bytes = 0
+        self._bytes = self._evictions = 0
+        self._lookups = Counter({"hit": 0, "miss": 0, "recomputed": 0})
         self._pending: dict[bytes, _Pending] = {}
         self._thread = ThreadPoolExecutor(1, "images", on_thread)
         self._one_at_a_time = threading.Lock()
+
+    @property
+    def usage(self) -> ImageUsage:
+        """For any thread."""
+        return ImageUsage(len(self._kept), self._bytes, self._max_bytes, self._evictions, self._lookups)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -68,6 +75,7 @@ class ImageRows:
         self.advance()
         encoding = Encoding(self)
         for image in images:
+            self._lookups["hit" if image.digest in self._kept else "miss"] += 1
             if image.digest in self._kept:
                 self._kept.move_to_end(image.digest)
             elif image.digest not in encoding.missing:
@@ -106,6 +114,7 @@ class ImageRows:
         that memory is bounded however many wait or are paused."""
         found = self._kept.get(image.digest)
         if found is None:
+            self._lookups["recomputed"] += 1
             found = self._compute(image)
             self._keep(image.digest, found)
         self._kept.move_to_end(image.digest)
@@ -124,6 +133,7 @@ class ImageRows:
         # The latest stays in any case.
         while self._bytes > self._max_bytes and len(self._kept) > 1:
             self._bytes -= len(self._kept.popitem(last=False)[1].data)
+            self._evictions += 1
 
 
 def _fault(error: BaseException) -> Fault:

@@ -156,6 +156,7 @@ class ScriptedRunner:
         self.adapters: ScriptedAdapters | None = None
         self.hidden_size = HIDDEN_SIZE
         self.image_rows = 0
+        self.image_usage = None
         self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap

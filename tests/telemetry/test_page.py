@@ -35,7 +35,7 @@ def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
 def test_engine():
     bench = EngineBench()
     found = engine_worker.ringside.metrics
-    running = found.read(bench.engine, INBOX, bench.mailbox, bench.outbox, None)
+    running = found.read(bench.engine, None, INBOX, bench.mailbox, bench.outbox, None)
     assert shown([*found.start(Startup()), *running]) == documented("sluice_engine_")
 
 

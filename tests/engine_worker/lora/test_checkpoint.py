@@ -49,6 +49,20 @@ def test_scaling():
     assert torch.equal(read(files(alpha_pattern={"^model.layers.1.self_attn.q_proj": 2})).modules[0].b, module.b)
 
 
+@pytest.mark.parametrize("decoder", ["model.language_model.", "language_model.model."])
+def test_the_decoder_of_a_model_that_sees(decoder):
+    """Its modules have longer names, in patterns too."""
+    named = {side: Q.format(side).replace("model.layers", f"{decoder}layers") for side in "AB"}
+    tensors = {named["A"]: torch.ones(4, 6), named["B"]: torch.ones(10, 4)}
+    (module,) = read(files(tensors)).modules
+    assert module.target.path == "layers.0.self_attn.q_proj"
+    for key, value in ((f"{decoder}layers.0.self_attn.q_proj", 0.5), ("model.layers.1.self_attn.q_proj", 2.0)):
+        (module,) = read(files(tensors, alpha_pattern={key: 2})).modules
+        assert torch.equal(module.b, torch.full((4, 10), value))
+    with pytest.raises(AdapterError, match="the same module"):
+        read(files(tensors | {Q.format("A"): torch.ones(4, 6)}))
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -103,6 +117,7 @@ def with_tensors(**changes):
         (with_tensors(**{Q.format("A"): torch.ones(4, 6, dtype=torch.int8)}), "I8"),
         (with_tensors(**{Q.format("A"): torch.ones(4, 6, dtype=torch.float64)}), "F64"),
         (with_tensors(**{"base_model.model.lm_head.lora_A.weight": torch.ones(4, 6)}), "output head"),
+        (with_tensors(**{Q.format("A").replace("layers", "vision_tower.layers"): torch.ones(4, 6)}), "vision tower"),
         (with_tensors(**{"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 6)}), "embedding"),
         (with_tensors(**{Q.format("magnitude_vector"): torch.ones(4, 6)}), "DoRA"),
         (with_tensors(**{Q.format("A").replace("layers.0", "layers.7"): torch.ones(4, 6)}), "cannot change"),

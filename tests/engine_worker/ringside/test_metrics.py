@@ -1,4 +1,4 @@
-"""What an engine counts of its LoRA adapters."""
+"""What an engine counts of its LoRA adapters and images."""
 
 from types import SimpleNamespace as Having
 
@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine_worker.ringside import metrics
+from engine_worker.step import ImageUsage
 from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
@@ -40,7 +41,7 @@ def size(model, folders) -> int:
 def counts(bench) -> dict[str, dict[str, float]]:
     """By metric and label."""
     inbox = Having(malformed=0, refused=0, gaps=0)
-    found = metrics.read(bench.engine, inbox, bench.mailbox, bench.outbox, None)
+    found = metrics.read(bench.engine, None, inbox, bench.mailbox, bench.outbox, None)
     return {
         each.name.removeprefix(P): {next(iter(sample.labels.values())): sample.value for sample in each.samples}
         for each in found
@@ -77,6 +78,17 @@ def test_host_memory_too_small_for_two(model, folders, size):
         finish(bench)
     assert counts(bench)["adapters"] == {"host": 1, "device": 2}
     assert counts(bench)["evictions"] == {"host": 1, "device": 0}
+
+
+def test_the_rows_of_images():
+    usage = ImageUsage(2, 48, 64, 3, {"hit": 5, "miss": 4, "recomputed": 1})
+    found = {each.name: [sample.value for sample in each.samples] for each in metrics.image_rows(usage)}
+    assert found == {
+        "sluice_engine_image_lookups": [5, 4, 1],
+        "sluice_engine_images": [2],
+        "sluice_engine_image_evictions": [3],
+        "sluice_engine_image_bytes": [48, 16],
+    }
 
 
 def test_without_adapters_nothing_is_counted():

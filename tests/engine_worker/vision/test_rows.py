@@ -74,6 +74,10 @@ def test_the_least_recently_used_is_dropped_and_computed_again(rows, encoder):
     assert encoder.asked == [b"one", b"other", b"third"]
     assert rows.table(OTHER).digest == OTHER.digest
     assert encoder.asked == [b"one", b"other", b"third", b"other"]
+    assert rows.prepare([OTHER, ONE]) is None
+    usage = rows.usage
+    assert usage.lookups == {"hit": 2, "miss": 3, "recomputed": 1}
+    assert (usage.images, usage.evictions, usage.used_bytes) == (2, 2, usage.max_bytes)
 
 
 @pytest.mark.parametrize(
