@@ -46,6 +46,19 @@ async def test_generate(script, address) -> None:
         assert await client.generate("x", max_tokens=5) == generation
 
 
+async def test_a_stream_is_collected_to_what_generate_returns(script, address) -> None:
+    script.stop_string = "!"
+    with Client(address) as client:
+        whole = client.generate("x", token_ids=True)
+        assert client.stream("x", token_ids=True).collect() == whole
+        closed = client.stream("x")
+        closed.close()
+        with pytest.raises(Cancelled, match="closed"):
+            closed.collect()
+    async with AsyncClient(address) as client:
+        assert await client.stream("x", token_ids=True).collect() == whole
+
+
 async def test_stream(script, address) -> None:
     with Client(address) as client:
         stream = client.stream("x", token_ids=True)
