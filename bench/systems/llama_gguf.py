@@ -36,7 +36,6 @@ def convert(source: Path, folder: Path, precision: str) -> None:
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(folder / MODEL, config["model_type"])
     _write_shape(writer, config)
-    writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     _write_weights(gguf, writer, source, gguf.GGMLQuantizationType[TYPES[precision]])
     _finish(writer)
@@ -56,6 +55,7 @@ def _write_shape(writer: Any, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(
         config["rope_theta"] if "rope_theta" in config else config["rope_parameters"]["rope_theta"]
     )
+    writer.add_vocab_size(config["vocab_size"])
 
 
 def _write_tokenizer(gguf: Any, writer: Any, source: Path, config: dict[str, Any]) -> None:
