@@ -269,6 +269,16 @@ async def test_each_attempt_sends_the_metadata_of_its_call(script, address) -> N
     assert {each["x-trace"] for each in script.metadata} == {"1"}
 
 
+def test_tokens_of_a_chat(script, address) -> None:
+    with Client(address) as client:
+        found = client.tokenize([{"role": "user", "content": "ab"}], template_kwargs={"x": 1}, tools_json="[]")
+        assert found.token_ids == (97, 98)
+        with pytest.raises(TypeError, match="continue_final_message: for chats only"):
+            client.tokenize("ab", continue_final_message=True)
+    chat = script.seen[-1].chat
+    assert (chat.tools_json, dict(chat.template_kwargs)) == ("[]", {"x": 1})
+
+
 async def test_other_calls(script, address) -> None:
     with Client(address, metadata=(("authorization", "Bearer t"),)) as client:
         assert client.abort("r1", "why") is True

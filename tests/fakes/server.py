@@ -180,9 +180,10 @@ class FakeServer(
 
     def Tokenize(self, request: Any, context: Any) -> Any:
         self._note(request, context)
-        offsets = [generation_pb2.Offset(start=i, end=i + 1) for i in range(len(request.text))]
+        text = request.text + "".join(message.content for message in request.chat.messages)
+        offsets = [generation_pb2.Offset(start=i, end=i + 1) for i in range(len(text))]
         return generation_pb2.TokenizeResponse(
-            token_ids=[ord(letter) for letter in request.text], offsets=offsets if request.offsets else []
+            token_ids=[ord(letter) for letter in text], offsets=offsets if request.offsets else []
         )
 
     def Detokenize(self, request: Any, context: Any) -> Any:
