@@ -3,13 +3,9 @@
 import asyncio
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import openai
@@ -295,16 +291,6 @@ async def test_whole_answers_survive_the_death_of_their_router(ring, url):
         os.kill(pids[name], signal.SIGKILL)
         assert await asyncio.gather(*answers) == calm
     assert await asyncio.to_thread(wait_until, lambda: ring.pids[name] != pids[name])
-
-
-def test_the_example_of_the_page(ring):
-    root = Path(__file__).parents[2]
-    (source,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "http.md").read_text(), re.DOTALL)
-    assert source.count("127.0.0.1:8000") == 1
-    command = [sys.executable, "-c", source.replace("127.0.0.1:8000", ring.http_address)]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout.splitlines()
-    assert lines[-2] == "32 tokens"
-    assert lines[-1] in ("yes", "no")
 
 
 def test_a_gateway_that_is_killed_comes_back_at_its_address(ring, client):
