@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,6 +32,7 @@ BACKLOG = 1024
 
 async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: MetricsPort) -> None:
     """Until a signal comes; then open requests have `drain_timeout` seconds. Raises OSError, ValueError."""
+    _check_certificate(settings)
     async with AsyncClient(settings.routers, **_client_options(settings)) as client:
         gateway = Gateway(client, settings, log)
         listener = _listen(settings)
@@ -103,6 +105,17 @@ def _client_options(settings: GatewaySettings) -> ClientOptions:
     if settings.router_ca is not None:
         options["tls"] = TlsOptions(settings.router_ca, settings.router_certificate, settings.router_key)
     return options
+
+
+def _check_certificate(settings: GatewaySettings) -> None:
+    """uvicorn loads it, too, but its errors do not name the files. Raises ValueError."""
+    if settings.tls_certificate is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except OSError as error:
+        files = f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key}"
+        raise ValueError(f"{files} cannot be used: {error}") from error
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

@@ -1,6 +1,11 @@
-"""A checkpoint of Qwen3 as a GGUF file: weights and shape, no vocabulary, because requests are token ids."""
+"""A checkpoint of Qwen3 as a GGUF file.
+
+The peer's has no vocabulary, because its requests are token ids. python -m bench.systems.llama_gguf CHECKPOINT FILE
+PRECISION, in an environment with gguf, writes one that llama.cpp's server can take texts with.
+"""
 
 import json
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -31,11 +36,9 @@ def convert(source: Path, folder: Path, precision: str) -> None:
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(folder / MODEL, config["model_type"])
     _write_shape(writer, config)
+    writer.add_tokenizer_model("no_vocab")
     _write_weights(gguf, writer, source, gguf.GGMLQuantizationType[TYPES[precision]])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     (folder / CONFIG).write_text(json.dumps(config | {"precision": precision}), encoding="utf-8")
 
 
@@ -53,7 +56,34 @@ def _write_shape(writer: Any, config: dict[str, Any]) -> None:
         config["rope_theta"] if "rope_theta" in config else config["rope_parameters"]["rope_theta"]
     )
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+
+
+def _write_tokenizer(gguf: Any, writer: Any, source: Path, config: dict[str, Any]) -> None:
+    """Of byte-level BPE whose texts are split as Qwen's are, like the bundled model's."""
+    found = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    known = {number: text for text, number in found["model"]["vocab"].items()}
+    special = {token["id"]: token["content"] for token in found["added_tokens"]}
+    kinds, tokens, types = gguf.TokenType, [], []
+    for number in range(config["vocab_size"]):
+        tokens.append(special.get(number) or known.get(number) or f"[unused {number}]")
+        types.append(kinds.CONTROL if number in special else kinds.NORMAL if number in known else kinds.UNUSED)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in found["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+    template = source / "chat_template.jinja"
+    if template.is_file():
+        writer.add_chat_template(template.read_text(encoding="utf-8"))
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _write_weights(gguf: Any, writer: Any, source: Path, matrices: Any) -> None:
@@ -83,3 +113,18 @@ def gguf_name(name: str) -> str:
         return f"{OF_MODEL[own]}.weight"
     layer, _, rest = own.removeprefix("model.layers.").partition(".")
     return f"blk.{layer}.{OF_LAYER[rest]}.weight"
+
+
+def main() -> None:
+    gguf: Any = import_module("gguf")
+    source, file, precision = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(file, config["model_type"])
+    _write_shape(writer, config)
+    _write_tokenizer(gguf, writer, source, config)
+    _write_weights(gguf, writer, source, gguf.GGMLQuantizationType[TYPES[precision]])
+    _finish(writer)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,9 @@ from gateway.requests.common import Common
 from gateway.requests.guides import Guide
 from sluice.client import Generation, Prompt
 
+JOINED_TOKENS = 32
+"""Of a whole answer, per message of the ring: at most so many of each output are computed again at another router."""
+
 
 class Call(ABC):
     """`prefix`: of the answer's id."""
@@ -51,9 +54,8 @@ class Call(ABC):
 
     async def whole(self) -> bytes:
         """Raises ApiError."""
-        client = self._gateway.client
         with ring_errors(self._guide_param):
-            found = await _all(client.generate(prompt, **self._of(i)) for i, prompt in enumerate(self._prompts))
+            found = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
         return self._encode(self.whole_object, list(self.choices_of(found)), usage_of(*(each.usage for each in found)))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -70,6 +72,14 @@ class Call(ABC):
         if self._request.wants_usage:
             total = usage_of(*(stream.usage for stream in streams if stream.usage is not None))
             yield event(self._encode(self.chunk_object, [], total))
+
+    async def _generate(self, number: int, prompt: Prompt) -> Generation:
+        """As a stream, which goes on where it was when its router is lost."""
+        client, options = self._gateway.client, self._of(number)
+        # Streams cannot choose among outputs.
+        if self._request.outputs < options.get("best_of", 0):
+            return await client.generate(prompt, **options)
+        return await client.stream(prompt, stream_interval=JOINED_TOKENS, **options).collect()
 
     def _of(self, number: int) -> dict[str, Any]:
         suffix = f"-{number}" if len(self._prompts) > 1 else ""

@@ -1,16 +1,41 @@
 """/tokenize and /detokenize, as of vLLM."""
 
+from typing import Any
+
 import msgspec
 
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
+from gateway.errors import invalid
 from gateway.requests.body import decode
+from gateway.requests.chat import ChatMessage, ChatRequest
+from gateway.requests.tools import Tool
+
+CHAT_OPTIONS = ("template_kwargs", "continue_final_message")
 
 
 class TokenizeRequest(msgspec.Struct):
-    prompt: str
+    """Of a prompt or of messages."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
     model: str = ""
     add_special_tokens: bool | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def chat(self) -> ChatRequest:
+        """Raises ApiError."""
+        found = ChatRequest(
+            messages=self.messages or [],
+            chat_template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+        found.check()
+        return found
 
 
 class DetokenizeRequest(msgspec.Struct):
@@ -30,16 +55,31 @@ class Text(msgspec.Struct):
 
 
 async def tokenize(gateway: Gateway, exchange: Exchange) -> bytes:
-    body = decode(exchange.body, TokenizeRequest, refused=("messages",))
+    """Raises ApiError."""
+    body = decode(exchange.body, TokenizeRequest)
     gateway.counters.unknown_fields += body.unknown
     request, metadata = body.fields, exchange.caller.metadata
+    text, options = _asked(request, bytes(body.raw["tools"]).decode() if request.tools else None)
     with ring_errors():
         found = await gateway.client.tokenize(
-            request.prompt, model=request.model, add_special_tokens=request.add_special_tokens, metadata=metadata
+            text, model=request.model, add_special_tokens=request.add_special_tokens, metadata=metadata, **options
         )
         models = await gateway.client.models(metadata=metadata)
     most = max((model.max_context_tokens for model in models), default=0)
     return msgspec.json.encode(Tokens(found.token_ids, len(found.token_ids), most))
+
+
+def _asked(request: TokenizeRequest, tools_json: str | None) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
+    """The text or the messages, and options of chats. Raises ApiError."""
+    if request.prompt is not None:
+        if request.messages is not None:
+            raise invalid("cannot be combined with prompt", "messages")
+        return request.prompt, {}
+    if request.messages is None:
+        raise invalid("is missing: give prompt or messages", "prompt")
+    chat = request.chat()
+    known = {name: value for name, value in chat.options().items() if name in CHAT_OPTIONS}
+    return chat.prompt(), known | {"tools_json": tools_json}
 
 
 async def detokenize(gateway: Gateway, exchange: Exchange) -> bytes:

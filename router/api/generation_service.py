@@ -1,7 +1,7 @@
 """sluice.v1.GenerationService."""
 
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from structlog.stdlib import BoundLogger
 from tokenizers import Encoding
@@ -13,6 +13,7 @@ from router.errors import Reason, RequestError, Violation, Violations, logged, s
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
+from router.validate.chat import ChatPrompt, parse_chat
 from router.validate.model import Limits, Model
 from router.validate.spec import check_model
 from sluice.v1 import generation_pb2 as pb
@@ -49,8 +50,10 @@ class GenerationService:
         return pb.AbortResponse(aborted=aborted)
 
     async def tokenize(self, message: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
-        """As a text prompt is tokenized."""
+        """As a prompt is tokenized."""
         check_model(message.model, self._model, "model")
+        if message.HasField("chat"):
+            return pb.TokenizeResponse(token_ids=await self._text.tokens(self._chat(message)))
         bad = Violations()
         bad.at_most("text", len(message.text.encode()), self._limits.prompt_bytes, "bytes")
         bad.raise_if_any()
@@ -71,6 +74,20 @@ class GenerationService:
         bad.raise_if_any()
         skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         return pb.DetokenizeResponse(text=await self._text.decode(message.token_ids, skip))
+
+    def _chat(self, message: pb.TokenizeRequest) -> ChatPrompt:
+        """Raises RequestError."""
+        bad = Violations()
+        spec = pb.GenerationSpec(chat=message.chat, add_special_tokens=message.add_special_tokens)
+        found = parse_chat(spec, self._model, self._limits, bad)
+        for name in ("text", "offsets"):
+            if getattr(message, name):
+                bad.add(name, "cannot be combined with chat", reason=Reason.CONFLICT)
+        if any(part.HasField("image") for each in message.chat.messages for part in each.parts):
+            bad.add("chat.messages", "has images, which only a request can expand", reason=Reason.NOT_SUPPORTED)
+        if bad.found:
+            raise RequestError.invalid([each._replace(field=each.field.removeprefix("spec.")) for each in bad.found])
+        return replace(found, field="chat")
 
     def _serve(
         self, spec: pb.GenerationSpec, context: Context, streaming: bool

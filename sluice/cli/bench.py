@@ -1,60 +1,85 @@
-"""`sluice bench`: a load for a server, and what it makes of it."""
+"""`sluice bench`: a load for one server or several, and what they make of it."""
 
 import asyncio
-import ssl
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sluice.cli import bench_result
+from sluice.cli.bench_servers import Api, Asked, BenchServer, connect, read_servers
 from sluice.cli.common import Server, asks_server, describe, fail, notes
-from sluice.client import Options, SluiceError, TlsOptions
+from sluice.client import SluiceError
 from sluice.loadgen import report, workload
-from sluice.loadgen.grpc_target import GrpcTarget
 from sluice.loadgen.run import Measured, Pace, run_load, send_one
 from sluice.loadgen.target import Target, TargetError
 from sluice.loadgen.workload import MAX_TOKENS
 
-Api = Literal["grpc", "openai"]
-BAR = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+BAR = (
+    TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to send. One value for the whole command."""
+    """What to send to each server. One value for the whole command."""
 
     requests: int
+    """Of a round."""
+    rounds: int
     lengths: workload.Lengths
     file: Path | None
     pace: Pace
     warmup: int
     seed: int
 
-    def rehearsal(self, tokens_per_word: float) -> list[workload.Request]:
-        """Other prompts than those of the load, which the server must not have in its prefix cache."""
-        return workload.random_requests(self.warmup, self.lengths, tokens_per_word, ~self.seed)
+    def rehearsal(self, tokens_per_word: float, server: int) -> list[workload.Request]:
+        return workload.random_requests(
+            self.warmup, self.lengths, tokens_per_word, self.seed, f"{server}, before the first round"
+        )
 
-    def load(self, tokens_per_word: float) -> list[workload.Request]:
-        """Raises WorkloadError."""
+    def loads(self, tokens_per_word: float, server: int) -> list[Sequence[workload.Request]]:
+        """One per round. Random prompts differ between servers, which may share an engine and its prefix cache.
+
+        Raises WorkloadError.
+        """
+        count = self.requests * self.rounds
         if self.file is None:
-            return workload.random_requests(self.requests, self.lengths, tokens_per_word, self.seed)
-        return workload.read_requests(self.file, self.requests, self.lengths, tokens_per_word, self.seed)
+            found = workload.random_requests(count, self.lengths, tokens_per_word, self.seed, server)
+        else:
+            found = workload.read_requests(self.file, count, self.lengths, tokens_per_word, self.seed)
+        return [found[at : at + self.requests] for at in range(0, count, self.requests)]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A server, its connections, and the requests that it gets."""
+
+    server: BenchServer
+    target: Target
+    rehearsal: Sequence[workload.Request]
+    loads: Sequence[Sequence[workload.Request]]
+    """One per round."""
 
 
 @asks_server
 def bench(
     server: Server,
-    target: Annotated[
-        str | None, typer.Argument(metavar="ADDRESS", help="host:port, or http://host:port with --api openai")
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]ADDRESS...", help="host:port of a ring, or http://host:port; they take turns"),
     ] = None,
-    api: Annotated[Api, typer.Option(help="Of the server: Sluice's own, or OpenAI's over HTTP")] = "grpc",
-    chat: Annotated[bool, typer.Option("--chat", help="With --api openai: /v1/chat/completions")] = False,
+    api: Annotated[
+        Api | None, typer.Option(help="Sluice's own, or OpenAI's. Default: OpenAI's for http:// and https://")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Prompts are messages of a user")] = False,
     model: Annotated[str, typer.Option(help="Default: the first that the server lists")] = "",
     requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of requests")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Turns of each server, with so many requests each")] = 1,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, as a Poisson process")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most requests in flight")] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, max=MAX_TOKENS, help="About, by the server's count")] = 128,
@@ -77,84 +102,70 @@ def bench(
     detailed: Annotated[bool, typer.Option("--detailed", help="With --json: every request too")] = False,
     label: Annotated[str, typer.Option(help="A name for this run, in the JSON")] = "",
 ) -> None:
-    """Measure a server under load: times to first token, between tokens and to the end, throughput, goodput."""
+    """Measure servers under load: times to first token, between tokens and to the end, throughput, goodput."""
     goals, ranks = _goals(goodput or []), _percentiles(percentiles)
-    addressed = server if target is None else replace(server, addresses=tuple(target.split(",")))
-    if api == "openai" and (target is None or len(addressed.addresses) > 1):
-        raise typer.BadParameter("--api openai needs the one ADDRESS of the server")
-    if api == "openai" and server.tenant is not None:
+    servers = read_servers(addresses or [], api, server.addresses)
+    if server.tenant is not None and any(each.api == "openai" for each in servers):
         raise typer.BadParameter("--tenant is for --api grpc")
-    if api == "grpc" and target is not None and "://" in target:
-        raise typer.BadParameter(f"{target} is a URL: add --api openai, or give host:port of a Sluice server")
-    if api == "grpc" and chat:
-        raise typer.BadParameter("--chat is for --api openai")
     lengths = workload.Lengths(prompt_tokens, output_tokens, spread)
-    plan = Plan(requests, lengths, file, Pace(rate, concurrency), warmup, seed)
-    sampling = {"temperature": temperature, "ignore_eos": ignore_eos or None}
+    plan = Plan(requests, rounds, lengths, file, Pace(rate, concurrency), warmup, seed)
+    asked = Asked(model, chat, temperature, ignore_eos, timeout)
     try:
-        name, measured = asyncio.run(_measure(plan, lambda: _open(addressed, api, chat, model, sampling, timeout)))
+        found = asyncio.run(_measure(plan, servers, server, asked))
     except SluiceError as error:
-        raise fail(describe(error, " or ".join(addressed.addresses))) from error
+        raise fail(describe(error, " or ".join(server.addresses))) from error
     except (TargetError, workload.WorkloadError, OSError, ValueError) as error:
         raise fail(str(error)) from error
-    figures = report.summarize(measured, ranks, goals)
-    about = bench_result.heading(api, name, label, plan.requests, plan.pace)
-    bench_result.write(about | figures | (report.details(measured.outcomes) if detailed else {}), json_file)
+    results = []
+    for each, (served, measured) in zip(servers, found, strict=True):
+        about = bench_result.heading(each, served, label, plan.requests * plan.rounds, plan.pace)
+        figures = report.summarize(measured, ranks, goals)
+        results.append(about | figures | (report.details(Measured.joined(measured).outcomes) if detailed else {}))
+    bench_result.write(results, json_file)
     if json_file != Path("-"):
-        bench_result.show(about, figures, ranks)
-    bench_result.show_errors(measured.outcomes)
-    if not figures["completed"]:
+        bench_result.show(results, ranks)
+    for each, (_, measured) in zip(servers, found, strict=True):
+        bench_result.show_errors(each.name, Measured.joined(measured).outcomes)
+    if not all(each["completed"] for each in results):
         raise typer.Exit(1)
 
 
-async def _open(
-    server: Server, api: Api, chat: bool, model: str, sampling: dict[str, Any], timeout: float | None
-) -> Target:
-    if api == "grpc":
-        options = Options(temperature=sampling["temperature"], ignore_eos=sampling["ignore_eos"])
-        connection = {"timeout": timeout, "tls": server.tls, "token": server.token, "tenant": server.tenant}
-        return await GrpcTarget.open(server.addresses, model, options, **connection)
-    # Slow to import, and needed here alone.
-    from sluice.loadgen.openai_target import OpenAITarget
-
-    fields = {name: value for name, value in sampling.items() if value is not None}
-    address, tls = server.addresses[0], _certificates(server.tls)
-    return await OpenAITarget.open(address, model, fields, chat=chat, token=server.token, tls=tls, timeout=timeout)
-
-
-def _certificates(tls: TlsOptions | None) -> ssl.SSLContext:
-    """Raises OSError for a file that cannot be read."""
-    context = ssl.create_default_context(cafile=None if tls is None else tls.ca)
-    if tls is not None and tls.certificate is not None:
-        context.load_cert_chain(tls.certificate, tls.key)
-    return context
-
-
-async def _measure(plan: Plan, opening: Callable[[], Awaitable[Target]]) -> tuple[str, Measured]:
-    """The model's name, and what was measured. Raises SluiceError, TargetError, WorkloadError."""
-    target = await opening()
-    try:
-        tokens_per_word = await _tokens_per_word(target)
-        load = plan.load(tokens_per_word)
+async def _measure(
+    plan: Plan, servers: Sequence[BenchServer], access: Server, asked: Asked
+) -> list[tuple[str, list[Measured]]]:
+    """The model's name and the rounds of each server. Raises SluiceError, TargetError, WorkloadError, OSError."""
+    async with AsyncExitStack() as stack:
+        contenders = []
+        for number, server in enumerate(servers):
+            target = await connect(server, access, asked)
+            stack.push_async_callback(target.close)
+            tokens_per_word = await _tokens_per_word(server, target)
+            rehearsal, loads = plan.rehearsal(tokens_per_word, number), plan.loads(tokens_per_word, number)
+            contenders.append(Contender(server, target, rehearsal, loads))
         with Progress(*BAR, console=notes(), transient=True) as bar:
             at_once = Pace(concurrency=plan.pace.concurrency)
-            await _send(target, plan.rehearsal(tokens_per_word), at_once, plan.seed, bar)
-            return target.model, await _send(target, load, plan.pace, plan.seed, bar)
-    finally:
-        await target.close()
+            for each in contenders:
+                await _send(each, each.rehearsal, at_once, plan.seed, bar)
+            rounds: list[list[Measured]] = [[] for _ in contenders]
+            for turn in range(plan.rounds):
+                for each, own in zip(contenders, rounds, strict=True):
+                    own.append(await _send(each, each.loads[turn], plan.pace, plan.seed + turn, bar))
+        return [(each.target.model, own) for each, own in zip(contenders, rounds, strict=True)]
 
 
-async def _send(target: Target, load: list[workload.Request], pace: Pace, seed: int, bar: Progress) -> Measured:
-    task = bar.add_task("requests", total=len(load))
-    return await run_load(target, load, pace, seed, lambda _: bar.advance(task))
+async def _send(to: Contender, load: Sequence[workload.Request], pace: Pace, seed: int, bar: Progress) -> Measured:
+    task = bar.add_task(to.server.name, total=len(load))
+    measured = await run_load(to.target, load, pace, seed, lambda _: bar.advance(task))
+    bar.remove_task(task)
+    return measured
 
 
-async def _tokens_per_word(target: Target) -> float:
+async def _tokens_per_word(server: BenchServer, target: Target) -> float:
     """By the server's count of a prompt; 1 if it does not say. Raises TargetError if the request fails."""
     outcome = await send_one(target, workload.Request(" ".join(workload.WORDS[: workload.CALIBRATION_WORDS]), 1))
     if not outcome.succeeded:
         hint = "; try --no-ignore-eos" if "ignore_eos" in outcome.error else ""
-        raise TargetError(f"the first request failed: {outcome.error}{hint}")
+        raise TargetError(f"the first request to {server.name} failed: {outcome.error}{hint}")
     return outcome.prompt_tokens / workload.CALIBRATION_WORDS or 1.0
 
 

@@ -16,7 +16,7 @@ from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
 from sluice.client.loras import AdapterFolder, Folder, RouterLoras, Upload
-from sluice.client.options import Options, Prompt
+from sluice.client.options import Message, Options, Prompt
 from sluice.client.prompt_adapters import RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
@@ -62,15 +62,26 @@ class AsyncClient:
 
     async def tokenize(
         self,
-        text: str,
+        text: str | Sequence[Message],
         *,
         model: str = "",
         add_special_tokens: bool | None = None,
         offsets: bool = False,
+        tools_json: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool | None = None,
         metadata: Metadata = (),
     ) -> Tokenization:
-        """Token ids of a text, as the server would tokenize it as a prompt."""
-        request = requests.tokenize_request(text, model, add_special_tokens, offsets)
+        """Token ids of a text or of the messages of a chat, as the server would tokenize them as a prompt.
+
+        `offsets` are for texts, the options from `tools_json` on for chats.
+        """
+        chat = {
+            "tools_json": tools_json,
+            "template_kwargs": template_kwargs,
+            "continue_final_message": continue_final_message,
+        }
+        request = requests.tokenize_request(text, model, add_special_tokens, offsets, chat)
         return read_tokenization(
             await self._call(lambda router: router.generation.Tokenize, request, metadata=metadata)
         )

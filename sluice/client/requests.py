@@ -11,7 +11,7 @@ from google.protobuf.message import Message as ProtoMessage
 from sluice.client.draft_logits import pack_draft_logits
 from sluice.client.embeddings import embeddings_of
 from sluice.client.errors import InvalidRequest, Violation
-from sluice.client.options import OPTION_NAMES, Prompt
+from sluice.client.options import OPTION_NAMES, Message, Prompt
 from sluice.v1 import generation_pb2 as pb
 
 PARTS = ("sampling", "stopping", "output", "chat", "")
@@ -24,10 +24,20 @@ def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
         request.spec.engine_deaths = engine_deaths
 
 
-def tokenize_request(text: str, model: str, add_special_tokens: bool | None, offsets: bool) -> pb.TokenizeRequest:
-    """Raises InvalidRequest for text that is not valid Unicode."""
+def tokenize_request(
+    text: str | Sequence[Message], model: str, add_special_tokens: bool | None, offsets: bool, chat: Mapping[str, Any]
+) -> pb.TokenizeRequest:
+    """`chat`: options of chats. Raises InvalidRequest for text that is not valid Unicode, TypeError."""
     request = pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens, offsets=offsets)
-    _assign(request, "text", text, "text")
+    options = {name: value for name, value in chat.items() if value is not None}
+    if isinstance(text, str):
+        if options:
+            raise TypeError(f"{', '.join(options)}: for chats only")
+        _assign(request, "text", text, "text")
+        return request
+    _assign(request, "chat", {"messages": list(map(_message, text))}, "chat")
+    for name, value in options.items():
+        _assign(request.chat, name, value, f"chat.{name}")
     return request
 
 

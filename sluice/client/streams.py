@@ -9,9 +9,10 @@ from typing import Any, Self
 
 import grpc
 
+from sluice.client.collected import Collected
 from sluice.client.connection import Metadata, Routers
-from sluice.client.errors import LostEvents, SluiceError, Unavailable, from_rpc_error, is_task_cancelled
-from sluice.client.results import Chunk, Timings, TokenLogprob, Usage
+from sluice.client.errors import Cancelled, LostEvents, SluiceError, Unavailable, from_rpc_error, is_task_cancelled
+from sluice.client.results import Chunk, Generation, Timings, TokenLogprob, Usage
 from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
 
@@ -145,6 +146,12 @@ class StreamInfo:
     def _cut_short(self) -> SluiceError:
         return LostEvents("the stream ended without its last event")
 
+    def _whole(self, collected: Collected) -> Generation:
+        """Raises Cancelled if the stream was closed before its end."""
+        if self.usage is None:
+            raise Cancelled("the stream was closed")
+        return collected.generation(self.request_id, self.seed, self.usage, self.timings, self.prompt_logprobs)
+
 
 class Stream(StreamInfo, OpenCall):
     """Iterator of `Chunk`. Closing, leaving its `with` block or deleting it cancels the request."""
@@ -167,6 +174,17 @@ class Stream(StreamInfo, OpenCall):
             # Also on Ctrl-C and StopIteration: a stream that raised has ended, and its request must not run on.
             self.close()
             raise
+
+    def collect(self) -> Generation:
+        """Read all, as one result. Unlike `generate`, it resumes where it was when its router is lost.
+
+        Raises SluiceError.
+        """
+        found = Collected()
+        with self:
+            for chunk in self:
+                found.add(chunk)
+        return self._whole(found)
 
     def _receive(self) -> None:
         if self._closed.is_set():
@@ -216,6 +234,14 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
         except BaseException:
             self.close()
             raise
+
+    async def collect(self) -> Generation:
+        """As `Stream.collect`."""
+        found = Collected()
+        async with self:
+            async for chunk in self:
+                found.add(chunk)
+        return self._whole(found)
 
     async def _receive(self) -> None:
         if self._closed.is_set():

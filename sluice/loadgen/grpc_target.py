@@ -4,18 +4,22 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-from sluice.client import AsyncClient, Options, SluiceError
+from sluice.client import AsyncClient, Options, Prompt, SluiceError
 from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.workload import Request
 
 
 class GrpcTarget:
-    def __init__(self, client: AsyncClient, model: str, options: Options) -> None:
+    """Streams completions, or with `chat` answers to a message of the user."""
+
+    def __init__(self, client: AsyncClient, model: str, options: Options, chat: bool) -> None:
         self.model = model
-        self._client, self._options = client, options
+        self._client, self._options, self._chat = client, options, chat
 
     @classmethod
-    async def open(cls, addresses: Sequence[str], model: str, options: Options, **connection: Any) -> Self:
+    async def open(
+        cls, addresses: Sequence[str], model: str, options: Options, *, chat: bool = False, **connection: Any
+    ) -> Self:
         """`model`: empty for the server's default. Raises SluiceError."""
         client = AsyncClient(addresses, **connection)
         try:
@@ -23,13 +27,14 @@ class GrpcTarget:
         except BaseException:
             await client.close()
             raise
-        return cls(client, model or next(iter(served), ""), options)
+        return cls(client, model or next(iter(served), ""), options, chat)
 
     async def send(self, request: Request, outcome: Outcome) -> None:
         now = asyncio.get_running_loop().time
+        prompt: Prompt = [{"role": "user", "content": request.prompt}] if self._chat else request.prompt
         options = self._options | Options(model=self.model, max_tokens=request.max_tokens)
         try:
-            async with self._client.stream(request.prompt, **options) as stream:
+            async with self._client.stream(prompt, **options) as stream:
                 async for chunk in stream:
                     if chunk.token_count:
                         outcome.on_chunk(now(), chunk.text, chunk.token_count)

@@ -14,7 +14,9 @@ GOALS = ("ttft", "tpot", "e2el")
 """Those that goodput may set a limit for, in milliseconds: each request has one of each."""
 
 
-def summarize(measured: Measured, percentiles: Sequence[float], goals: Mapping[str, float]) -> dict[str, Any]:
+def summarize(rounds: Sequence[Measured], percentiles: Sequence[float], goals: Mapping[str, float]) -> dict[str, Any]:
+    """Of one server, over all of its rounds."""
+    measured = Measured.joined(rounds)
     good = [each for each in measured.outcomes if each.succeeded]
     seconds, prompt, output = measured.seconds, sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
     met = sum(_meets(each, goals) for each in good)
@@ -27,6 +29,7 @@ def summarize(measured: Measured, percentiles: Sequence[float], goals: Mapping[s
         "request_throughput": _per_second(len(good), seconds),
         "request_goodput": _per_second(met, seconds) if goals else None,
         "output_throughput": _per_second(output, seconds),
+        "output_throughput_of_rounds": [_output_throughput(each) for each in rounds],
         "total_token_throughput": _per_second(prompt + output, seconds),
         "max_output_tokens_per_s": _most_tokens_in_a_second(good),
         "max_concurrent_requests": _most_at_once(good),
@@ -34,6 +37,10 @@ def summarize(measured: Measured, percentiles: Sequence[float], goals: Mapping[s
     for name, samples in _samples(good).items():
         figures |= _statistics(name, samples, percentiles)
     return figures
+
+
+def _output_throughput(measured: Measured) -> float:
+    return _per_second(sum(o.output_tokens for o in measured.outcomes if o.succeeded), measured.seconds)
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.target import Target
@@ -34,6 +35,11 @@ class Measured:
     """In the order of the requests."""
     seconds: float
     """From the first moment to the end of the last request."""
+
+    @classmethod
+    def joined(cls, rounds: "Sequence[Measured]") -> Self:
+        """Of one server, with other work between the rounds."""
+        return cls([outcome for each in rounds for outcome in each.outcomes], sum(each.seconds for each in rounds))
 
 
 async def run_load(

@@ -38,12 +38,17 @@ class Lengths:
     spread: float = 0.0
 
 
-def random_requests(count: int, lengths: Lengths, tokens_per_word: float, seed: int) -> list[Request]:
-    """Prompts of random words: they share too little with each other for a prefix cache to help."""
-    draw = random.Random(seed)
+def random_requests(
+    count: int, lengths: Lengths, tokens_per_word: float, seed: int, variant: object = ""
+) -> list[Request]:
+    """Prompts of random words: they share too little with each other for a prefix cache to help.
+
+    Variants have other words, and the same lengths.
+    """
+    sizes, choice = random.Random(seed), random.Random(f"{seed} {variant}")
     return [
-        Request(words(_spread(draw, lengths.prompt, lengths.spread), tokens_per_word, draw), output)
-        for output in (_spread(draw, lengths.output, lengths.spread) for _ in range(count))
+        Request(words(_spread(sizes, lengths.prompt, lengths.spread), tokens_per_word, choice), output)
+        for output in (_spread(sizes, lengths.output, lengths.spread) for _ in range(count))
     ]
 
 

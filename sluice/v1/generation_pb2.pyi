@@ -1525,6 +1525,7 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; empty is the default."""
     text: _builtins.str
@@ -1532,7 +1533,11 @@ class TokenizeRequest(_message.Message):
     add_special_tokens: _builtins.bool
     """Prepend BOS etc. Default true."""
     offsets: _builtins.bool
-    """Return character offsets."""
+    """Return character offsets. Not with `chat`."""
+    @_builtins.property
+    def chat(self) -> Global___ChatPrompt:
+        """Instead of a text: a chat without images, as the model's chat template writes it. add_special_tokens is false then."""
+
     def __init__(
         self,
         *,
@@ -1540,10 +1545,11 @@ class TokenizeRequest(_message.Message):
         text: _builtins.str = ...,
         add_special_tokens: _builtins.bool | None = ...,
         offsets: _builtins.bool = ...,
+        chat: Global___ChatPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "model", b"model", "offsets", b"offsets", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "model", b"model", "offsets", b"offsets", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015

@@ -64,10 +64,40 @@ def test_a_foreign_server(sluice, http_address, openai, tmp_path) -> None:
     assert {len(body["messages"][0]["content"].split()) for body in openai.bodies[1:]} == {20}
 
 
-def test_a_url_needs_the_api_of_its_server(sluice) -> None:
-    result = sluice("bench", "http://127.0.0.1:8000")
-    assert result.exit_code == 2
-    assert "add --api openai" in " ".join(result.stderr.split())
+def test_several_servers_take_turns(sluice, address, script, http_address, openai, tmp_path) -> None:
+    file = tmp_path / "result.json"
+    command = ["bench", f"ring={address}", f"other=http://{http_address}", "--requests", "4", "--rounds", "3"]
+    result = sluice(*command, "--warmup", "1", "--goodput", "ttft:5000", "--json", str(file), "--detailed")
+    assert result.exit_code == 0, result.stderr
+    ring, other = json.loads(file.read_text())
+    assert [(each["server"], each["backend"]) for each in (ring, other)] == [("ring", "grpc"), ("other", "openai")]
+    assert (ring["num_prompts"], ring["completed"], len(ring["output_lens"])) == (12, 12, 12)
+    for each in (ring, other):
+        assert each.keys() >= VLLM_FIELDS | DETAILS
+        rates = each["output_throughput_of_rounds"]
+        assert min(rates) < each["output_throughput"] < max(rates)
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    assert rows[0] == ["ring", "other"]
+    assert ["requests", "12", "12"] in rows
+    # They may share an engine, so what one is asked helps no other.
+    asked = [spec.text for spec in (each.spec for each in script.seen if hasattr(each, "spec"))]
+    also = [body["prompt"] for body in openai.bodies]
+    assert len(asked) == len(also) == 1 + 1 + 12
+    assert len({*asked[1:], *also[1:]}) == 2 * 13
+
+
+def test_one_of_several_that_answers_nothing(sluice, address, http_address, openai) -> None:
+    openai.status, openai.fail_from = 503, 2
+    result = sluice("bench", address, f"http://{http_address}", "--requests", "2", "--warmup", "0")
+    assert result.exit_code == 1
+    assert f"http://{http_address} failed: HTTP 503" in result.stderr
+    assert ["failed", "0", "2"] in [line.split() for line in result.stdout.splitlines()]
+
+
+def test_chats_of_a_ring(sluice, address, script) -> None:
+    assert sluice("bench", address, "--chat", "--requests", "1", "--warmup", "0").exit_code == 0
+    specs = [each.spec for each in script.seen if hasattr(each, "spec")]
+    assert [message.role for spec in specs for message in spec.chat.messages] == ["user", "user"]
 
 
 def test_failures_are_counted_and_shown(sluice, http_address, openai) -> None:
@@ -75,7 +105,7 @@ def test_failures_are_counted_and_shown(sluice, http_address, openai) -> None:
     result = sluice("bench", http_address, "--api", "openai", "--requests", "8", "--warmup", "0", "--concurrency", "1")
     assert result.exit_code == 0
     assert "4 requests, 4 failed" in result.stdout
-    assert result.stderr.count("failed: HTTP 503") == 3
+    assert result.stderr.count(f"{http_address} failed: HTTP 503") == 3
     assert "and 1 more" in result.stderr
 
 
@@ -96,10 +126,12 @@ def test_a_server_that_refuses_everything(sluice, address, script) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--api", "openai"], "needs the one ADDRESS"),
-        (["a:1,b:1", "--api", "openai"], "needs the one ADDRESS"),
-        (["a:1", "--api", "openai", "--tenant", "t"], "--tenant is for --api grpc"),
-        (["--chat"], "--chat is for --api openai"),
+        (["--api", "openai"], "needs the ADDRESS"),
+        (["a:1,b:1", "--api", "openai"], "has one address"),
+        (["x=http://a:1,b:1"], "has one address"),
+        (["a:1", "http://a:1", "a:1"], "two servers are called a:1"),
+        (["x=a:1", "x=b:1"], "two servers are called x"),
+        (["a:1", "http://a:1", "--tenant", "t"], "--tenant is for --api grpc"),
         (["--goodput", "itl:5"], "--goodput itl:5"),
         (["--goodput", "ttft:soon"], "--goodput ttft:soon"),
         (["--goodput", "ttft:-1"], "--goodput ttft:-1"),

@@ -83,6 +83,22 @@ async def test_a_break_at_every_event(plan, addresses, routers) -> None:
             assert async_stream.resumed == 1
 
 
+async def test_a_break_does_not_show_in_what_is_collected(plan, addresses) -> None:
+    told = join(calm(addresses))
+    with Client(addresses) as client:
+        expected = client.stream("p", **OPTIONS).collect()
+        assert [each.text for each in expected.outputs] == [told[index].text for index in sorted(told)]
+        assert [each.token_ids for each in expected.outputs] == [told[index].token_ids for index in sorted(told)]
+        assert expected.usage.completion_tokens == 11
+        for at in (1, 3, 5):
+            plan.breaks.append((at, GONE))
+            assert client.stream("p", **OPTIONS).collect() == expected
+    async with AsyncClient(addresses) as client:
+        plan.breaks.append((4, GONE))
+        assert await client.stream("p", **OPTIONS).collect() == expected
+    assert sum(bool(spec.resume) for _, spec in plan.seen) >= 3
+
+
 @pytest.mark.parametrize("how", BREAKS)
 async def test_every_kind_of_break(plan, addresses, how) -> None:
     expected = join(calm(addresses))

@@ -46,6 +46,19 @@ async def test_generate(script, address) -> None:
         assert await client.generate("x", max_tokens=5) == generation
 
 
+async def test_a_stream_is_collected_to_what_generate_returns(script, address) -> None:
+    script.stop_string = "!"
+    with Client(address) as client:
+        whole = client.generate("x", token_ids=True)
+        assert client.stream("x", token_ids=True).collect() == whole
+        closed = client.stream("x")
+        closed.close()
+        with pytest.raises(Cancelled, match="closed"):
+            closed.collect()
+    async with AsyncClient(address) as client:
+        assert await client.stream("x", token_ids=True).collect() == whole
+
+
 async def test_stream(script, address) -> None:
     with Client(address) as client:
         stream = client.stream("x", token_ids=True)
@@ -254,6 +267,16 @@ async def test_each_attempt_sends_the_metadata_of_its_call(script, address) -> N
             [_ async for _ in client.stream("x", metadata=(("x-trace", "1"),))]
     assert len(script.metadata) > 1
     assert {each["x-trace"] for each in script.metadata} == {"1"}
+
+
+def test_tokens_of_a_chat(script, address) -> None:
+    with Client(address) as client:
+        found = client.tokenize([{"role": "user", "content": "ab"}], template_kwargs={"x": 1}, tools_json="[]")
+        assert found.token_ids == (97, 98)
+        with pytest.raises(TypeError, match="continue_final_message: for chats only"):
+            client.tokenize("ab", continue_final_message=True)
+    chat = script.seen[-1].chat
+    assert (chat.tools_json, dict(chat.template_kwargs)) == ("[]", {"x": 1})
 
 
 async def test_other_calls(script, address) -> None:

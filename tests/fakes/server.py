@@ -66,6 +66,8 @@ class Script:
     failure: Failure | None = None
     fail_after: int | None = None
     """Send this many deltas before the failure."""
+    stop_string: str | None = None
+    """With which streams end; None: they end by their length."""
     hangs: bool = False
     """After the deltas, wait until the client goes or aborts."""
     hanging: list[str] = field(default_factory=list)
@@ -158,9 +160,9 @@ class FakeServer(
             yield event(delta=generation_pb2.Delta(text=text, token_ids=[offset], token_offset=offset, token_count=1))
         if self.script.hangs:
             return
-        count = len(self.script.texts)
-        reason = generation_pb2.FINISH_REASON_LENGTH
-        yield event(finished=generation_pb2.Finished(finish_reason=reason, completion_tokens=count))
+        count, stop = len(self.script.texts), self.script.stop_string
+        reason = generation_pb2.FINISH_REASON_STOP_STRING if stop else generation_pb2.FINISH_REASON_LENGTH
+        yield event(finished=generation_pb2.Finished(finish_reason=reason, completion_tokens=count, stop_string=stop))
         if not self.script.omit_done:
             usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=count, cached_tokens=2)
             yield event(done=generation_pb2.Done(usage=usage))
@@ -178,9 +180,10 @@ class FakeServer(
 
     def Tokenize(self, request: Any, context: Any) -> Any:
         self._note(request, context)
-        offsets = [generation_pb2.Offset(start=i, end=i + 1) for i in range(len(request.text))]
+        text = request.text + "".join(message.content for message in request.chat.messages)
+        offsets = [generation_pb2.Offset(start=i, end=i + 1) for i in range(len(text))]
         return generation_pb2.TokenizeResponse(
-            token_ids=[ord(letter) for letter in request.text], offsets=offsets if request.offsets else []
+            token_ids=[ord(letter) for letter in text], offsets=offsets if request.offsets else []
         )
 
     def Detokenize(self, request: Any, context: Any) -> Any:

@@ -1,7 +1,9 @@
 """The gateway as a process: how it starts, what its probes say, how it ends."""
 
 import json
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -12,7 +14,11 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from openai import OpenAI
+from typer.testing import CliRunner
 
+from sluice.cli.commands import app
+from tests.fakes.certificates import Authority
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure, serve
@@ -97,6 +103,39 @@ def test_from_start_to_end(start, router, script):
     process.line("stopped")
 
 
+def test_tls(start, router, script, tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    authority, metrics = Authority(tmp_path, "authority"), free_ports(1)
+    own = authority.issue("gateway")
+    files = ("--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
+    process = start("--routers", router, "--port", "0", "--metrics-port", str(metrics), *files)
+    address = process.line("ready")["address"]
+    assert wait_until(lambda: probe(metrics, "/readyz")[0] == 200)
+    trusting = httpx.Client(verify=ssl.create_default_context(cafile=authority.certificate), timeout=30)
+    with trusting, OpenAI(base_url=f"https://{address}/v1", api_key="none", http_client=trusting) as client:
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+        assert client.chat.completions.create(**asked).choices[0].message.content == "Hello, world"
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world"
+        # As `sluice bench` measures it.
+        options = ["--requests", "2", "--tls-ca", str(authority.certificate), "--json", "-"]
+        found = CliRunner().invoke(app, ["bench", f"https://{address}", *options])
+        assert json.loads(found.stdout)["completed"] == 2
+        # Leaving is noticed under TLS, too.
+        script.hangs = True
+        script.gone.clear()
+        stream = client.chat.completions.create(**asked, stream=True)
+        next(stream)
+        stream.close()
+        assert script.gone.wait(30)
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"https://{address}/health")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{address}/health")
+    assert process.end() == 0
+
+
 def test_streams_that_do_not_end_in_time_are_cut(start, router, script):
     script.hangs = True
     process = start("--routers", router, "--port", "0", "--drain-timeout", "1")
@@ -130,6 +169,7 @@ def test_it_waits_for_a_router(start, script):
         (("--host", "0.0.0.0"), "insecure"),
         (("--routers", ""), "routers"),
         (("--tls-key", "k"), "tls_certificate and tls_key go together"),
+        (("--tls-certificate", "/no/such", "--tls-key", "/no/such"), "/no/such"),
         (("--router-key", "k"), "router_certificate and router_key"),
         (("--router-certificate", "c", "--router-key", "k"), "needs router_ca"),
         (("--router-ca", "/no/such"), "/no/such"),

@@ -31,7 +31,7 @@ def measured():
 
 
 def test_throughput(measured):
-    found = summarize(measured, [50], {})
+    found = summarize([measured], [50], {})
     assert (found["completed"], found["failed"]) == (3, 1)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (60, 6)
     assert found["request_throughput"] == 0.75
@@ -43,7 +43,7 @@ def test_throughput(measured):
 
 
 def test_times(measured):
-    found = summarize(measured, [50, 99.9], {})
+    found = summarize([measured], [50, 99.9], {})
     assert found["mean_ttft_ms"] == pytest.approx(300)
     assert found["median_ttft_ms"] == pytest.approx(300)
     assert found["std_ttft_ms"] == pytest.approx(1000 * np.std([0.1, 0.3, 0.5]))
@@ -55,13 +55,21 @@ def test_times(measured):
 
 
 def test_goodput_counts_requests_that_meet_all_limits(measured):
-    assert summarize(measured, [], {"ttft": 300.001})["request_goodput"] == 0.5
-    assert summarize(measured, [], {"ttft": 300.001, "tpot": 50})["request_goodput"] == 0.25
-    assert summarize(measured, [], {"e2el": 1})["request_goodput"] == 0
+    assert summarize([measured], [], {"ttft": 300.001})["request_goodput"] == 0.5
+    assert summarize([measured], [], {"ttft": 300.001, "tpot": 50})["request_goodput"] == 0.25
+    assert summarize([measured], [], {"e2el": 1})["request_goodput"] == 0
+
+
+def test_rounds_count_together(measured):
+    idle = Measured([Outcome(0.0, end=1.0, error="no")], 2.0)
+    found = summarize([measured, idle], [], {})
+    assert (found["completed"], found["failed"], found["duration"]) == (3, 2, 6.0)
+    assert found["output_throughput"] == 1.0
+    assert found["output_throughput_of_rounds"] == [1.5, 0.0]
 
 
 def test_nothing_succeeded():
-    found = summarize(Measured([Outcome(0.0, end=1.0, error="no")], 1.0), [99], {"ttft": 1})
+    found = summarize([Measured([Outcome(0.0, end=1.0, error="no")], 1.0)], [99], {"ttft": 1})
     assert (found["completed"], found["failed"], found["p99_ttft_ms"], found["request_goodput"]) == (0, 1, 0.0, 0.0)
 
 

@@ -18,6 +18,13 @@ def test_a_seed_is_a_load():
     assert same == again != other
 
 
+def test_variants_have_other_words_and_the_same_lengths():
+    one, other = (random_requests(5, Lengths(20, 10, 0.3), 1.0, 7, variant) for variant in (0, 1))
+    assert {each.prompt for each in one}.isdisjoint(each.prompt for each in other)
+    sizes = [[(len(each.prompt.split()), each.max_tokens) for each in load] for load in (one, other)]
+    assert sizes[0] == sizes[1]
+
+
 def test_without_spread_all_are_alike():
     found = random_requests(3, Lengths(10, 4), 1.0, seed=0)
     assert {(len(each.prompt.split()), each.max_tokens) for each in found} == {(10, 4)}

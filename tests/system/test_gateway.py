@@ -3,13 +3,9 @@
 import asyncio
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import openai
@@ -17,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from sluice import Client
+from sluice import AsyncClient, Client
 from sluice.launch import Ring
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
@@ -266,14 +262,35 @@ async def test_streams_survive_the_death_of_their_router(ring, url):
     assert await asyncio.to_thread(wait_until, lambda: ring.pids["router-0"] != pids["router-0"])
 
 
-def test_the_example_of_the_page(ring):
-    root = Path(__file__).parents[2]
-    (source,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "http.md").read_text(), re.DOTALL)
-    assert source.count("127.0.0.1:8000") == 1
-    command = [sys.executable, "-c", source.replace("127.0.0.1:8000", ring.http_address)]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout.splitlines()
-    assert lines[-2] == "32 tokens"
-    assert lines[-1] in ("yes", "no")
+async def test_whole_answers_survive_the_death_of_their_router(ring, url):
+    """8 answers that are not streamed, and SIGKILL for the router that half of their tokens have gone through."""
+    body = {"model": "tiny", "messages": USER, "max_tokens": 600, "ignore_eos": True}
+
+    async def ask(http: httpx.AsyncClient, seed: int) -> str:
+        found = await http.post(f"{url}/chat/completions", json=body | {"seed": seed}, timeout=90)
+        assert found.status_code == 200, found.text
+        assert found.json()["usage"]["completion_tokens"] == 600
+        return found.json()["choices"][0]["message"]["content"]
+
+    async def busy() -> int:
+        """Which router has brought some of its requests half of the way."""
+        while True:
+            for number, router in enumerate(routers):
+                requests = (await router.stats()).requests
+                if any(each.open and each.completion_tokens >= 300 for each in requests):
+                    return number
+            await asyncio.sleep(0.01)
+
+    routers = [AsyncClient(address) for address in ring.addresses]
+    async with httpx.AsyncClient() as http, routers[0], routers[1]:
+        calm = await asyncio.gather(*(ask(http, seed) for seed in range(8)))
+        answers = [asyncio.create_task(ask(http, seed)) for seed in range(8)]
+        pids = ring.pids
+        name = f"router-{await busy()}"
+        assert not any(answer.done() for answer in answers)
+        os.kill(pids[name], signal.SIGKILL)
+        assert await asyncio.gather(*answers) == calm
+    assert await asyncio.to_thread(wait_until, lambda: ring.pids[name] != pids[name])
 
 
 def test_a_gateway_that_is_killed_comes_back_at_its_address(ring, client):

@@ -1,14 +1,18 @@
 """A ring that asks for certificates and tokens, as real processes, and everything that talks to it."""
 
+import ssl
 import subprocess
 import sys
 
+import httpx
 import pytest
+from openai import AuthenticationError, OpenAI
 
 from sluice import Client
 from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable
 from sluice.launch import Ring
 from tests.fakes.certificates import Authority
+from tests.fakes.ports import free_ports
 
 USER, CHIEF = "user-0123456789ab", "chief-0123456789"
 
@@ -34,7 +38,10 @@ def test_certificates_and_tokens_together(authority, tmp_path):
         "tokens_file": tokens,
     }
     tls = options(authority, ours)
-    with Ring(engines=1, detokenizers=1, router_args=settings) as ring:
+    port = free_ports(2)
+    gateway = {"router_ca": authority.certificate, "router_certificate": ours.certificate, "router_key": ours.key}
+    ports = {"port": port, "http_port": port + 1}
+    with Ring(engines=1, detokenizers=1, router_args=settings, gateway_args=gateway, **ports) as ring:
         with Client(ring.address, tls=tls, token=USER, timeout=60) as client:
             assert client.generate("def f(x):", max_tokens=8).usage.completion_tokens
             with pytest.raises(Forbidden):
@@ -46,6 +53,13 @@ def test_certificates_and_tokens_together(authority, tmp_path):
             pytest.raises(Unavailable),
         ):
             client.generate("def f(x):", max_tokens=8)
+        trusted = ssl.create_default_context(cafile=authority.certificate)
+        base_url, asked = f"https://{ring.http_address}/v1", {"model": "", "prompt": "def f(x):", "max_tokens": 8}
+        with OpenAI(base_url=base_url, api_key=USER, http_client=httpx.Client(verify=trusted)) as http:
+            assert http.completions.create(**asked).usage.completion_tokens
+            assert list(http.completions.create(**asked, stream=True))
+            with pytest.raises(AuthenticationError):
+                http.with_options(api_key="unknown-0123456789").completions.create(**asked)
         flags = ["--tls-ca", authority.certificate, "--tls-cert", ours.certificate, "--tls-key", ours.key]
         command = [sys.executable, "-m", "sluice", "stats", "--once", "--address", ring.address, "--token", CHIEF]
         told = subprocess.run([*command, *map(str, flags)], capture_output=True, text=True, timeout=60)

@@ -1,16 +1,21 @@
 """Completions and chats against a scripted router: what is asked of it, and what comes back."""
 
 import json
+from typing import Any
 
 import grpc
 import pytest
 
+from sluice.v1 import generation_pb2
+from tests.fakes.gateway import running
 from tests.fakes.server import Failure
+from tests.fakes.storyteller import GONE, Plan, tell_all
 
 USER = [{"role": "user", "content": "hi"}]
 
 
 async def test_a_completion(gateway, script):
+    script.stop_string = "!"
     found = (await gateway.post("/v1/completions", model="tiny", prompt="x", max_tokens=5)).json()
     assert found["object"] == "text_completion"
     assert found["id"].startswith("cmpl-")
@@ -29,6 +34,7 @@ async def test_a_completion(gateway, script):
 
 
 async def test_a_chat(gateway, script):
+    script.stop_string = "!"
     found = (await gateway.post("/v1/chat/completions", model="tiny", messages=USER)).json()
     assert found["object"] == "chat.completion"
     (choice,) = found["choices"]
@@ -93,6 +99,30 @@ async def test_one_of_several_prompts_fails(gateway, script):
     script.failure, script.fail_after = Failure(grpc.StatusCode.INTERNAL), 2
     chunks = await gateway.events("/v1/completions", prompt=["x", "y"])
     assert chunks[-1]["error"]["message"] == "it failed"
+
+
+@pytest.mark.parametrize("body", [{"prompt": "p", "logprobs": 1, "echo": True}, {"prompt": ["p", "q"], "n": 2}])
+async def test_a_whole_answer_goes_on_at_the_next_router(body):
+    plan = Plan()
+    with tell_all(2, plan) as addresses:
+        async with running(addresses) as gateway:
+
+            async def ask() -> Any:
+                found = await gateway.post("/v1/completions", seed=5, max_tokens=9, **body)
+                assert found.status_code == 200, found.text
+                return found.json() | {"id": "", "created": 0}
+
+            calm = await ask()
+            plan.breaks.append((4, GONE))
+            assert await ask() == calm
+    resumed = [spec for _, spec in plan.seen if spec.resume]
+    assert [sum(len(each.token_ids) for each in spec.resume) > 0 for spec in resumed] == [True]
+
+
+async def test_the_best_of_several_is_asked_for_whole(gateway, script):
+    found = await gateway.post("/v1/completions", prompt="x", best_of=2)
+    assert found.json()["choices"][0]["stop_reason"] == "!"
+    assert isinstance(script.seen[-1], generation_pb2.GenerateRequest)
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], [["a"]], 7, None, ["x"] * 300])

@@ -176,10 +176,10 @@ async def test_too_many_requests(router, script):
 
 
 async def test_a_fault_of_the_gateway_is_a_500_and_logged_without_texts(gateway, monkeypatch):
-    async def fail(*_, **__):
+    def fail(*_, **__):
         raise KeyError("secret")
 
-    monkeypatch.setattr(gateway.gateway.client, "generate", fail)
+    monkeypatch.setattr(gateway.gateway.client, "stream", fail)
     found = await gateway.post("/v1/completions", prompt="x")
     assert found.status_code == 500
     assert "secret" not in found.text

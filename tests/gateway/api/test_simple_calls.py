@@ -1,5 +1,7 @@
 """Models, tokens, version, health; paths and methods that are not there."""
 
+import json
+
 from sluice import __version__
 from sluice.v1 import admin_pb2
 from tests.fakes.gateway import running
@@ -37,9 +39,27 @@ async def test_tokens(gateway, script):
     asked = script.seen[-2]
     assert (asked.model, asked.add_special_tokens) == ("tiny", False)
     assert (await gateway.post("/detokenize", tokens=[97, 98])).json() == {"prompt": "ab"}
-    assert (await gateway.post("/tokenize", messages=[])).json()["error"]["param"] == "messages"
+    for wrong, param in (({"messages": []}, "messages"), ({}, "prompt"), ({"prompt": "x", "messages": []}, "messages")):
+        answer = await gateway.post("/tokenize", **wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     wrong = await gateway.post("/detokenize", tokens=[-1])
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+
+
+async def test_tokens_of_a_chat(gateway, script):
+    tool = {"type": "function", "function": {"name": "f"}}
+    found = await gateway.post(
+        "/tokenize",
+        messages=[{"role": "user", "content": "abc"}],
+        tools=[tool],
+        chat_template_kwargs={"x": 1},
+        add_generation_prompt=False,
+    )
+    assert found.json() == {"tokens": [97, 98, 99], "count": 3, "max_model_len": 1024}
+    chat = script.seen[-2].chat
+    assert [(message.role, message.content) for message in chat.messages] == [("user", "abc")]
+    assert json.loads(chat.tools_json) == [tool]
+    assert dict(chat.template_kwargs) == {"x": 1, "add_generation_prompt": False}
 
 
 async def test_version_and_health(gateway):

@@ -24,6 +24,17 @@ async def test_tokenize_and_detokenize(client, text):
         assert (await client.generation.Detokenize(request)).text == REFERENCE.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("generates", [True, False])
+async def test_tokens_of_a_chat(client, generates):
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "def f(é):"}]
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(**message) for message in messages])
+    if not generates:
+        chat.template_kwargs["add_generation_prompt"] = False
+    found = list((await client.generation.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids)
+    expected = REFERENCE.apply_chat_template(messages, add_generation_prompt=generates, tokenize=False)
+    assert found == REFERENCE(expected, add_special_tokens=False)["input_ids"]
+
+
 async def test_offsets_are_code_points(client):
     text = "x = 'é😀' # ok"
     answer = await client.generation.Tokenize(pb.TokenizeRequest(text=text, offsets=True))

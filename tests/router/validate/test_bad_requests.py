@@ -633,11 +633,21 @@ async def test_a_message_beyond_the_largest(ring, start):
     assert error.value.code() is StatusCode.RESOURCE_EXHAUSTED
 
 
+def chat_of(text="", role="user", image=False):
+    parts = [pb.ContentPart(image=pb.Image(data=b"x"))] if image else []
+    return pb.ChatPrompt(messages=[pb.ChatMessage(role=role, content=text, parts=parts)])
+
+
 @pytest.mark.parametrize(
     ("method", "request_message", "code", "field"),
     [
         ("Tokenize", pb.TokenizeRequest(text="x" * 3_000_000), INVALID, "text"),
         ("Tokenize", pb.TokenizeRequest(model="other"), StatusCode.NOT_FOUND, None),
+        ("Tokenize", pb.TokenizeRequest(chat=pb.ChatPrompt()), INVALID, "chat.messages"),
+        ("Tokenize", pb.TokenizeRequest(chat=chat_of("x"), text="x"), INVALID, "text"),
+        ("Tokenize", pb.TokenizeRequest(chat=chat_of("x"), offsets=True), INVALID, "offsets"),
+        ("Tokenize", pb.TokenizeRequest(chat=chat_of("x", role="boss")), INVALID, "chat.messages[0].role"),
+        ("Tokenize", pb.TokenizeRequest(chat=chat_of(image=True)), INVALID, "chat.messages"),
         ("Detokenize", pb.DetokenizeRequest(token_ids=[1, VOCABULARY]), INVALID, "token_ids[1]"),
         ("Detokenize", pb.DetokenizeRequest(model="other"), StatusCode.NOT_FOUND, None),
         ("Abort", pb.AbortRequest(), INVALID, "request_id"),

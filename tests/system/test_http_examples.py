@@ -1,0 +1,65 @@
+"""The examples of docs/http.md and of its tutorial do what they say."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.launch import Ring
+from tests.fakes.ports import free_ports
+
+DOCS = Path(__file__).parents[2] / "docs"
+ADDRESS = "127.0.0.1:8000"
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def address():
+    port = free_ports(2)
+    with Ring(detokenizers=1, port=port, http_port=port + 1) as ring:
+        yield ring.http_address
+
+
+def run(page: str, language: str, address: str) -> list[str]:
+    """What each example of this language prints."""
+    found = re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
+    printed = []
+    for source in found:
+        assert source.count(ADDRESS) == 1
+        asked = [*command, source.replace(ADDRESS, address)]
+        # A user has the client, and nothing of ours.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=110, check=True, env=environment)
+        printed.append(done.stdout)
+    return printed
+
+
+def test_the_page(address):
+    (streamed,) = run("http.md", "python", address)
+    lines = streamed.splitlines()
+    assert lines[-2] == "32 tokens"
+    assert lines[-1] in ("yes", "no")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(address):
+    (streamed,) = run("http.md", "bash", address)
+    assert streamed.count("data: {") > 2
+    models, chat, tokens = run("tutorials/openai_client.md", "bash", address)
+    assert [each["id"] for each in json.loads(models)["data"]] == ["tiny"]
+    assert chat.rstrip().endswith("data: [DONE]")
+    assert json.loads(tokens)["count"] == len(json.loads(tokens)["tokens"]) > 5
+
+
+def test_the_tutorial(address):
+    answer, many, person, error = run("tutorials/openai_client.md", "python", address)
+    assert answer.endswith("32 tokens\n")
+    assert [line[1:16] for line in many.splitlines()] == [f"def method_{i}(se" for i in range(8)]
+    assert re.fullmatch(r"name='[A-Z][a-z]+' age=\d+\n", person)
+    assert error.startswith("temperature | ")
