@@ -23,6 +23,10 @@ STACKED_ROWS = 16
 """Tokens of an adapter, at most, that go into one product with those of others."""
 STACKED_VALUES = 1 << 22
 """Of an adapter: a stack is a copy."""
+ONE_THREAD = 1 << 21
+"""Multiplications for which waking other threads takes longer than what they would save."""
+FEW_ROWS = 64
+"""Tested with one thread; more of them with all."""
 TESTED = ((48, 8), (512, 24), (2048, 64), (8, 512), (24, 1536), (192, 2048))
 """Inputs and outputs of products."""
 
@@ -35,6 +39,12 @@ class Pair(NamedTuple):
     """[inputs, ranks], or that of several adapters stacked."""
     b: Tensor
     """[ranks, outputs]."""
+    cost: int
+    """Multiplications per row."""
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor) -> "Pair":
+        return cls(a, b, a.shape[-1] * (a.shape[-2] + b.shape[-1]))
 
 
 Pairs = Mapping[tuple[int, str], Pair]
@@ -42,7 +52,7 @@ Pairs = Mapping[tuple[int, str], Pair]
 
 
 class Method(NamedTuple):
-    """How products are computed on this machine, with so many threads."""
+    """How products are computed on this machine."""
 
     multiple: int
     """Rows are padded to a multiple of this."""
@@ -53,7 +63,7 @@ class Method(NamedTuple):
 
 
 @lru_cache
-def method(threads: int) -> Method:  # noqa: ARG001 - those of torch
+def method() -> Method:
     for multiple in PADDED:
         if all(_is_invariant(inputs, outputs, multiple) for inputs, outputs in TESTED):
             return Method(multiple, True, all(_is_stackable(inputs, outputs, multiple) for inputs, outputs in TESTED))
@@ -62,11 +72,12 @@ def method(threads: int) -> Method:  # noqa: ARG001 - those of torch
 
 def _is_stackable(inputs: int, outputs: int, multiple: int) -> bool:
     generator = torch.Generator().manual_seed(2)
-    for count, rows in ((2, multiple), (5, multiple), (3, STACKED_ROWS)):
+    for threads, count, rows in ((1, 2, multiple), (1, 5, multiple), (torch.get_num_threads(), 3, STACKED_ROWS)):
         x, weight = (torch.randn(count, *shape, generator=generator) for shape in ((rows, inputs), (inputs, outputs)))
-        alone = torch.stack([_products(x[i], weight[i]) for i in range(count)])
-        if not torch.equal(_products(x, weight), alone):
-            return False
+        with _Threads(threads):
+            alone = torch.stack([_products(x[i], weight[i]) for i in range(count)])
+            if not torch.equal(_products(x, weight), alone):
+                return False
     return True
 
 
@@ -74,7 +85,8 @@ def _is_invariant(inputs: int, outputs: int, multiple: int) -> bool:
     weight = torch.randn(inputs, outputs, generator=torch.Generator().manual_seed(1))
 
     def product(x: Tensor, _: Tensor | None) -> Tensor:
-        return _products(torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)), weight)[: len(x)]
+        with _Threads(1 if len(x) <= FEW_ROWS else torch.get_num_threads()):
+            return _products(torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)), weight)[: len(x)]
 
     return is_batch_invariant(product, inputs)
 
@@ -95,7 +107,7 @@ class CpuAdapters:
     def __init__(self, widths: Mapping[tuple[int, str], int]) -> None:
         """`widths`: outputs of each linear layer."""
         self._widths = widths
-        self._method = method(torch.get_num_threads())
+        self._method = method()
         self._placed: dict[int, _Placed] = {}
         self._stacks: dict[tuple[int, ...], _Stack] = {}
         """Those of the latest step, by the adapters' numbers."""
@@ -144,7 +156,7 @@ class CpuAdapters:
             *(_Part(self._placed[group.number].pairs, choose_rows([group], multiple)) for group in alone),
             *(_Part(self._stacks[_numbers(its)], choose_rows(its, multiple)) for its in stacked),
         ]
-        return CpuStep(parts)
+        return CpuStep(parts, torch.get_num_threads())
 
     def _stack(self, numbers: tuple[int, ...]) -> "_Stack":
         return _Stack([self._placed[number].pairs for number in numbers])
@@ -175,7 +187,7 @@ def _pair(parts: Sequence[PlacedModule], width: int) -> Pair:
         first, size = part.target.first, part.b.shape[1]
         b[row : row + len(part.b), first : first + size] = part.b
         row += len(part.b)
-    return Pair(torch.cat([part.a for part in parts]).t().contiguous(), b)
+    return Pair.of(torch.cat([part.a for part in parts]).t().contiguous(), b)
 
 
 class _Stack:
@@ -189,7 +201,7 @@ class _Stack:
         found = self._found.get(key)
         if found is None and key in self._members[0]:
             pairs = [member[key] for member in self._members]
-            found = Pair(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
+            found = Pair.of(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
             self._found[key] = found
         return found
 
@@ -201,9 +213,11 @@ class _Part(NamedTuple):
     pairs: "Pairs | _Stack"
     rows: Rows
 
-    def term(self, key: tuple[int, str]) -> "_Term | None":
+    def term(self, key: tuple[int, str], threads: int) -> "_Term | None":
         pair = self.pairs.get(key)
-        return None if pair is None else _Term(pair.a, pair.b, self.rows)
+        if pair is None:
+            return None
+        return _Term(pair.a, pair.b, self.rows, 1 if self.rows.size * pair.cost <= ONE_THREAD else threads)
 
 
 class _Term(NamedTuple):
@@ -212,9 +226,10 @@ class _Term(NamedTuple):
     a: Tensor
     b: Tensor
     rows: Rows
+    threads: int
 
     def add(self, x: Tensor, out: Tensor) -> None:
-        a, b, rows = self
+        a, b, rows, _ = self
         inputs, sums = rows.take(x), rows.take(out)
         if a.dim() == 2:
             sums.addmm_(inputs.mm(a), b)
@@ -228,15 +243,36 @@ class _Term(NamedTuple):
 class CpuStep:
     """See `StepAdapters`. What depends on the batch alone is found once: most steps are like the one before."""
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
+    def __init__(self, parts: Sequence[_Part], threads: int) -> None:
         self._parts = parts
+        self._threads = threads
         self._terms: dict[tuple[int, str], list[_Term]] = {}
 
     def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
         key = layer, linear
         terms = self._terms.get(key)
         if terms is None:
-            found = (part.term(key) for part in self._parts)
+            found = (part.term(key, self._threads) for part in self._parts)
             terms = self._terms[key] = [term for term in found if term is not None]
         for term in terms:
-            term.add(x, out)
+            torch.set_num_threads(term.threads)
+            try:
+                term.add(x, out)
+            finally:
+                torch.set_num_threads(self._threads)
+
+
+class _Threads:
+    """So many of them meanwhile."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self._count != self._before:
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._count != self._before:
+            torch.set_num_threads(self._before)

@@ -53,6 +53,8 @@ class Oracle:
         self._base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self._tuned: PeftModel | None = None
 
+    # peft marks the weights of all its adapters when it adds one, which those made in inference mode do not permit.
+    @torch.inference_mode(False)
     def _model(self, folder: Path) -> PeftModel:
         name = re.sub(r"\W", "_", str(folder))
         if self._tuned is None:

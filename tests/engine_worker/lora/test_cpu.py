@@ -14,16 +14,13 @@ RANKS = {1: 8, 2: 8, 3: 8, 4: 20, 5: 64}
 TARGET = Target(0, "mlp", "down_proj", "down_proj", Span(0, 384, 384), Span(0, 512, 512), 0)
 
 
-@pytest.fixture(params=[1, 2], ids="threads {}".format)
-def adapters(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+@pytest.fixture
+def adapters():
     torch.manual_seed(0)
     found = CpuAdapters({(0, "down_proj"): 512})
     for number, rank in RANKS.items():
         found.place(number, [PlacedModule(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], ())
-    yield found
-    torch.set_num_threads(before)
+    return found
 
 
 def add(adapters, numbers, counts, x, out):
@@ -64,6 +61,6 @@ def test_several_in_one_product_are_as_one_after_the_other(adapters, monkeypatch
     x, out = torch.randn(9, 384), torch.randn(9, 512)
     numbers = [1, 2, 3, 1, 2, 3, 1, 4, 0]
     stacked = add(adapters, numbers, [1] * 9, x, out)
-    monkeypatch.setattr(adapters, "_method", cpu.method(torch.get_num_threads())._replace(stackable=False))
+    monkeypatch.setattr(adapters, "_method", cpu.method()._replace(stackable=False))
     torch.testing.assert_close(add(adapters, numbers, [1] * 9, x, out), stacked)
     assert torch.equal(stacked[8], out[8])
