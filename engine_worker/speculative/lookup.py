@@ -32,7 +32,8 @@ class Lookup:
 
     def propose(self, most: int) -> list[int]:
         """Up to `most` tokens, each looked up after those before it."""
-        tail, found = self._tail, []
+        tail = self._tail
+        found: list[int] = []
         while len(found) < most and (token := self._after(tail)) is not None:
             found.append(token)
             tail = [*tail[-SIZES[0] + 1 :], token]
