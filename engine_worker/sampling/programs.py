@@ -32,7 +32,7 @@ HIGHEST = _highest()
 FOLLOWS_NONE = -1
 """In place of a token: all tokens before the draw are known."""
 SPARSE = 4
-"""A mask is if at most one of so many of its words allows a token: the words are then looked at one by one."""
+"""A mask is if at most one of so many of its words allows a token: only these words' scores are then looked at."""
 
 
 class Penalty(NamedTuple):
@@ -128,16 +128,15 @@ class HostEdits(NamedTuple):
                     _restrict(values[row], edits.allowed)
 
     def choose_greedily(self, scores: Tensor) -> Chosen:
-        """What `Greedy` chooses after `apply`. A guide costs nothing in a row whose best token it allows."""
+        """What `Greedy` chooses after `apply`."""
         values = scores.numpy()
+        tokens, peaks = np.empty(len(values), np.int64), np.empty(len(values), np.float32)
         with np.errstate(all="ignore"):
-            for row, edits in self.rows.items():
-                _ban_and_penalize(values[row], edits)
-            tokens = values.argmax(axis=1)
-            peaks = values[np.arange(len(values)), tokens]
-            for row, edits in self.rows.items():
-                if edits.allowed is not None and not _allows(edits.allowed, int(tokens[row])):
-                    tokens[row], peaks[row] = _best_allowed(values[row], edits.allowed)
+            for i, row in enumerate(values):
+                edits = self.rows.get(i)
+                if edits is not None:
+                    _ban_and_penalize(row, edits)
+                tokens[i], peaks[i] = _best(row, None if edits is None else edits.allowed)
         return Chosen(torch.from_numpy(tokens), finite(torch.from_numpy(peaks)))
 
 
@@ -168,16 +167,26 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     row[ids] = found
 
 
-def _best_allowed(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> tuple[int, np.float32]:
+def _best(row: NDArray[np.float32], allowed: NDArray[np.uint32] | None) -> tuple[int, np.float32]:
     """The id of the highest score, the lowest id among equals; and this score, -inf if none is allowed."""
-    words = (allowed != 0).nonzero()[0]
-    if len(words) > len(allowed) // SPARSE or (len(words) and words[-1] >= len(row) // WORD_BITS):
-        highest = _highest_of(allowed)[: len(row)]
-        best = int(np.minimum(row, highest, out=highest).argmax())
-        return best, highest[best]
-    if not len(words):
-        return 0, np.float32(-np.inf)
-    # The scores of these words alone.
+    if allowed is not None and np.count_nonzero(allowed) <= len(allowed) // SPARSE:
+        words = allowed.nonzero()[0]
+        if not len(words):
+            return 0, np.float32(-np.inf)
+        if words[-1] < len(row) // WORD_BITS:
+            return _best_of_words(row, allowed, words)
+    best = int(row.argmax())
+    if allowed is None or _allows(allowed, best):
+        return best, row[best]
+    highest = _highest_of(allowed)[: len(row)]
+    best = int(np.minimum(row, highest, out=highest).argmax())
+    return best, highest[best]
+
+
+def _best_of_words(
+    row: NDArray[np.float32], allowed: NDArray[np.uint32], words: NDArray[np.int64]
+) -> tuple[int, np.float32]:
+    """Among the tokens of these words of the mask, without a look at the others."""
     highest = _highest_of(allowed.take(words))
     scores = row[: len(row) // WORD_BITS * WORD_BITS].reshape(-1, WORD_BITS).take(words, axis=0).reshape(-1)
     best = int(np.minimum(scores, highest, out=highest).argmax())

@@ -167,7 +167,7 @@ class SamplingPlan(NamedTuple):
     def _edits(
         self, group: SamplingGroup, edits: Mapping[int, Edits], device: torch.device
     ) -> DeviceEdits | HostEdits | None:
-        rows = {row: edits[draw] for row, draw in enumerate(group.draws) if edits.get(draw)}
+        rows = {row: its for row, draw in enumerate(group.draws) if (its := edits.get(draw))}
         if not rows:
             return None
         return HostEdits(rows) if device.type == "cpu" else DeviceEdits.of(rows, self.vocab_size)

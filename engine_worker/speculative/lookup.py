@@ -7,31 +7,40 @@ SIZES = (3, 2)
 
 
 class Lookup:
-    """The tokens of a sequence, and where each of its n-grams was last followed by something."""
+    """The last tokens of a sequence, and what followed each of its n-grams.
+
+    A guess is what followed the last two times, or the only time. Where these differ the next token is rarely either:
+    sampled code accepts a third of such guesses and four fifths of the others.
+    """
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}
-        """Position after the latest occurrence of an n-gram that another token follows."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._tokens)
+        self._tail: list[int] = []
+        """The last tokens, at most as many as the longest n-gram has."""
+        self._next: dict[tuple[int, ...], int] = {}
+        """By n-gram: what followed it last; if something else did before, the complement of that: a negative number."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        known, ends = self._tokens, self._ends
+        tail, followed = self._tail, self._next
         for token in tokens:
-            # Only now does something follow the n-grams that end here.
-            end = len(known)
             for size in SIZES:
-                if end >= size:
-                    ends[tuple(known[end - size :])] = end
-            known.append(token)
+                if len(tail) >= size:
+                    key = tuple(tail[-size:])
+                    before = followed.get(key, token)
+                    followed[key] = token if before in (token, ~token) else ~token
+            tail.append(token)
+            del tail[: -SIZES[0]]
 
     def propose(self, most: int) -> list[int]:
-        """Up to `most` tokens."""
-        known = self._tokens
+        """Up to `most` tokens, each looked up after those before it."""
+        tail = self._tail
+        found: list[int] = []
+        while len(found) < most and (token := self._after(tail)) is not None:
+            found.append(token)
+            tail = [*tail[-SIZES[0] + 1 :], token]
+        return found
+
+    def _after(self, tail: list[int]) -> int | None:
         for size in SIZES:
-            if len(known) >= size and (end := self._ends.get(tuple(known[-size:]))) is not None:
-                return known[end : end + most]
-        return []
+            if len(tail) >= size and (token := self._next.get(tuple(tail[-size:]))) is not None:
+                return token if token >= 0 else None
+        return None

@@ -68,9 +68,9 @@ def test_it_learns_from_guesses_that_were_not_drafted():
     assert 5 < len(output) < 20
     assert list(drafter.propose(output, ROOM, 0.9)) == [1 + len(output) % 3]
     for count in range(20):
-        output += [1 + len(output) % 3, 99 + count]
-        drafter.propose(output, 0, COST)
-        output += [1, 2]
-        drafter.propose(output, 0, COST)
-        output.append(200 + count)
+        # What came once, and does not come again.
+        output += [100 + count, 200 + count, 300 + count, 100 + count, 200 + count]
+        assert list(drafter.propose(output, 0, COST)) == []
+        output.append(400 + count)
+    drafter.propose(output, 0, COST)
     assert not drafter.pays(0.5)
