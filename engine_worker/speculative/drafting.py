@@ -21,6 +21,9 @@ class DraftCounts(NamedTuple):
     accepted: int = 0
 
 
+NO_DRAFTS = DraftCounts()
+
+
 class Drafting:
     """Drafts take what the context leaves of a step's tokens, and the room that sequences have in their blocks: nothing
     is allocated for guesses."""
@@ -41,7 +44,7 @@ class Drafting:
         self.gain = Gain()
         """Of drafts that take no time to find."""
         self._looks = Looks()
-        self._counts = DraftCounts()
+        self._counts = NO_DRAFTS
 
     def wants(self, in_flight: Schedule) -> bool:
         """Whether one of these sequences may get drafts once its newest token is known."""
@@ -56,14 +59,14 @@ class Drafting:
     def asks_model(self, schedule: Schedule) -> bool:
         """Whether the draft model may compute before this step does."""
         small = len(schedule.generation) + len(schedule.context) <= self._max_batch_size
-        return self.model is not None and small and any(map(_asks, schedule.generation))
+        return self.model is not None and small and bool(_asking(schedule))
 
     def propose(self, schedule: Schedule, *, idle: bool = True) -> Drafts:
         """`idle`: no step is in flight. The draft model would wait for one that is, so it is not asked."""
         batch_size = len(schedule.generation) + len(schedule.context)
         if batch_size > self._max_batch_size:
             return {}
-        asking = list(filter(_asks, schedule.generation))
+        asking = _asking(schedule)
         if not asking:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
@@ -87,14 +90,14 @@ class Drafting:
         """What was recorded since the step before. `drafted`: tokens of this one, which took so long."""
         batch_size = len(schedule.generation)
         # What drafts cost is learned where some may come, so that other steps do not pay for it.
-        if batch_size <= self._max_batch_size and not schedule.context and any(map(_asks, schedule.generation)):
+        if batch_size <= self._max_batch_size and not schedule.context and _asking(schedule):
             if self.model is None or not self.model.asked:
                 cost = self.gain.cost.of(batch_size)
                 self._looks.record(self.gain.of(cost, drafted), batch_size / seconds if seconds else 0.0)
                 self.gain.cost.record(batch_size, drafted, seconds)
             if self.model is not None:
                 self.model.record_time(batch_size, drafted, seconds)
-        counts, self._counts = self._counts, DraftCounts()
+        counts, self._counts = self._counts, NO_DRAFTS
         self.gain.end_step(drafted)
         if self.model is not None:
             self.model.gain.end_step(drafted)
@@ -136,6 +139,11 @@ class Drafting:
                 prompt = virtual.without(prompt)
             sequence.drafter = Drafter(prompt, request.max_drafts, expected, has_model=has_model)
         return sequence.drafter
+
+
+def _asking(schedule: Schedule) -> list[Sequence]:
+    # In every step: without a call per sequence.
+    return [sequence for sequence in schedule.generation if sequence.request.max_drafts]
 
 
 def _asks(sequence: Sequence) -> bool:
