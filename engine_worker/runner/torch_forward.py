@@ -63,6 +63,7 @@ class TorchForward:
         output_layers: tuple[int, ...] = (),
     ) -> None:
         self.model = model
+        self._axes = model.has_axes
         self.cache = cache
         self.backend = backend
         self.device = device
@@ -90,7 +91,7 @@ class TorchForward:
         self._graphs = None
 
     def arrays(self, slices: Sequence[Slice]) -> StepArrays:
-        return build_arrays(slices, self.cache.tokens_per_block, self.window, axes=self.model.has_axes)
+        return build_arrays(slices, self.cache.tokens_per_block, self.window, axes=self._axes)
 
     def prepare(self, arrays: StepArrays) -> StepOnDevice:
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0

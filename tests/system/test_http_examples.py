@@ -40,10 +40,16 @@ def run(page: str, language: str, address: str) -> list[str]:
     return printed
 
 
+def tokens_of(line: str) -> int:
+    """Sampled answers may end early."""
+    (count,) = re.fullmatch(r"(\d+) tokens", line).groups()
+    return int(count)
+
+
 def test_the_page(address):
     (streamed,) = run("http.md", "python", address)
     lines = streamed.splitlines()
-    assert lines[-2] == "32 tokens"
+    assert 1 <= tokens_of(lines[-2]) <= 32
     assert lines[-1] in ("yes", "no")
 
 
@@ -59,7 +65,7 @@ def test_curl(address):
 
 def test_the_tutorial(address):
     answer, many, person, error = run("tutorials/openai_client.md", "python", address)
-    assert answer.endswith("32 tokens\n")
+    assert 1 <= tokens_of(answer.splitlines()[-1]) <= 32
     assert [line[1:16] for line in many.splitlines()] == [f"def method_{i}(se" for i in range(8)]
     assert re.fullmatch(r"name='[A-Z][a-z]+' age=\d+\n", person)
     assert error.startswith("temperature | ")

@@ -73,7 +73,8 @@ def test_perf_metrics_of_drafts(executor) -> None:
 
     # Whether a step has drafts depends on how long steps take here.
     assert wait_until(accepted)
-    assert found.total_accepted_draft_tokens <= min(30, found.total_draft_tokens)
+    # Where these drafts are wrong, lookups may be right.
+    assert found.total_accepted_draft_tokens <= min(39, found.total_draft_tokens)
     assert found.acceptance_rate == found.total_accepted_draft_tokens / found.total_draft_tokens
 
 
