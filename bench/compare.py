@@ -1,6 +1,8 @@
 """python -m bench.compare REVISION: the engine of this checkout beside that of another revision, under equal loads.
 
-For changes that must not slow down what does not use them. Both run in turns, in the environment of this checkout.
+For changes that must not slow down what does not use them. Both run in turns, in the environment of this checkout. Both
+are started several times: two processes of the same code differ by some percent, which no number of rounds evens out.
+Compare HEAD to see by how much.
 """
 
 import argparse
@@ -35,9 +37,9 @@ WIDTH = 120
 class Compared(NamedTuple):
     width: int
     speed: float
-    """Of this checkout by the other's: the median over the rounds."""
+    """Of this checkout by the other's: the median over the rounds, then over the starts."""
     speed_range: tuple[float, float]
-    """The middle half of the rounds."""
+    """The middle half of the rounds; then the least and the most of the starts."""
     cpu: float
     """CPU time of this checkout by the other's."""
     tokens_per_second: float
@@ -52,9 +54,15 @@ def main(arguments: list[str]) -> None:
         root = stack.enter_context(checkout(given.revision))
         progress = stack.enter_context(progress_lines(console))
         task = progress.add_task("starting", total=None)
-        here, there = (stack.enter_context(engine_alone(TINY, settings, logs, each)) for each in (ROOT, root))
-        found = compare(here, there, given.rounds, lambda done: progress.update(task, description=done))
-    console.print(_table(given.revision, found))
+        found = []
+        for start in range(1, given.starts + 1):
+            with ExitStack() as engines:
+                # Which one is first may matter.
+                roots = (ROOT, root) if start % 2 else (root, ROOT)
+                started = {each: engines.enter_context(engine_alone(TINY, settings, logs, each)) for each in roots}
+                step = lambda done, start=start: progress.update(task, description=f"start {start}: {done}")  # noqa: E731
+                found.append(compare(started[ROOT], started[root], given.rounds, step))
+    console.print(_table(given.revision, [over_starts(each) for each in zip(*found, strict=True)]))
 
 
 @contextmanager
@@ -80,12 +88,20 @@ def compare(here: SystemProcess, there: SystemProcess, rounds: int, step: Step) 
     return found
 
 
+def over_starts(found: Sequence[Compared]) -> Compared:
+    """Of one width, one from each start."""
+    speeds = [each.speed for each in found]
+    cpu = statistics.median(each.cpu for each in found)
+    rates = statistics.median(each.tokens_per_second for each in found)
+    return Compared(found[0].width, statistics.median(speeds), (min(speeds), max(speeds)), cpu, rates)
+
+
 def _cpu(runs: Sequence[Run]) -> float:
     return statistics.median(run.cpu["engine"] for run in runs)
 
 
 def _table(revision: str, found: Sequence[Compared]) -> Table:
-    table = Table("at a time", "tokens/s", f"speed by that of {revision}", "middle half of the rounds", "CPU time")
+    table = Table("at a time", "tokens/s", f"speed by that of {revision}", "least and most of the starts", "CPU time")
     for each in found:
         low, high = each.speed_range
         cells = (f"{each.tokens_per_second:,.0f}", f"{each.speed:.3f}×", f"{low:.3f}–{high:.3f}", f"{each.cpu:.3f}×")
@@ -96,7 +112,8 @@ def _table(revision: str, found: Sequence[Compared]) -> Table:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("revision", help="commit, tag or branch")
-    parser.add_argument("--rounds", type=int, default=21, help="of each engine, at least 2")
+    parser.add_argument("--starts", type=int, default=6, help="of both engines")
+    parser.add_argument("--rounds", type=int, default=3, help="of each engine, at least 2")
     parser.add_argument("--backend", default="auto", help="what computes the model")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of each engine; default: all cores")
     return parser.parse_args(arguments)

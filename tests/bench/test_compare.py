@@ -26,6 +26,11 @@ def test_ratios() -> None:
     assert here.salts == there.salts
 
 
+def test_starts() -> None:
+    found = [compare.Compared(8, speed, (0.5, 2.0), speed / 2, 100.0) for speed in (0.9, 1.1, 1.0)]
+    assert compare.over_starts(found) == (8, 1.0, (0.9, 1.1), 0.5, 100.0)
+
+
 def test_checkout() -> None:
     with compare.checkout("HEAD") as folder:
         assert (folder / "bench" / "systems" / "engine_alone.py").is_file()
@@ -39,5 +44,5 @@ def test_checkout() -> None:
 def test_whole(monkeypatch, capsys) -> None:
     monkeypatch.setattr(compare, "WIDTHS", (2,))
     monkeypatch.setattr(compare, "REQUESTS", 1)
-    compare.main(["HEAD", "--rounds", "2", "--threads", "1"])
+    compare.main(["HEAD", "--starts", "2", "--rounds", "2", "--threads", "1"])
     assert "speed by that of HEAD" in capsys.readouterr().out
