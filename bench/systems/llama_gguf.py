@@ -32,14 +32,26 @@ OF_LAYER = {
 
 
 def convert(source: Path, folder: Path, precision: str) -> None:
-    gguf: Any = import_module("gguf")
-    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(folder / MODEL, config["model_type"])
-    _write_shape(writer, config)
-    writer.add_tokenizer_model("no_vocab")
-    _write_weights(gguf, writer, source, gguf.GGMLQuantizationType[TYPES[precision]])
-    _finish(writer)
+    config = _write(source, folder / MODEL, precision, with_tokenizer=False)
     (folder / CONFIG).write_text(json.dumps(config | {"precision": precision}), encoding="utf-8")
+
+
+def _write(source: Path, file: Path, precision: str, *, with_tokenizer: bool) -> dict[str, Any]:
+    """Returns the checkpoint's config.json."""
+    gguf: Any = import_module("gguf")
+    config: dict[str, Any] = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(file, config["model_type"])
+    _write_shape(writer, config)
+    if with_tokenizer:
+        _write_tokenizer(gguf, writer, source, config)
+    else:
+        writer.add_tokenizer_model("no_vocab")
+    _write_weights(gguf, writer, source, gguf.GGMLQuantizationType[TYPES[precision]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return config
 
 
 def _write_shape(writer: Any, config: dict[str, Any]) -> None:
@@ -79,13 +91,6 @@ def _write_tokenizer(gguf: Any, writer: Any, source: Path, config: dict[str, Any
         writer.add_chat_template(template.read_text(encoding="utf-8"))
 
 
-def _finish(writer: Any) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def _write_weights(gguf: Any, writer: Any, source: Path, matrices: Any) -> None:
     for name, weight in read_weights(source / "model.safetensors"):
         kind = matrices if weight.ndim > 1 else gguf.GGMLQuantizationType.F32
@@ -116,14 +121,8 @@ def gguf_name(name: str) -> str:
 
 
 def main() -> None:
-    gguf: Any = import_module("gguf")
-    source, file, precision = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(file, config["model_type"])
-    _write_shape(writer, config)
-    _write_tokenizer(gguf, writer, source, config)
-    _write_weights(gguf, writer, source, gguf.GGMLQuantizationType[TYPES[precision]])
-    _finish(writer)
+    source, file, precision = sys.argv[1:]
+    _write(Path(source), Path(file), precision, with_tokenizer=True)
 
 
 if __name__ == "__main__":

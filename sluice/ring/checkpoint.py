@@ -156,7 +156,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _image_processor(path: Path) -> dict[str, Any]:
-    """What reads the pixels of images, from where transformers looks for it; empty if there is none."""
+    """The image processor's settings, from the files that transformers reads; empty if there are none."""
     found = _read_json(path / "processor_config.json").get("image_processor")
     return found if isinstance(found, dict) else _read_json(path / "preprocessor_config.json")
 

@@ -32,12 +32,18 @@ PROCESSORS = {
 }
 
 
-def write_files(folder: Path, *, tower: str = "clip", decoder: str = "llama", strategy: str = "default") -> Path:
-    """All but the weights: what a router reads."""
+def write_tokenizer(folder: Path, special: list[str]) -> Tokenizer:
+    """The tiny model's, with these tokens."""
     tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
-    tokenizer.add_special_tokens([IMAGE])
+    tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_bytes((tiny_model.path() / "tokenizer_config.json").read_bytes())
+    return tokenizer
+
+
+def write_files(folder: Path, *, tower: str = "clip", decoder: str = "llama", strategy: str = "default") -> Path:
+    """All but the weights: what a router reads."""
+    tokenizer = write_tokenizer(folder, [IMAGE])
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[tower]))
     vision = {

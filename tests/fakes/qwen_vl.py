@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from sluice import tiny_model
 from sluice.ring.scaling import Scaling
+from tests.fakes.llava import write_tokenizer
 
 START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 IMAGE = START + PAD + END
@@ -37,10 +35,7 @@ ARCHITECTURES = {"qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Q
 
 def write_files(folder: Path, kind: str = "qwen2_vl", *, tied: bool = False) -> Path:
     """All but the weights, as published: the decoder's options stand beside vision_config."""
-    tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
-    tokenizer.add_special_tokens([START, PAD, END])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_bytes((tiny_model.path() / "tokenizer_config.json").read_bytes())
+    tokenizer = write_tokenizer(folder, [START, PAD, END])
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",

@@ -6,7 +6,7 @@ import PIL.Image
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-MAX_TOKENS = 12
+from tests.parity.vision import MAX_TOKENS
 
 
 class Oracle:

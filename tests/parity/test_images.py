@@ -1,7 +1,6 @@
 """Images in prompts: the tokens of transformers' LLaVA, however the work is cut."""
 
 import shutil
-from contextlib import closing
 from io import BytesIO
 
 import PIL.Image
@@ -12,16 +11,26 @@ from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.images import Image
-from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
+from sluice.ring.params import Speculation, StopParams
 from sluice.ring.tables import PromptTables
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.fakes.tables import table_of
 from tests.parity.harness import EngineHarness
+from tests.parity.vision import (
+    GREEDY,
+    MAX_TOKENS,
+    STOPPING,
+    Prompt,
+    check_beams,
+    check_chunks,
+    check_pauses,
+    check_resume,
+    check_two_ranks,
+    refused,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.timeout(600)
-GREEDY = SamplingParams(temperature=0.0)
-MAX_TOKENS = 12
-STOPPING = StopParams(MAX_TOKENS)
 BACKENDS = ["torch", "openvino"]
 
 
@@ -38,7 +47,7 @@ class Oracle:
         self.vocab_size = self.model.config.text_config.vocab_size
 
     @torch.inference_mode()
-    def generate(self, prompt: list[int | bytes], **options) -> list[int]:
+    def generate(self, prompt: Prompt, **options) -> list[int]:
         """`prompt`: ids, and images where they stand."""
         ids = [token for part in prompt for token in ([part] if isinstance(part, int) else [self.token_id] * self.rows)]
         pictures = [PIL.Image.open(BytesIO(part)) for part in prompt if isinstance(part, bytes)]
@@ -54,7 +63,7 @@ def oracle(tmp_path_factory) -> Oracle:
     return Oracle(write_llava(tmp_path_factory.mktemp("llava")))
 
 
-def ask(harness: EngineHarness, oracle: Oracle, prompt: list[int | bytes], **options) -> int:
+def ask(harness: EngineHarness, oracle: Oracle, prompt: Prompt, **options) -> int:
     ids: list[int] = []
     images = [part for part in prompt if isinstance(part, bytes)]
     first = oracle.vocab_size
@@ -67,12 +76,7 @@ def ask(harness: EngineHarness, oracle: Oracle, prompt: list[int | bytes], **opt
     return harness.send(ids, **({"sampling": GREEDY, "stopping": STOPPING} | options), tables=tables)
 
 
-def tokens_of(harness: EngineHarness, number: int, sequence: int = 0) -> list[int]:
-    harness.run()
-    return harness.stream(number, sequence).tokens
-
-
-def mixed(prompts: list[list[int]], size: int, seed: int = 0) -> list[int | bytes]:
+def mixed(prompts: list[list[int]], size: int, seed: int = 0) -> Prompt:
     """Images at the start, within, and at the end."""
     text = prompts[12][:size]
     first, second = picture(2 * seed), picture(2 * seed + 1)
@@ -154,18 +158,8 @@ def test_a_checkpoint_without_its_tower(tmp_path, oracle):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunk_edges_everywhere(prompts, oracle, overlap):
-    prompt = mixed(prompts, 6)[:-1]
-    expected = oracle.generate(prompt)
-    for chunk in (1, 2, 3, 5, 7, 8, 15, 16, 17, 18, 19, 20, 21, 31, 37, 38, 39):
-        harness = EngineHarness(
-            oracle.folder,
-            overlap=overlap,
-            max_tokens_per_step=chunk,
-            max_batch_size=1,
-            tokens_per_block=8,
-            kv_cache_tokens=2048,
-        )
-        assert tokens_of(harness, ask(harness, oracle, prompt)) == expected, chunk
+    chunks = (1, 2, 3, 5, 7, 8, 15, 16, 17, 18, 19, 20, 21, 31, 37, 38, 39)
+    check_chunks(ask, oracle, mixed(prompts, 6)[:-1], chunks, overlap=overlap)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -189,13 +183,8 @@ def test_equal_images_share_blocks_and_others_do_not(prompts, oracle, backend):
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_pauses_and_a_pool_too_small_change_nothing(prompts, oracle, options):
-    harness = EngineHarness(oracle.folder, kv_cache_tokens=384, max_tokens_per_step=48, max_batch_size=8, **options)
     asked = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]
-    numbers = [ask(harness, oracle, prompt, stopping=StopParams(60)) for prompt in asked]
-    harness.run()
-    assert harness.pauses > 0
-    for prompt, number in zip(asked, numbers, strict=True):
-        assert harness.stream(number).tokens == oracle.generate(prompt, max_new_tokens=60)
+    check_pauses(ask, oracle, asked, 60, kv_cache_tokens=384, **options)
 
 
 def test_rows_that_were_dropped_are_computed_again(prompts, oracle):
@@ -210,29 +199,11 @@ def test_rows_that_were_dropped_are_computed_again(prompts, oracle):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_resume_and_several_outputs(prompts, oracle, backend):
-    prompt = mixed(prompts, 20)
-    sampling = SamplingParams(seed=3, temperature=0.8, repetition_penalty=1.2, no_repeat_ngram_size=3)
-    whole = EngineHarness(oracle.folder, backend=backend)
-    number = ask(whole, oracle, prompt, sampling=sampling, n=3)
-    whole.run()
-    streams = [whole.stream(number, i).tokens for i in range(3)]
-    assert len(set(map(tuple, streams))) == 3
-    for have in (1, 7):
-        harness = EngineHarness(oracle.folder, backend=backend, max_tokens_per_step=8, max_batch_size=4)
-        resume = {i: tokens[:have] for i, tokens in enumerate(streams[:2])}
-        again = ask(harness, oracle, prompt, sampling=sampling, n=3, resume=resume)
-        harness.run()
-        assert [harness.stream(again, i).tokens for i in range(3)] == streams
+    check_resume(ask, oracle, mixed(prompts, 20), backend)
 
 
 def test_beams(prompts, oracle):
-    prompt = mixed(prompts, 20)
-    harness = EngineHarness(oracle.folder, max_tokens_per_step=16, max_batch_size=8)
-    beams = SamplingParams(temperature=1.0, logprobs=0, beam_search=BeamSearchParams(4))
-    number = ask(harness, oracle, prompt, sampling=beams, n=2)
-    harness.run()
-    expected = oracle.generate(prompt, num_beams=4, num_return_sequences=1)
-    assert harness.stream(number).tokens == expected
+    check_beams(ask, oracle, mixed(prompts, 20))
 
 
 def test_drafts(prompts, oracle):
@@ -244,17 +215,7 @@ def test_drafts(prompts, oracle):
 
 
 def test_two_ranks(prompts, oracle):
-    prompt = mixed(prompts, 20)
-    with closing(EngineHarness(oracle.folder, tensor_parallel=2, max_tokens_per_step=16, max_batch_size=4)) as harness:
-        assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
-
-
-def refused(harness: EngineHarness, ids: list[int], tables: PromptTables, **options) -> str:
-    number = harness.send(ids, GREEDY, STOPPING, tables=tables, **options)
-    harness.run()
-    fault = harness.stream(number).end.fault
-    assert fault.code == "INVALID_ARGUMENT"
-    return fault.message
+    check_two_ranks(ask, oracle, mixed(prompts, 20))
 
 
 def test_what_does_not_fit_is_refused(prompts, oracle):

@@ -1,25 +1,33 @@
 """Images in prompts: the tokens of transformers' Qwen2-VL and Qwen2.5-VL, however the work is cut."""
 
-from contextlib import closing
-
 import pytest
 from safetensors.torch import load_file, save_file
 
 from engine_worker.positions import Positions
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.images import Image
-from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
+from sluice.ring.params import Speculation, StopParams
 from sluice.ring.pictures import upright_size
 from sluice.ring.scaling import Grid
 from sluice.ring.tables import PromptTables
 from tests.fakes.llava import picture
 from tests.fakes.qwen_vl import ARCHITECTURES, SCALING, write_qwen_vl
 from tests.parity.harness import EngineHarness
-from tests.parity.qwen_vl_oracle import MAX_TOKENS, Oracle
+from tests.parity.qwen_vl_oracle import Oracle
+from tests.parity.vision import (
+    GREEDY,
+    STOPPING,
+    Prompt,
+    check_beams,
+    check_chunks,
+    check_pauses,
+    check_resume,
+    check_two_ranks,
+    refused,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.timeout(600)
-GREEDY = SamplingParams(temperature=0.0)
-STOPPING = StopParams(MAX_TOKENS)
 WIDE, TALL, SQUARE = (70, 20), (20, 60), (40, 40)
 
 
@@ -38,7 +46,7 @@ def image_of(data: bytes) -> Image:
     return Image.of(grid.rows, data, grid.columns)
 
 
-def spelled(oracle: Oracle, prompt: list[int | bytes]) -> tuple[list[int], PromptTables]:
+def spelled(oracle: Oracle, prompt: Prompt) -> tuple[list[int], PromptTables]:
     """As the router sends it."""
     ids: list[int] = []
     images: list[Image] = []
@@ -52,17 +60,12 @@ def spelled(oracle: Oracle, prompt: list[int | bytes]) -> tuple[list[int], Promp
     return ids, PromptTables(images=tuple(images))
 
 
-def ask(harness: EngineHarness, oracle: Oracle, prompt: list[int | bytes], **options) -> int:
+def ask(harness: EngineHarness, oracle: Oracle, prompt: Prompt, **options) -> int:
     ids, tables = spelled(oracle, prompt)
     return harness.send(ids, **({"sampling": GREEDY, "stopping": STOPPING} | options), tables=tables)
 
 
-def tokens_of(harness: EngineHarness, number: int) -> list[int]:
-    harness.run()
-    return harness.stream(number).tokens
-
-
-def mixed(prompts: list[list[int]], size: int, seed: int = 0) -> list[int | bytes]:
+def mixed(prompts: list[list[int]], size: int, seed: int = 0) -> Prompt:
     """Images of several shapes at the start, within, and at the end."""
     text = prompts[12][:size]
     first, second = picture(2 * seed, WIDE), picture(2 * seed + 1, TALL)
@@ -118,18 +121,8 @@ def test_names_of_newer_versions_and_tied_embeddings(tmp_path, prompts):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunk_edges_everywhere(prompts, oracle, overlap):
-    prompt = mixed(prompts, 6)[:-1]
-    expected = oracle.generate(prompt)
-    for chunk in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 19, 20, 21, 22, 23, 31, 37, 38, 39, 45):
-        harness = EngineHarness(
-            oracle.folder,
-            overlap=overlap,
-            max_tokens_per_step=chunk,
-            max_batch_size=1,
-            tokens_per_block=8,
-            kv_cache_tokens=2048,
-        )
-        assert tokens_of(harness, ask(harness, oracle, prompt)) == expected, chunk
+    chunks = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 19, 20, 21, 22, 23, 31, 37, 38, 39, 45)
+    check_chunks(ask, oracle, mixed(prompts, 6)[:-1], chunks, overlap=overlap)
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
@@ -151,39 +144,17 @@ def test_text_before_images_is_shared_and_nothing_behind_others(prompts, oracle,
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_pauses_and_a_pool_too_small_change_nothing(prompts, oracle, options):
-    harness = EngineHarness(oracle.folder, kv_cache_tokens=320, max_tokens_per_step=48, max_batch_size=8, **options)
     asked = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]
-    numbers = [ask(harness, oracle, prompt, stopping=StopParams(90)) for prompt in asked]
-    harness.run()
-    assert harness.pauses > 0
-    for prompt, number in zip(asked, numbers, strict=True):
-        assert harness.stream(number).tokens == oracle.generate(prompt, max_new_tokens=90)
+    check_pauses(ask, oracle, asked, 90, kv_cache_tokens=320, **options)
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_resume_and_several_outputs(prompts, oracle, backend):
-    prompt = mixed(prompts, 20)
-    sampling = SamplingParams(seed=3, temperature=0.8, repetition_penalty=1.2, no_repeat_ngram_size=3)
-    whole = EngineHarness(oracle.folder, backend=backend)
-    number = ask(whole, oracle, prompt, sampling=sampling, n=3)
-    whole.run()
-    streams = [whole.stream(number, i).tokens for i in range(3)]
-    assert len(set(map(tuple, streams))) == 3
-    for have in (1, 7):
-        harness = EngineHarness(oracle.folder, backend=backend, max_tokens_per_step=8, max_batch_size=4)
-        resume = {i: tokens[:have] for i, tokens in enumerate(streams[:2])}
-        again = ask(harness, oracle, prompt, sampling=sampling, n=3, resume=resume)
-        harness.run()
-        assert [harness.stream(again, i).tokens for i in range(3)] == streams
+    check_resume(ask, oracle, mixed(prompts, 20), backend)
 
 
 def test_beams(prompts, oracle):
-    prompt = mixed(prompts, 20)
-    harness = EngineHarness(oracle.folder, max_tokens_per_step=16, max_batch_size=8)
-    beams = SamplingParams(temperature=1.0, logprobs=0, beam_search=BeamSearchParams(4))
-    number = ask(harness, oracle, prompt, sampling=beams, n=2)
-    harness.run()
-    assert harness.stream(number).tokens == oracle.generate(prompt, num_beams=4, num_return_sequences=1)
+    check_beams(ask, oracle, mixed(prompts, 20))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -200,17 +171,7 @@ def test_drafts(prompts, oracle, overlap):
 
 
 def test_two_ranks(prompts, oracle):
-    prompt = mixed(prompts, 20)
-    with closing(EngineHarness(oracle.folder, tensor_parallel=2, max_tokens_per_step=16, max_batch_size=4)) as harness:
-        assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
-
-
-def refused(harness: EngineHarness, ids: list[int], tables: PromptTables) -> str:
-    number = harness.send(ids, GREEDY, STOPPING, tables=tables)
-    harness.run()
-    fault = harness.stream(number).end.fault
-    assert fault.code == "INVALID_ARGUMENT"
-    return fault.message
+    check_two_ranks(ask, oracle, mixed(prompts, 20))
 
 
 def test_what_does_not_fit_is_refused(prompts, oracle):

@@ -1,9 +1,6 @@
 """Images over a real ring, beside transformers: the page's example, hostile ones, and engines that die under them."""
 
-import asyncio
-import os
 import re
-import signal
 from io import BytesIO
 from pathlib import Path
 
@@ -12,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
-from sluice import AsyncClient, Client
+from sluice import Client
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
 from tests.fakes.llava import ROWS, picture, write_llava
+from tests.system.streams_over_a_death import GREEDY, streams_over_a_death
 
 PAGE = Path(__file__).parents[2] / "docs" / "images.md"
-GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -110,23 +107,8 @@ def test_the_example_of_the_page(pair, capsys, tmp_path, monkeypatch):
 
 
 async def test_streams_go_on_when_their_engine_dies(pair, oracle):
-    count, asked = 160, [([picture(2 * i), picture(2 * i + 1)], f"<image> value_{i} = <image>") for i in range(6)]
-    async with AsyncClient(pair.address, timeout=200) as client:
-        begun = asyncio.Event()
-
-        async def tokens(images, text) -> list[int]:
-            found: list[int] = []
-            async for chunk in client.stream(text, images=images, max_tokens=count, **GREEDY):
-                assert chunk.token_offset == len(found)
-                found += chunk.token_ids
-                if len(found) > 8:
-                    begun.set()
-            return found
-
-        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
-        await asyncio.wait_for(begun.wait(), 60)
-        os.kill(pair.pids["engine-0"], signal.SIGKILL)
-        found = await asyncio.gather(*streams)
-        texts = [list((await client.tokenize(text)).token_ids) for _, text in asked]
-    right = [oracle.generate(ids, images, count) for (images, _), ids in zip(asked, texts, strict=True)]
+    images = [[picture(2 * i), picture(2 * i + 1)] for i in range(6)]
+    asked = [(f"<image> value_{i} = <image>", {"images": each}) for i, each in enumerate(images)]
+    found, texts = await streams_over_a_death(pair, asked, 160)
+    right = [oracle.generate(ids, each, 160) for each, ids in zip(images, texts, strict=True)]
     assert found == right

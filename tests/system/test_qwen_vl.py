@@ -1,19 +1,15 @@
 """Qwen2-VL over a real ring, beside transformers: each form of prompt, and an engine that dies under its streams."""
 
-import asyncio
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from sluice import AsyncClient, Client
+from sluice import Client
 from sluice.launch import Ring
 from tests.fakes.llava import picture
 from tests.fakes.qwen_vl import IMAGE, write_qwen_vl
 from tests.parity.qwen_vl_oracle import Oracle
-
-GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
+from tests.system.streams_over_a_death import GREEDY, streams_over_a_death
 
 
 @pytest.fixture(scope="module")
@@ -65,27 +61,8 @@ def test_each_form_of_prompt(pair, oracle):
 
 
 async def test_streams_go_on_when_their_engine_dies(pair, oracle):
-    count = 160
     sizes = ((70, 20), (20, 60), (40, 40))
-    asked = [
-        ([picture(2 * i, sizes[i % 3]), picture(2 * i + 1, sizes[(i + 1) % 3])], f"{IMAGE} value_{i} = {IMAGE}")
-        for i in range(6)
-    ]
-    async with AsyncClient(pair.address, timeout=200) as client:
-        begun = asyncio.Event()
-
-        async def tokens(images, text) -> list[int]:
-            found: list[int] = []
-            async for chunk in client.stream(text, images=images, max_tokens=count, **GREEDY):
-                assert chunk.token_offset == len(found)
-                found += chunk.token_ids
-                if len(found) > 8:
-                    begun.set()
-            return found
-
-        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
-        await asyncio.wait_for(begun.wait(), 60)
-        os.kill(pair.pids["engine-0"], signal.SIGKILL)
-        found = await asyncio.gather(*streams)
-        texts = [list((await client.tokenize(text)).token_ids) for _, text in asked]
-    assert found == [right(oracle, ids, images, count) for (images, _), ids in zip(asked, texts, strict=True)]
+    images = [[picture(2 * i, sizes[i % 3]), picture(2 * i + 1, sizes[(i + 1) % 3])] for i in range(6)]
+    asked = [(f"{IMAGE} value_{i} = {IMAGE}", {"images": each}) for i, each in enumerate(images)]
+    found, texts = await streams_over_a_death(pair, asked, 160)
+    assert found == [right(oracle, ids, each, 160) for each, ids in zip(images, texts, strict=True)]

@@ -1,9 +1,6 @@
 """Prompt tables over a real ring, beside transformers: the page's example, and engines that die under such streams."""
 
-import asyncio
-import os
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sluice import AsyncClient, Client, tiny_model
+from sluice import Client, tiny_model
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
+from tests.system.streams_over_a_death import GREEDY, streams_over_a_death
 
 PAGE = Path(__file__).parents[2] / "docs" / "prompt_tables.md"
-GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +71,7 @@ def test_the_example_of_the_page(pair, capsys):
 
 
 async def test_streams_go_on_when_their_engine_dies(pair, model):
-    count, asked = 160, [(some_rows(model, 5 + i, i), f"value_{i} = ") for i in range(6)]
-    async with AsyncClient(pair.address, timeout=200) as client:
-        begun = asyncio.Event()
-
-        async def tokens(rows, text) -> list[int]:
-            found: list[int] = []
-            async for chunk in client.stream(text, prompt_table=rows, max_tokens=count, **GREEDY):
-                found += chunk.token_ids
-                if len(found) > 8:
-                    begun.set()
-            return found
-
-        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
-        await asyncio.wait_for(begun.wait(), 60)
-        os.kill(pair.pids["engine-0"], signal.SIGKILL)
-        found = await asyncio.gather(*streams)
-        texts = [list((await client.tokenize(text)).token_ids) for _, text in asked]
-    assert found == [expected(model, ids, rows, count) for (rows, _), ids in zip(asked, texts, strict=True)]
+    tables = [some_rows(model, 5 + i, i) for i in range(6)]
+    asked = [(f"value_{i} = ", {"prompt_table": rows}) for i, rows in enumerate(tables)]
+    found, texts = await streams_over_a_death(pair, asked, 160)
+    assert found == [expected(model, ids, rows, 160) for rows, ids in zip(tables, texts, strict=True)]
