@@ -48,17 +48,11 @@ class _Handler(BaseHTTPRequestHandler):
         with self.lock:
             script.bodies.append(body)
             script.tokens.append(self.headers["Authorization"])
-            script.in_flight += 1
-            script.most = max(script.most, script.in_flight)
             fails = script.status != 200 and len(script.bodies) >= script.fail_from
-        try:
-            if fails:
-                self._answer(script.status, {"error": {"message": "no room"}})
-            else:
-                self._stream(body)
-        finally:
-            with self.lock:
-                script.in_flight -= 1
+        if fails:
+            self._answer(script.status, {"error": {"message": "no room"}})
+        else:
+            self._stream(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -68,6 +62,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        with self._counted():
+            self._chunks(body)
+        if not self.script.ends_early:
+            self._end(body)
+        self._write(b"")
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Ends before the last event: behind that one the client may already send its next request."""
+        with self.lock:
+            self.script.in_flight += 1
+            self.script.most = max(self.script.most, self.script.in_flight)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.script.in_flight -= 1
+
+    def _chunks(self, body: dict) -> None:
         if "messages" in body:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for i in range(body["max_tokens"]):
@@ -77,9 +90,6 @@ class _Handler(BaseHTTPRequestHandler):
                 break
             part = {"delta": {"content": f"w{i} "}} if "messages" in body else {"text": f"w{i} "}
             self._event({"choices": [{"index": 0, **part}]})
-        if not self.script.ends_early:
-            self._end(body)
-        self._write(b"")
 
     def _end(self, body: dict) -> None:
         self._event({"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}]})
