@@ -61,7 +61,7 @@ class Watchdog(threading.Thread):
                 return
 
     def tick(self, passed: float) -> str | None:
-        """Send a heartbeat if one is due. Returns why the group is lost, if it is. `passed`: seconds since the last tick."""
+        """Send a heartbeat if one is due; why the group is lost, if it is. `passed`: seconds since the last tick."""
         self._since_heartbeat += passed
         try:
             if self._since_heartbeat >= HEARTBEAT_SECONDS:
