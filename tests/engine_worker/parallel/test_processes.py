@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_shared(tmp_path):
 def refused(process) -> str:
     """What it said when it ended, which it did in good order."""
     try:
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 1
         assert "Traceback" not in errors
         return errors
