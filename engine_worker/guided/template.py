@@ -28,8 +28,9 @@ from engine_worker.guided.vocabulary import Tokens, load_tokens
 from sluice.ring.process import PR_SET_PDEATHSIG
 
 TRIAL_NICENESS = 10
-TRIAL_PATIENCE = 10.0
-"""Seconds of wall time per second of CPU time that a trial may take, and at least so many."""
+TRIAL_PATIENCE = 60.0
+"""Seconds of wall time per second of CPU time that a trial may take, and at least so many: beside a busy process of the
+usual niceness it gets a tenth of a core, beside several even less."""
 NUM_DESCRIPTORS = 3
 """A guide worker's: for steps, for compiling, of the shared memory."""
 MESSAGE_BYTES = 1 << 13

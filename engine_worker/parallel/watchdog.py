@@ -40,6 +40,7 @@ class Watchdog(threading.Thread):
         self._stalled = dict.fromkeys(range(1, size), 0.0)
         self._since: float | None = None
         self._waited = 0.0
+        self._since_heartbeat = 0.0
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -49,24 +50,28 @@ class Watchdog(threading.Thread):
             self.join()
 
     def run(self) -> None:
-        checked, since_heartbeat = time.monotonic(), 0.0
+        checked = time.monotonic()
         while not self._stopped.wait(TICK_SECONDS):
             now = time.monotonic()
             # If this process was suspended, the lack of progress meanwhile says nothing about the others.
             passed, checked = min(now - checked, 2 * TICK_SECONDS), now
-            since_heartbeat += passed
-            try:
-                if since_heartbeat >= HEARTBEAT_SECONDS:
-                    since_heartbeat = 0.0
-                    # The first command must be the one that loads.
-                    if self._sender.sent and self._sender.idle():
-                        self._sender.send(HEARTBEAT)
-                reason = self._check(passed)
-            except ChannelError as error:
-                reason = self._check(0.0) or str(error)
+            reason = self.tick(passed)
             if reason and not self._stopped.is_set():
                 self._on_lost(reason)
                 return
+
+    def tick(self, passed: float) -> str | None:
+        """Send a heartbeat if one is due; why the group is lost, if it is. `passed`: seconds since the last tick."""
+        self._since_heartbeat += passed
+        try:
+            if self._since_heartbeat >= HEARTBEAT_SECONDS:
+                self._since_heartbeat = 0.0
+                # The first command must be the one that loads.
+                if self._sender.sent and self._sender.idle():
+                    self._sender.send(HEARTBEAT)
+            return self._check(passed)
+        except ChannelError as error:
+            return self._check(0.0) or str(error)
 
     def _check(self, passed: float) -> str | None:
         """Why the group is lost, if it is. `passed`: seconds since the previous check."""

@@ -34,9 +34,10 @@ pytestmark = pytest.mark.process
 MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"
 
 
-def start(*flags: str) -> subprocess.Popen[str]:
+def start(*flags: str, working: Path | None = None) -> subprocess.Popen[str]:
+    """`working`: its working directory."""
     command = [sys.executable, "-m", "engine_worker", *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=working)
 
 
 def events(process: subprocess.Popen[str], until: str) -> list[dict]:
@@ -96,20 +97,31 @@ def get(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
+WAITING = """
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.01)
+def unused(*_): ...
+"""
+
+
 def test_its_metrics_port_answers_while_it_loads(tmp_path):
+    # It loads on when the test has seen what it answers meanwhile.
+    (tmp_path / "waiting.py").write_text(WAITING)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = start(
         *("--model", str(MODEL), "--listen", f"ipc://{tmp_path}/engine", "--threads", "1"),
-        *("--metrics-port", str(port)),
+        *("--metrics-port", str(port), "--logits-processors", '{"unused": "waiting:unused"}'),
+        working=tmp_path,
     )
     try:
         assert wait_until(lambda: get(port, "/livez") == (200, "ok\n"))
-        # Before torch is imported.
         status, reason = get(port, "/readyz")
         assert status == 503
         assert reason.startswith(("starting", "loading"))
         assert "sluice_engine_loading_ratio " in get(port, "/metrics")[1]
+        (tmp_path / "go").touch()
         events(process, "ready")
         assert wait_until(lambda: get(port, "/readyz") == (200, "ok\n"))
         assert "sluice_engine_loading_ratio 1.0" in get(port, "/metrics")[1]
@@ -138,7 +150,7 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
 )
 def test_what_is_wrong_is_told_in_a_line(flags, message):
     process = start(*flags, "--insecure-ring")
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode != 0
     assert message in errors
     assert "Traceback" not in errors
@@ -148,7 +160,7 @@ def test_an_address_in_use_is_told_in_a_line(tmp_path):
     with zmq.Context() as context:
         inbox = Inbox(context, f"ipc://{tmp_path}/engine", Hello)
         process = start("--model", str(MODEL), "--threads", "1", "--listen", inbox.address)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 1
         last = json.loads(errors.splitlines()[-1])
         assert last["error"] == f"cannot listen on {inbox.address}: process {os.getpid()} listens there"
@@ -162,7 +174,7 @@ def test_an_address_in_use_is_told_in_a_line(tmp_path):
 )
 def test_a_port_is_not_opened_without_keys(flags, message):
     process = start("--model", str(MODEL), *flags)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 1
     assert message in errors
     assert "Traceback" not in errors

@@ -182,7 +182,9 @@ class FakePeer:
         while True:
             if self.beating:
                 for address, hello in self.greeted.items():
-                    self.lane(address).send(self.heartbeat(hello))
+                    # What a heartbeat tells once would be lost on a lane that is not connected yet.
+                    if (lane := self.lane(address)).ready():
+                        lane.send(self.heartbeat(hello))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 

@@ -138,7 +138,7 @@ class FakeServer(
         self._note(request, context, fail=self.script.fail_after is None)
         self._check_lora(request.spec.lora_id, context)
         self._check_prompt_adapter(request.spec.prompt_adapter_id, context)
-        context.add_callback(self.script.gone.set)
+        self._tell_end(context)
         number = 0
         for event in self._events():
             number += 2 if self.script.lose_event and number == 1 else 1
@@ -174,7 +174,12 @@ class FakeServer(
 
     def Abort(self, request: Any, context: Any) -> Any:
         self._note(request, context)
-        if request.request_id in self.script.hanging:
+        # Its client may have all that it gets before it hangs.
+        begun = (generation_pb2.GenerateRequest, generation_pb2.GenerateStreamRequest)
+        hangs = self.script.hangs and any(
+            isinstance(each, begun) and each.spec.request_id == request.request_id for each in self.script.seen
+        )
+        if hangs or request.request_id in self.script.hanging:
             self.script.aborted.add(request.request_id)
         return generation_pb2.AbortResponse(aborted=request.request_id in ("r1", *self.script.aborted))
 
@@ -294,14 +299,14 @@ class FakeServer(
         self._note(request, context)
         if self.script.no_stats is not None:
             self.script.no_stats.abort(context)
-        context.add_callback(self.script.gone.set)
+        self._tell_end(context)
         context.send_initial_metadata(())
         yield from self.script.steps
         self._hang(context)
 
     def StreamCacheEvents(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context)
-        context.add_callback(self.script.gone.set)
+        self._tell_end(context)
         context.send_initial_metadata(())
         yield from self.script.cache_events
         self._hang(context)
@@ -310,6 +315,11 @@ class FakeServer(
         if request.service not in self.script.health:
             context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=self.script.health[request.service])
+
+    def _tell_end(self, context: Any) -> None:
+        # Refused if it has ended already.
+        if not context.add_callback(self.script.gone.set):
+            self.script.gone.set()
 
     def _note(self, request: Any, context: Any, fail: bool = True) -> None:
         self.script.seen.append(request)

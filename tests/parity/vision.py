@@ -47,6 +47,9 @@ def check_chunks(ask: Ask, oracle, prompt: Prompt, chunks: Iterable[int], *, ove
 def check_pauses(ask: Ask, oracle, asked: list[Prompt], count: int, **options) -> None:
     """In a pool too small for all of them."""
     harness = EngineHarness(oracle.folder, max_tokens_per_step=48, max_batch_size=8, **options)
+    # Rows are kept from here on. Else requests would wait for them, and which ones meet would depend on how long.
+    for prompt in asked:
+        tokens_of(harness, ask(harness, oracle, prompt, stopping=StopParams(1)))
     numbers = [ask(harness, oracle, prompt, stopping=StopParams(count)) for prompt in asked]
     harness.run()
     assert harness.pauses > 0

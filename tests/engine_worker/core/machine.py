@@ -59,6 +59,8 @@ TABLES = [
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 EVENT_BUFFER = 1 << 16
 """More events than one rule brings."""
+MOST_STEPS = 10_000
+"""Until what was submitted has ended; a thousand is a lot."""
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
 
@@ -375,7 +377,9 @@ class EngineMachine(RuleBasedStateMachine):
         for lane in self.bench.receiver.lanes.values():
             lane.full = False
         self.bench.runner.fail_moving = False
-        while self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting:
+        for _ in range(MOST_STEPS):
+            if not (self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting):
+                break
             self._step()
             self.count(0, 1)
         self.bench.run()

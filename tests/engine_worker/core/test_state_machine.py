@@ -1,10 +1,14 @@
-"""The engine's state machine, short. `python -m tests.engine_worker.long_run` is the long one."""
+"""The engine's state machine, short. `python -m tests.engine_worker.core.long_run` is the long one."""
 
+import pytest
 from hypothesis import HealthCheck
 
 from sluice.ring.params import RetentionParams
 from tests.engine_worker.core.machine import BASES, EngineMachine
 from tests.examples import examples
+
+# Ten seconds alone, many times that on a busy machine. Steps that lead nowhere end by a bound of their own.
+pytestmark = pytest.mark.timeout(600)
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = examples(250, stateful_step_count=40, suppress_health_check=list(HealthCheck))

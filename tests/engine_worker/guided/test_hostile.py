@@ -1,7 +1,6 @@
 """Guides that take too much: each ends by itself, within a budget, with an error that names it."""
 
 import json
-import time
 
 import pytest
 
@@ -10,9 +9,11 @@ from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import allowed, followed, make, masked, prepared, regex
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-COMPILE_SECONDS, STEPS, LIMIT = 0.6, 60, 60.0
+COMPILE_SECONDS, STEPS = 0.6, 60
+PATIENCE = 200.0
+"""Seconds: the budgets are CPU time, of which a busy machine leaves little to what compiles guides."""
 
 
 def schema(value) -> Guide:
@@ -101,26 +102,23 @@ def follow(guides, guide: Guide, neighbour) -> Fault | None:
 def test_it_ends_within_its_budget(strict, name):
     guide, work = HOSTILE[name]
     (neighbour,) = followed(strict, regex("[0-9]{3}"))
-    began = time.monotonic()
-    fault = prepared(strict, guide) or follow(strict, guide, neighbour)
-    assert time.monotonic() - began < LIMIT
+    fault = prepared(strict, guide, PATIENCE) or follow(strict, guide, neighbour)
     if work is not None or (fault is not None and fault.error_code is not ErrorCode.INVALID_ARGUMENT):
         assert fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
         assert fault.field == f"spec.guided.{guide.kind.value}"
         assert fault.message.startswith("is too complex: ")
     if work is COMPILING:
         assert work in fault.message
-        # Remembered, but not as invalid.
-        began = time.monotonic()
-        assert strict.prepare(guide).fault == fault
-        assert time.monotonic() - began < COMPILE_SECONDS / 2
+        # Remembered, and not tried again.
+        again = strict.prepare(guide)
+        assert (again.done, again.fault) == (True, fault)
 
 
 def test_memory_is_bounded_and_comes_back():
     guides = make(guided_memory=40 << 20, guided_compile_seconds=30.0)
     try:
         guide, _ = HOSTILE["many properties"]
-        fault = prepared(guides, guide)
+        fault = prepared(guides, guide, PATIENCE)
         assert fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
         assert "40 MiB of memory (guided_memory)" in fault.message
         (neighbour,) = followed(guides, regex("[0-9]{3}"))

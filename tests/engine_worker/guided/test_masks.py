@@ -4,6 +4,8 @@ import json
 import os
 import random
 import signal
+import socket
+import struct
 import sys
 from collections import deque
 from threading import Thread
@@ -11,6 +13,7 @@ from threading import Thread
 import pytest
 
 from engine_worker.guided.masks import Asked, take_all
+from engine_worker.guided.processes import WorkerLink
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, allowed, followed, ids, make, mask, masked, prepared, regex, texts
@@ -137,11 +140,18 @@ def test_a_killed_worker_is_replaced(own):
     assert own._processes.forks == 4
 
 
-def test_a_worker_that_stands_still_is_replaced(own, monkeypatch):
-    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 1)
+def stand_still(worker: WorkerLink) -> None:
+    """And be waited for for a second; the next worker may take longer."""
+    os.kill(worker.pid, signal.SIGSTOP)
+    with socket.socket(fileno=os.dup(worker.steps.fileno())) as end:
+        for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", 1, 0))
+
+
+def test_a_worker_that_stands_still_is_replaced(own):
     (sequence,) = followed(own, regex("[ab]+"))
     expected = allowed(mask(own, sequence, ids("a")))
-    os.kill(own._processes.current().pid, signal.SIGSTOP)
+    stand_still(own._processes.current())
     assert allowed(mask(own, sequence, ids("a"))) == expected
     assert own._processes.forks == 2
 
@@ -211,13 +221,11 @@ def test_a_worker_that_dies_before_it_has_answered_all(own, monkeypatch):
     assert sent == [[0, 1], [1], [0, 1]]
 
 
-def test_a_worker_that_reads_nothing_is_replaced(own, monkeypatch):
-    monkeypatch.setattr("engine_worker.guided.processes.HUNG_SECONDS", 1.5)
-    monkeypatch.setattr("engine_worker.guided.processes.SEND_SECONDS", 1)
+def test_a_worker_that_reads_nothing_is_replaced(own):
     (sequence,) = followed(own, regex("[0-9]+"))
     # More than the socket holds.
     tokens = ids("1") * 150_000
-    os.kill(own._processes.current().pid, signal.SIGSTOP)
+    stand_still(own._processes.current())
     assert allowed(mask(own, sequence, tokens)) == allowed(mask(own, sequence, ids("1")))
     assert own._processes.forks == 2
 

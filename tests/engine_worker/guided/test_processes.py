@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from engine_worker.guided import guides as module
 from engine_worker.guided.faults import too_complex
 from engine_worker.guided.messages import key_of
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import Model, TemplateLink
 from engine_worker.guided.template import Template
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
@@ -179,14 +178,21 @@ def test_what_is_too_complex_for_new_streams_is_not_refused_to_recovered_ones(ow
     assert own.prepare(guide, recovered=True) is None
 
 
-def test_preparing_never_waits(own):
-    began = time.monotonic()
-    large = Guide(GuideKind.CHOICE, json.dumps([str(i) * 10 for i in range(8000)]))
-    preparation = own.prepare(large)
+def test_preparing_never_waits(own, monkeypatch):
+    """Neither for a process that starts, here one that stands still, nor for a thread that holds the lock."""
+    start = own._processes._start
+
+    def start_stopped() -> TemplateLink:
+        link = start()
+        os.kill(link.pid, signal.SIGSTOP)
+        return link
+
+    monkeypatch.setattr(own._processes, "_start", start_stopped)
+    preparation = own.prepare(Guide(GuideKind.CHOICE, json.dumps([str(i) * 10 for i in range(8000)])))
     with own._processes._lock:
-        preparation.poll()
-    preparation.poll()
-    # A process takes longer to start.
-    assert time.monotonic() - began < 0.2
+        assert not preparation.poll()
+    for _ in range(2):
+        assert not preparation.poll()
+    os.kill(own._processes._template.pid, signal.SIGCONT)
     assert wait_until(preparation.poll)
     assert preparation.fault is None

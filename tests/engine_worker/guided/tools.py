@@ -13,7 +13,7 @@ from sluice import tiny_model
 from sluice.ring.errors import Fault
 from sluice.ring.params import Guide, GuideKind
 from sluice.settings.engine import GuideLimits
-from tests.fakes.processes import wait_until
+from tests.fakes.processes import LIMIT, wait_until
 
 VOCAB = 4096
 END = 4093
@@ -37,10 +37,10 @@ def regex(text: str) -> Guide:
     return Guide(GuideKind.REGEX, text)
 
 
-def prepared(guides: Guides, guide: Guide) -> Fault | None:
+def prepared(guides: Guides, guide: Guide, seconds: float = LIMIT) -> Fault | None:
     """Once it is, the fault."""
     preparation = guides.prepare(guide)
-    assert preparation is None or wait_until(preparation.poll)
+    assert preparation is None or wait_until(preparation.poll, seconds)
     return None if preparation is None else preparation.fault
 
 

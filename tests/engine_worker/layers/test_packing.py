@@ -112,6 +112,6 @@ def test_what_is_claimed_on_other_cpus_is_so(instructions):
         capture_output=True,
         text=True,
         check=True,
-        timeout=110,
+        timeout=280,
     )
     assert json.loads(found.stdout)["broken"] == []

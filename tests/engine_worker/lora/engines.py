@@ -12,6 +12,7 @@ from engine_worker.runner.runner import ModelRunner
 from sluice.ring.adapters import Adapter, AdapterFiles, parts_of
 from tests.engine_worker.models.checkpoints import open_written
 from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.processes import LIMIT
 
 PAGES = 14 * 16
 """Of device memory: for some adapters of the small model, in which a page per target are 14."""
@@ -37,12 +38,12 @@ def lora_engine(model: Path, *, batching: dict | None = None, **options) -> Engi
     )
 
 
-def finish(bench: EngineBench, limit: int = 100_000) -> None:
+def finish(bench: EngineBench) -> None:
     """Step until nothing lives; adapters load meanwhile."""
-    for _ in range(limit):
-        if not bench.step() and not bench.engine.live.requests and not bench.inbox:
-            return
-    raise AssertionError("still busy")
+    moved = time.monotonic()
+    while (stepped := bench.step()) or bench.engine.live.requests or bench.inbox:
+        moved = time.monotonic() if stepped else moved
+        assert time.monotonic() - moved < LIMIT, "nothing moves"
 
 
 def load_first(bench: EngineBench, folders: Iterable[Path]) -> None:

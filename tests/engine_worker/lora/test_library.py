@@ -14,6 +14,8 @@ from sluice.ring.errors import FinishReason
 from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner, offer
 from tests.engine_worker.lora.oracle import adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_checkpoint import zip_of_zeros
+from tests.fakes.lanes import until
+from tests.fakes.processes import LIMIT
 
 PROMPT = list(range(3, 20))
 
@@ -28,11 +30,8 @@ def library(model):
     return lora_runner(model).adapters
 
 
-def ended(loading, seconds: float = 20.0):
-    until = time.monotonic() + seconds
-    while not loading.poll():
-        assert time.monotonic() < until
-        time.sleep(0.001)
+def ended(loading):
+    until(loading.poll)
     return loading
 
 
@@ -70,7 +69,9 @@ def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
 
 def test_no_step_waits_for_an_upload_that_is_decoded(model, tuned, monkeypatch):
     decoded, sent = Event(), []
-    monkeypatch.setattr("engine_worker.lora.library.join_parts", lambda parts: decoded.wait(5) and join_parts(parts))
+    monkeypatch.setattr(
+        "engine_worker.lora.library.join_parts", lambda parts: decoded.wait(LIMIT) and join_parts(parts)
+    )
     bench, files = lora_engine(model), files_of(tuned[0])
     desk = Adapters(bench.runner.adapters, 7, lambda *each: sent.append(each), structlog.get_logger())
     plain = ask(bench, PROMPT, None)
@@ -202,10 +203,8 @@ def test_a_request_whose_adapter_cannot_be_loaded_ends_with_the_reason(model, tu
 def test_a_cancelled_request_does_not_keep_its_adapter(model, tuned):
     bench = lora_engine(model)
     number = ask(bench, PROMPT, adapter_of(tuned[0]), max_tokens=300)
-    for _ in range(200):
-        bench.step()
-        if bench.engine.cache.holders:
-            break
+    # Once its adapter is loaded.
+    until(lambda: bench.step() and bench.engine.cache.holders)
     version = files_of(tuned[0]).version
     assert not bench.runner.adapters.remove(version)
     bench.cancel(number)

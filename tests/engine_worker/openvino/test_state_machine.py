@@ -131,6 +131,7 @@ class OpenVinoMachine(EngineMachine):
         """None."""
 
 
+pytestmark = pytest.mark.timeout(600)
 TestEngine = OpenVinoMachine.TestCase
 # Shortening what fails would take many minutes of real steps.
 TestEngine.settings = examples(

@@ -6,7 +6,7 @@ import socket
 from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, ShmSender, Wakeup
 from engine_worker.parallel.tcp import RankListener, TcpSender, connect
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def ring(readers: int = 1, capacity: int = 1 << 16, seconds: float = SECONDS) -> tuple[ShmSender, list[ShmReceiver]]:

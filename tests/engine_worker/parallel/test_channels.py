@@ -143,7 +143,7 @@ def test_how_far_a_reader_is(channel):
 
 
 def test_a_reader_that_reads_nothing_stops_the_writer_for_a_bounded_time(channel):
-    writer, readers = channel(2, 1000, seconds=3.0)
+    writer, readers = channel(2, 1000, seconds=5.0)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(readers[0].receive, SECONDS)
         with pytest.raises(ChannelError, match="rank 2"):
@@ -271,7 +271,7 @@ def test_who_does_not_connect_is_named():
         socket.create_connection((host, int(port))),
         pytest.raises(ChannelError, match=r"ranks \[1, 3\] have not connected"),
     ):
-        listener.accept(4, 0.2)
+        listener.accept(4, 3.0)
     reader.close()
 
 
@@ -281,7 +281,7 @@ from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
 memory, wakeup = map(int, sys.argv[1:])
 reader = ShmReceiver(SharedMemory(memory, 1), 1, Wakeup(socket.socket(fileno=wakeup)))
 for i in range(500):
-    message = reader.receive(20)
+    message = reader.receive(60)
     assert message == bytes([i % 251]) * len(message), i
     reader.complete()
 sys.exit(len(message) % 100)

@@ -16,7 +16,8 @@ from tests.fakes.processes import is_alive, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-RANK_TIMEOUT = 4.0
+RANK_TIMEOUT = 10.0
+"""Seconds: short for the one that stands still, and more than one on a busy machine has to wait for a core."""
 FLAGS = ["--tensor-parallel", "2", "--threads", "1", "--kv-cache-tokens", "4096", "--device", "cpu"]
 
 
@@ -43,8 +44,13 @@ def until(process: subprocess.Popen[str], event: str) -> dict:
 
 def children(pid: int) -> list[int]:
     """Those that follow."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        # Another kind of child may end in between.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 def shared_files(pid: int) -> set[str]:
@@ -97,7 +103,7 @@ def test_both_ranks_import_the_processors(tmp_path):
 
 @pytest.mark.parametrize(
     ("death", "why"),
-    [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has made no progress for 4 s")],
+    [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has made no progress for 10 s")],
 )
 def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
     """It has nothing to do just then."""
@@ -105,7 +111,7 @@ def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
     (follower,) = children(engine.pid)
     os.kill(follower, death)
     assert until(engine, "rank_lost")["error"] == why
-    assert engine.wait(30) == 1
+    assert engine.wait(60) == 1
     assert wait_until(lambda: not is_alive(follower))
 
 
@@ -124,7 +130,7 @@ def test_a_rank_that_dies_while_it_loads(engine):
     assert wait_until(lambda: bool(children(engine.pid)))
     os.kill(children(engine.pid)[0], signal.SIGKILL)
     assert "rank 1 was killed by SIGKILL" in until(engine, "rank_lost")["error"]
-    assert engine.wait(30) == 1
+    assert engine.wait(60) == 1
 
 
 def test_a_model_that_cannot_be_shared(tmp_path):
@@ -135,7 +141,7 @@ def test_a_model_that_cannot_be_shared(tmp_path):
 def refused(process) -> str:
     """What it said when it ended, which it did in good order."""
     try:
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 1
         assert "Traceback" not in errors
         return errors
@@ -180,4 +186,4 @@ def test_torchrun_lost_rank_0(given_ranks):
     until(first, "ready")
     first.kill()
     assert "rank 0 has disconnected" in until(second, "leader_lost")["error"]
-    assert second.wait(30) == 1
+    assert second.wait(60) == 1

@@ -5,6 +5,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ from sluice.ring.stats import Stage, StepStats
 from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from sluice.settings.services import EngineSettings
+from sluice.telemetry.service_status import ProgressBeacon
+from tests.fakes.clock import Clock
 from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
 from tests.fakes.rows import rows_of
@@ -125,14 +128,17 @@ class World:
         self.context.term()
 
 
-def stall(runner: ScriptedRunner) -> tuple[threading.Event, threading.Event]:
-    """(a step was entered, it may go on)."""
+def stall(
+    runner: ScriptedRunner, before_end: Callable[[], None] = lambda: None
+) -> tuple[threading.Event, threading.Event]:
+    """(a step was entered, it may go on). `before_end` is called at the end of each step, in the worker's thread."""
     entered, go_on = threading.Event(), threading.Event()
     run = runner.run
 
     def slow(step):
         entered.set()
         go_on.wait(LIMIT)
+        before_end()
         return run(step)
 
     runner.run = slow
@@ -153,7 +159,10 @@ def runner() -> ScriptedRunner:
 
 
 @pytest.fixture
-def start(tmp_path, runner):
+def start(tmp_path, runner, monkeypatch):
+    # The router of these tests says one hello or none.
+    monkeypatch.setattr("engine_worker.ringside.worker.ORPHAN_CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 3600.0)
     worlds = []
 
     def start(**settings) -> World:
@@ -181,7 +190,12 @@ def test_a_request_goes_in_and_rows_come_out(start, runner, overlap):
 
 
 def test_what_a_router_asked_for_ends_when_another_takes_its_place(start, runner):
-    entered, go_on = stall(runner)
+    def wait_for_messages() -> None:
+        """They may still be on their way when the first request goes on: its 49 steps take longer than that."""
+        if 1 in world.worker._engine.live.requests:
+            world.worker._inbox.wait(0.5)
+
+    entered, go_on = stall(runner, wait_for_messages)
     world = start()
     world.hello(epoch=1)
     world.submit(1, [1, 2, 3], max_tokens=50)
@@ -295,18 +309,23 @@ def test_heartbeats_go_on_through_a_long_step(start, runner):
     world.read(world.ends)
 
 
-def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner):
+def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(
+        "engine_worker.ringside.worker.ProgressBeacon", lambda _, status_file: ProgressBeacon(clock, status_file)
+    )
     entered, go_on = stall(runner)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    world = start(metrics_port=port, ready_stall=0.5, live_stall=3.0)
+    world = start(metrics_port=port, ready_stall=1.0, live_stall=30.0)
     assert probe(world, "/readyz") == probe(world, "/livez") == (200, "ok\n")
     world.submit(1, [1, 2, 3])
     assert entered.wait(LIMIT)
-    assert wait_until(lambda: probe(world, "/readyz")[0] == 503)
-    assert probe(world, "/readyz")[1].startswith("the loop has not turned for ")
+    clock.now += 2.0
+    assert probe(world, "/readyz") == (503, "the loop has not turned for 2.0 s\n")
     assert probe(world, "/livez") == (200, "ok\n")
-    assert wait_until(lambda: probe(world, "/livez")[0] == 503)
+    clock.now += 29.0
+    assert probe(world, "/livez") == (503, "the loop has not turned for 31.0 s\n")
     go_on.set()
     world.read(world.ends)
     assert wait_until(lambda: probe(world, "/readyz")[0] == 200)
@@ -347,14 +366,16 @@ def test_routers_hear_of_a_drain_at_once(start, runner, monkeypatch):
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     world.worker.stop()
-    assert [heartbeat.draining for heartbeat in world.heartbeats(bool)] == [True]
+    # A second one follows the first on a new lane.
+    assert {heartbeat.draining for heartbeat in world.heartbeats(bool)} == {True}
     go_on.set()
 
 
 def test_it_leaves_once_its_streams_have_moved_away(start, runner):
     world = start(drain_timeout=3600)
     world.hello()
-    entered, go_on = stall(runner)
+    # The cancel may still be on its way when the step goes on.
+    entered, go_on = stall(runner, lambda: world.worker._inbox.wait(LIMIT))
     world.submit(1, [1], max_tokens=60)
     assert entered.wait(LIMIT)
     world.worker.stop()
@@ -374,7 +395,7 @@ def test_a_detokenizer_that_takes_nothing_does_not_keep_it(start, monkeypatch):
     with capture_logs() as logs:
         world = start(drain_timeout=3600)
         world.submit(1, [1], max_tokens=4)
-        wait_until(lambda: world.worker._outbox.waiting and not world.worker._engine.live.requests)
+        assert wait_until(lambda: world.worker._outbox.waiting and not world.worker._engine.live.requests)
         world.worker.stop()
         world.thread.join(LIMIT)
     assert not world.thread.is_alive()
@@ -410,7 +431,9 @@ def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner)
     entered, go_on = stall(runner)
     world.submit(1, [1])
     assert entered.wait(LIMIT)
-    world.heartbeats(bool)
+    for _ in range(2):
+        # One may have been received, and one be on its way, since before the step.
+        world.heartbeats(bool)
     stuck = [world.heartbeats(bool)[-1].progress for _ in range(2)]
     assert stuck[0] == stuck[1]
     go_on.set()
@@ -428,11 +451,13 @@ def test_a_request_resumes(start):
 
 def test_what_outlives_the_drain_is_ended(start, runner):
     world = start(drain_timeout=0.2)
-    stopped, run = threading.Event(), runner.run
+    began, stopped, run = threading.Event(), threading.Event(), runner.run
 
     def slow(step):
-        if world.rows:
-            stopped.wait(LIMIT)
+        while began.is_set() and not stopped.wait(0.01):
+            # Until the test has read the rows of the first step.
+            world.worker._outbox.flush()
+        began.set()
         time.sleep(0.05)  # 60 of them outlive the drain
         return run(step)
 

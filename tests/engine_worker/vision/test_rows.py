@@ -1,7 +1,6 @@
 """The rows of images: computed once, shared, bounded; what fails fails its own request."""
 
 import threading
-import time
 
 import pytest
 
@@ -9,6 +8,8 @@ from engine_worker.vision.rows import ImageRows
 from sluice.ring.images import Image
 from sluice.ring.pictures import PictureError
 from sluice.ring.tables import Table
+from tests.fakes.lanes import until
+from tests.fakes.processes import LIMIT
 
 ONE, OTHER, THIRD = (Image.of(2, data) for data in (b"one", b"other", b"third"))
 TABLE_BYTES = 2 * 4 * 4
@@ -25,7 +26,7 @@ class Encoder:
 
     def __call__(self, image: Image) -> Table:
         self.asked.append(bytes(image.data))
-        self.open.wait(20)
+        self.open.wait(LIMIT)
         if self.error is not None:
             raise self.error
         return Table(image.digest, 2, 4, "float32", memoryview(bytes(TABLE_BYTES)))
@@ -45,10 +46,7 @@ def rows(encoder):
 
 
 def finished(preparation) -> None:
-    deadline = time.monotonic() + 20
-    while not preparation.poll():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(preparation.poll)
 
 
 def test_requests_share_what_is_computed(rows, encoder):
