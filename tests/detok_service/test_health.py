@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from sluice.telemetry.server import Health
 from sluice.telemetry.service_status import ProgressBeacon, StatusFile
 from tests.fakes.lane import MemoryLane
 from tests.fakes.lanes import connected
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
 from tests.fakes.tokenizers import TINY
 
@@ -81,8 +81,7 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 @pytest.mark.process
 def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)
     command = [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{tmp_path}/detok"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     context = zmq.Context()
