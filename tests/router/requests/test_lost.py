@@ -18,7 +18,6 @@ from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
-from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import end, generate, hang
@@ -41,7 +40,7 @@ async def busy(client, ring, **fields):
 async def until_full(lane, fill=lambda: None):
     """Until a lane is full and stays so: what ZeroMQ still moves into the kernel's buffers makes room again."""
     quiet = 0
-    while quiet < 10:
+    while quiet < 30:
         fill()
         quiet = 0 if lane.ready() else quiet + 1
         await asyncio.sleep(0.05 if quiet else 0)
@@ -95,7 +94,9 @@ async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, s
     assert client.router.ring.inbox.gaps == 1
 
 
-async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start):
+async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start, monkeypatch):
+    # Sooner than a heartbeat could be missed: that the connection was refused is enough.
+    monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 600.0)
     dying, other = ring.add_engine("dying"), ring.add_engine("other")
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
@@ -104,10 +105,7 @@ async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout
     ring.script = generate
     dead = dying if first.submit.engine_epoch == dying.epoch else other
     await dead.close()
-    closed = time.monotonic()
     await client.until(lambda: client.lines("peer_lost"))
-    # Sooner than a heartbeat could be missed.
-    assert time.monotonic() - closed < 2 * HEARTBEAT_SECONDS
     assert (await rest(call))[-1].HasField("done")
     assert len(client.lines("peer_lost")) == 1
 
@@ -299,6 +297,7 @@ async def test_a_full_lane_is_passed_by(ring, start):
 
 
 async def test_a_paused_router_does_not_take_its_own_sleep_for_silence(ring, start):
+    ring.patient = False
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=1.0)
