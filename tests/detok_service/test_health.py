@@ -68,7 +68,8 @@ def test_a_backlog_that_lasts_is_told():
     finally:
         service.drain()
         thread.join(LIMIT)
-    assert found.not_ready() == "it is draining"
+    # Its loop has ended: soon `found` would tell of that.
+    assert unready(service) == "it is draining"
 
 
 def ask(port: int, path: str) -> tuple[int, str]:
@@ -91,13 +92,19 @@ def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
             assert ask(port, "/readyz") == ask(port, "/livez") == (200, "ok\n")
             lane = connected(Lane(context, ready["address"]))
             router = f"ipc://{tmp_path}/router"
+
+            def shows(path: str, answer: tuple[int, str]) -> bool:
+                # While it drains, a router that is silent for some seconds is lost, and nothing keeps it any more.
+                lane.send(Hello("router", router))
+                return ask(port, path) == answer
+
             assert lane.send(Hello("router", router))
             assert lane.send(TokenBatch.of("engine", 1, [Open(1, 1, 1, TextParams(), router, 1, 0)], []))
             with_stream = "sluice_detok_streams 1.0"
             assert wait_until(lambda: with_stream in ask(port, "/metrics")[1])
             process.send_signal(signal.SIGTERM)
-            assert wait_until(lambda: ask(port, "/readyz") == (503, "it is draining\n"))
-            assert ask(port, "/livez") == (200, "ok\n")
+            assert wait_until(lambda: shows("/readyz", (503, "it is draining\n")))
+            assert wait_until(lambda: shows("/livez", (200, "ok\n")))
         finally:
             process.kill()
             lane.close()
