@@ -48,7 +48,7 @@ async def running(addresses: str | Sequence[str], **settings: Any) -> AsyncItera
         server = Server(gateway)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=30) as http:
                 yield Running(gateway, url, http)
         finally:
             server.should_exit = server.force_exit = True
