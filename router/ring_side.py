@@ -197,11 +197,11 @@ class RingSide:
             return "it is draining"
         if self._readiness.ready:
             return None
-        usable = {
-            "engine": any(peer.usable for peer in self.membership.engines.all),
-            "detokenizer": any(peer.usable for peer in self.membership.detokenizers.all),
-        }
-        return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
+        members = self.membership
+        usable = {"engine": bool(members.engines.usable), "detokenizer": bool(members.detokenizers.usable)}
+        missing = [f"no {kind}" for kind, there in usable.items() if not there]
+        # None is missing if the last one has just come: the loop is about to say so.
+        return f"{' and '.join(missing)} takes work" if missing else None
 
     def _on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool) -> None:
         self.dispatcher.on_peer_lost(peer, why, gone, died)

@@ -54,11 +54,11 @@ class Reloader:
     def _reload(self, files: ReloadingFile[Any]) -> None:
         try:
             if files.reload():
-                self.counts["loaded"] += 1
                 self._log.info("files_reloaded", files=files.paths)
+                self.counts["loaded"] += 1
         except (OSError, ValueError) as error:
-            self.counts["failed"] += 1
             self._log.warning("file_reload_failed", files=files.paths, error=str(error))
+            self.counts["failed"] += 1
 
 
 def _stamp(path: str) -> Stamp:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from sluice.launch import LogLine, Ring
 from sluice.ring.keys import ROLES, generate
+from tests.fakes.ports import free_ports
 
 STOPPED_SECONDS = 0.5
 EVERY_SECONDS = 4.0
 ROTATE_EVERY = 5
 """Stops."""
-PORTS = {"router": 7391, "engine": 7392, "detok": 7393}
 
 
 def main() -> int:
@@ -59,7 +59,8 @@ def one(keyed: bool, seconds: float) -> int:
 
 
 def over_tcp(keys: Path) -> dict:
-    address = {role: f"tcp://127.0.0.1:{port}" for role, port in PORTS.items()}
+    first = free_ports(len(ROLES))
+    address = {role: f"tcp://127.0.0.1:{first + i}" for i, role in enumerate(ROLES)}
     return {
         "keys": str(keys),
         "engine_args": {"listen": address["engine"]},

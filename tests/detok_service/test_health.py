@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from sluice.telemetry.server import Health
 from sluice.telemetry.service_status import ProgressBeacon, StatusFile
 from tests.fakes.lane import MemoryLane
 from tests.fakes.lanes import connected
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
 from tests.fakes.tokenizers import TINY
 
@@ -68,7 +68,8 @@ def test_a_backlog_that_lasts_is_told():
     finally:
         service.drain()
         thread.join(LIMIT)
-    assert found.not_ready() == "it is draining"
+    # Its loop has ended: soon `found` would tell of that.
+    assert unready(service) == "it is draining"
 
 
 def ask(port: int, path: str) -> tuple[int, str]:
@@ -81,8 +82,7 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 @pytest.mark.process
 def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)
     command = [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{tmp_path}/detok"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     context = zmq.Context()
@@ -92,13 +92,19 @@ def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
             assert ask(port, "/readyz") == ask(port, "/livez") == (200, "ok\n")
             lane = connected(Lane(context, ready["address"]))
             router = f"ipc://{tmp_path}/router"
+
+            def shows(path: str, answer: tuple[int, str]) -> bool:
+                # While it drains, a router that is silent for some seconds is lost, and nothing keeps it any more.
+                lane.send(Hello("router", router))
+                return ask(port, path) == answer
+
             assert lane.send(Hello("router", router))
             assert lane.send(TokenBatch.of("engine", 1, [Open(1, 1, 1, TextParams(), router, 1, 0)], []))
             with_stream = "sluice_detok_streams 1.0"
             assert wait_until(lambda: with_stream in ask(port, "/metrics")[1])
             process.send_signal(signal.SIGTERM)
-            assert wait_until(lambda: ask(port, "/readyz") == (503, "it is draining\n"))
-            assert ask(port, "/livez") == (200, "ok\n")
+            assert wait_until(lambda: shows("/readyz", (503, "it is draining\n")))
+            assert wait_until(lambda: shows("/livez", (200, "ok\n")))
         finally:
             process.kill()
             lane.close()

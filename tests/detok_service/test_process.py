@@ -22,6 +22,7 @@ from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
+from sluice.ring.timing import HELLO_SECONDS
 from sluice.ring.wire import Drop, End, Open, TextBatch, Times, ToDetokenizer, TokenBatch, TokenRow, ToRouter
 from tests.fakes.tokenizers import TINY
 
@@ -40,8 +41,17 @@ class Router:
         self.texts, self.tokens, self.ends, self.started = {}, {}, {}, []
         self.heartbeats, self.gaps = [], 0
         self.attempt = 1
+        self.control, self.greeted_at = None, 0.0
+
+    def greet(self, lane):
+        """At every look from now on: to a process that drains, a router that is silent for some seconds is lost."""
+        self.control = lane
+        send(lane, Hello("router", self.address))
 
     def look(self, seconds=0.0, limit=256):
+        if self.control is not None and time.monotonic() - self.greeted_at > HELLO_SECONDS:
+            self.greeted_at = time.monotonic()
+            self.control.send(Hello("router", self.address))
         self.inbox.wait(seconds)
         for message in self.inbox.receive(limit):
             if isinstance(message, DetokenizerHeartbeat):
@@ -94,7 +104,9 @@ def send(lane, message):
         time.sleep(0.002)
 
 
-def test_a_slow_router_loses_nothing_and_slows_nobody(context, routers, tmp_path):
+def test_a_slow_router_loses_nothing_and_slows_nobody(context, routers, tmp_path, monkeypatch):
+    # They say no hellos.
+    monkeypatch.setattr("detok_service.service.ROUTER_SILENCE_SECONDS", 600.0)
     slow, quick = routers
     decoders = load_decoders(TINY / "tokenizer.json")
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
@@ -177,7 +189,7 @@ def test_a_process_serves_and_drains(context, routers, tmp_path):
         assert (process.ready["event"], process.ready["id"]) == ("ready", "detok-7")
         assert process.ready["decoder"] == "bytes"
         lane = Lane(context, process.ready["address"])
-        send(lane, Hello("router", router.address))
+        router.greet(lane)
         router.wait_for(lambda: router.heartbeats)
         assert router.heartbeats[0].detokenizer == "detok-7"
         tokens = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode("x = '🚀'; y").ids
@@ -267,7 +279,7 @@ def test_a_process_whose_streams_were_moved_leaves_at_once(context, routers, tmp
     router, _ = routers
     try:
         lane, control = (Lane(context, process.ready["address"]) for _ in range(2))
-        send(control, Hello("router", router.address))
+        router.greet(control)
         send(lane, TokenBatch.of("engine", 1, [opening(i, router, ()) for i in range(3)], []))
         router.wait_for(lambda: router.heartbeats and len(router.started) == 3)
         process.child.send_signal(signal.SIGTERM)

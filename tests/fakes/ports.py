@@ -1,34 +1,45 @@
-"""Ports for the services of a ring."""
+"""Ports for services whose clients must know them beforehand: neither another test nor the kernel takes them."""
 
-import contextlib
 import socket
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sluice.launch import Ring
-from sluice.launch.local_ring import RingError
+
+LOWEST, HIGHEST = 10_000, 65_535
+ANY_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""What the kernel takes for connections, and for servers that ask for any port."""
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                for port in range(first + 1, first + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return first
+    """The first of so many in a row. This process keeps them until its end, other tests' processes get others."""
+    least = int(ANY_PORTS.read_text().split()[0])
+    end = least if least > LOWEST + 1000 else HIGHEST
+    return next(first for first in range(LOWEST, end - count) if all(map(_reserve, range(first, first + count))))
 
 
 def start_with_metrics(engines: int, detokenizers: int, **options: Any) -> Ring:
-    """A started ring. Its metrics ports were free when they were chosen; if one is taken by then, others are tried."""
-    for attempt in range(5):
-        port = free_ports(1 + engines + detokenizers)
-        ring = Ring(engines=engines, detokenizers=detokenizers, metrics_port=port, **options)
-        try:
-            ring.start()
-        except RingError:
-            if attempt == 4:
-                raise
-        else:
-            return ring
-    raise AssertionError
+    """A started ring whose services have status pages."""
+    port = free_ports(1 + engines + detokenizers)
+    ring = Ring(engines=engines, detokenizers=detokenizers, metrics_port=port, **options)
+    ring.start()
+    return ring
+
+
+@cache
+def _reservations() -> list[socket.socket]:
+    return []
+
+
+def _reserve(port: int) -> bool:
+    """Whether nobody had it. An abstract socket of its number says that it is taken, though nobody listens yet."""
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0sluice-test-port-{port}")
+        socket.create_server(("", port)).close()
+    except OSError:
+        reservation.close()
+        return False
+    _reservations().append(reservation)
+    return True

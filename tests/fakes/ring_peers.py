@@ -13,6 +13,7 @@ import zmq
 from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.adapters import AdapterMessage, Adapters
 from engine_worker.ringside.prompt_adapters import PromptAdapters
+from router.ring_side import RouterInbox
 from sluice.ring import wire
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
@@ -178,13 +179,24 @@ class FakePeer:
     def turn(self) -> None:
         """Between two looks at the inbox."""
 
+    async def tell(self) -> None:
+        """Until all routers have heard how it is now."""
+        while not self._beat():
+            await asyncio.sleep(0.001)
+        await self.ring.until_read()
+
+    def _beat(self) -> bool:
+        """Whether all lanes took the heartbeat. One that is refused would take its steps with it."""
+        sent = [
+            self.lane(address).ready() and self.lane(address).send(self.heartbeat(hello))
+            for address, hello in self.greeted.items()
+        ]
+        return all(sent)
+
     async def _heartbeat(self) -> None:
         while True:
             if self.beating:
-                for address, hello in self.greeted.items():
-                    # What a heartbeat tells once would be lost on a lane that is not connected yet.
-                    if (lane := self.lane(address)).ready():
-                        lane.send(self.heartbeat(hello))
+                self._beat()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
@@ -355,6 +367,10 @@ class FakeRing:
         self.engines: dict[str, FakeEngine] = {}
         self.detokenizers: dict[str, FakeDetokenizer] = {}
         self.script: Script = generate
+        self.inboxes: list[RouterInbox] = []
+        """Of the routers that were started."""
+        self.patient = True
+        """Routers do not lose peers that are only late; see `lose_only_the_silent`."""
         self.tasks: set[asyncio.Task] = set()
 
     def soon(self, work: Coroutine[Any, Any, None]) -> None:
@@ -362,6 +378,15 @@ class FakeRing:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    async def until_read(self) -> None:
+        """Until the routers have read what was sent to them. Otherwise what another peer sends next may overtake it:
+        lanes do not wait for each other."""
+        peers = (*self.engines.values(), *self.detokenizers.values())
+        for inbox in self.inboxes:
+            sent = {lane.epoch: lane.sent for peer in peers if (lane := peer.lanes.get(inbox.address))}
+            while inbox._loop is not None and any(inbox._expected.get(lane, 0) < count for lane, count in sent.items()):
+                await asyncio.sleep(0.001)
 
     def add_engine(self, name: str = "engine") -> FakeEngine:
         engine = FakeEngine(self, name)
@@ -372,6 +397,15 @@ class FakeRing:
         detokenizer = FakeDetokenizer(self, name)
         self.detokenizers[detokenizer.address] = detokenizer
         return detokenizer
+
+    def beats(self, address: str) -> bool:
+        """Whether heartbeats of this peer are on their way, and to be waited for."""
+        peer = self.engines.get(address) or self.detokenizers.get(address)
+        return self.patient and peer is not None and peer.beating
+
+    def moves(self, address: str) -> bool:
+        """Whether they tell of progress."""
+        return self.beats(address) and address in self.engines and bool(self.engines[address].moving)
 
     @property
     def calls(self) -> list[Call]:

@@ -32,19 +32,19 @@ def main() -> None:
     signal.alarm(LONGEST_SECONDS)
     folder, module, flags = Path(sys.argv[1]), sys.argv[3], dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))
     name = flags["--id"]
-    note = folder / f"{name}.note"
-    note.write_text(json.dumps({"module": module, "flags": flags, "pid": os.getpid()}))
-    # At once, because tests read it meanwhile.
-    note.rename(note.with_suffix(".json"))
     order = folder / f"{name}.do"
     told = order.read_text() if order.exists() else ""
+    stopped = Stopped()
+    signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
+    note = folder / f"{name}.note"
+    note.write_text(json.dumps({"module": module, "flags": flags, "pid": os.getpid()}))
+    # In one step, because tests read it meanwhile; who has read it may send a signal.
+    note.rename(note.with_suffix(".json"))
     if told == "die":
         print("Traceback: it broke", file=sys.stderr)
         sys.exit(3)
     if told == "refuse":
         run_service(module, refuse)
-    stopped = Stopped()
-    signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
     if told == "hang":
         stopped.wait()
     status_file = StatusFile()

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from sluice.ring.ports import Port, PortError, check_ports
+from tests.fakes.ports import free_ports
 
 
 def refusal(*ports: Port) -> str:
@@ -59,8 +60,8 @@ def test_an_interface_that_is_not_here(taken, host) -> None:
 
 
 def test_free_ports_any_port_and_one_that_was_just_closed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number = server.getsockname()[1]
+    number = free_ports(1)
+    with socket.create_server(("127.0.0.1", number)) as server:
         client = socket.create_connection(("127.0.0.1", number))
         accepted, _ = server.accept()
     # The side that closes first stays in TIME_WAIT.

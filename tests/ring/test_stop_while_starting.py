@@ -8,18 +8,18 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sluice.tiny_model import path
-from tests.fakes.processes import is_alive, wait_until
+from tests.fakes.processes import LIMIT, is_alive, wait_until
 
 pytestmark = pytest.mark.process
 
 SECONDS = (0.0, 0.1, 0.5, 1.0, 2.0)
 """After the start. The first ones also wait for the handler: before, the kernel drops what is sent to process 1."""
-LIMIT = 5.0
 UNSHARE = ("unshare", "--pid", "--fork")
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
@@ -45,7 +45,12 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may end meanwhile.
+        with suppress(OSError):
+            found += map(int, tasks.read_text().split())
+    return found
 
 
 def catches_sigterm(pid: int) -> bool:
@@ -73,21 +78,18 @@ def test_process_1_ends_at_any_time_of_its_start(tmp_path: Path, module: str) ->
         time.sleep(max(0.0, at - time.monotonic()))
         assert wait_until(lambda pid=process: catches_sigterm(pid))
         os.kill(process, signal.SIGTERM)
-        sent = time.monotonic()
-        assert unshare.wait(60) == 0
-        assert time.monotonic() - sent < LIMIT
+        assert unshare.wait(LIMIT) == 0
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 5.0])
 def test_ranks_end_with_the_engine(tmp_path: Path, seconds: float) -> None:
     engine = start(*command("engine_worker", tmp_path, "--tensor-parallel", "2", "--threads", "1"))
     time.sleep(seconds)
+    assert wait_until(lambda: catches_sigterm(engine.pid))
     ranks = children(engine.pid)
     engine.send_signal(signal.SIGTERM)
-    sent = time.monotonic()
-    assert engine.wait(60) == 0
-    assert wait_until(lambda: not any(map(is_alive, ranks)), LIMIT)
-    assert time.monotonic() - sent < LIMIT
+    assert engine.wait(LIMIT) == 0
+    assert wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 def test_a_rank_that_waits_for_the_others_ends(tmp_path: Path) -> None:

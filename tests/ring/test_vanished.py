@@ -3,12 +3,10 @@
 Two network namespaces are the machines, a third one is the sender's, with a hosts file of its own.
 """
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 
 from tests.fakes.processes import wait_until
 
-FOUND_SECONDS = 30.0
 PORT = 7000
 ROOT = Path(__file__).parents[2]
 SENDER = """
@@ -124,7 +121,5 @@ def test_a_lane_to_a_name_finds_its_new_address(network: Network, tmp_path: Path
     assert wait_until(grows(logs[0]))
     ip("-n", machines[0], "link", "set", "eth0", "down")
     network.name_peer("10.99.0.3")
-    began = time.monotonic()
+    # By itself the kernel gives a connection up after a quarter of an hour.
     assert wait_until(grows(logs[1]))
-    print(json.dumps({"seconds": round(time.monotonic() - began, 1)}))
-    assert time.monotonic() - began < FOUND_SECONDS

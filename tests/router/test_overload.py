@@ -94,6 +94,8 @@ async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypat
         call = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=text_spec()))
         reading = asyncio.ensure_future(call.read())
         await client.until(lambda: len(client.lines()) >= 2)
+        # Not so soon that no attempt is left by the time that there is room.
+        monkeypatch.setattr(ErrorCode.OVERLOADED, "retry_after", 1.0)
         ring.script = generate
         live.cancel()
         assert (await asyncio.wait_for(reading, 60)).HasField("started")

@@ -30,7 +30,7 @@ def ring(tmp_path, checkpoints, told):
     """Three engines over a link to the old checkpoint."""
     model = tmp_path / "model"
     point(model, checkpoints[0])
-    settings = {"engine_args": {"threads": 1, "kv_cache_tokens": 16384}, "router_args": {"peer_timeout": 3.0}}
+    settings = {"engine_args": {"threads": 1, "kv_cache_tokens": 16384}, "router_args": {"peer_timeout": 15.0}}
     with Ring(model, name="tiny", engines=3, detokenizers=1, observe=told.append, **settings) as ring:
         yield ring
 

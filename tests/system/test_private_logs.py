@@ -1,12 +1,12 @@
 """Nothing that a caller wrote and no token gets into any log, at the level that says most."""
 
 import contextlib
-import time
 
 import pytest
 
 from sluice import Client, SluiceError
 from sluice.launch import Ring
+from tests.fakes.processes import wait_until
 
 CANARY = "quokka"
 TOKEN = f"token-{CANARY}-0123456789"
@@ -33,12 +33,12 @@ def logs(tmp_path):
         with contextlib.suppress(SluiceError), Client(ring.address, token=OTHER, timeout=60) as stranger:
             stranger.generate(CANARY)
         tokens.write_text(f"{OTHER}\n")
-        for _ in range(100):
+
+        def reloaded() -> bool:
             client.generate(CANARY, max_tokens=1)
-            if any("file_reload_failed" in line.text for line in lines):
-                break
-            # Files are checked once per second.
-            time.sleep(0.1)
+            return any("file_reload_failed" in line.text for line in lines)
+
+        assert wait_until(reloaded)
     return lines
 
 

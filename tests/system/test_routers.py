@@ -33,7 +33,7 @@ def two() -> Iterator[Ring]:
 
 async def play(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, Joined], int]:
     """What stream number i told, and how often it was resumed."""
-    options = {"max_tokens": 150, "ignore_eos": True} | OPTIONS[i % len(OPTIONS)]
+    options = {"max_tokens": 400, "ignore_eos": True} | OPTIONS[i % len(OPTIONS)]
     stream = client.stream(f"# {i}\ndef ", timeout=LIMIT, **options)
     chunks = []
     async for chunk in stream:

@@ -118,7 +118,7 @@ def test_an_interrupt_in_the_middle_of_the_demo(serve, drain) -> None:
     assert process.stdout.readline() == "\n"
     process.stdout.read(len("def fibonacci(n):"))
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
 

@@ -71,7 +71,7 @@ async def update(tmp_path):
     old, new = make_checkpoints(tmp_path)
     model, settings = tmp_path / "model", tmp_path / "engine.yaml"
     engine = {"threads": 1, "kv_cache_tokens": 16384, "config": str(settings)}
-    router = {"peer_timeout": 3.0, "serving_version": "v1"}
+    router = {"peer_timeout": 15.0, "serving_version": "v1"}
     point(model, old)
     settings.write_text("model_version: v1\n")
     with Ring(model, name="tiny", routers=2, engines=2, detokenizers=1, engine_args=engine, router_args=router) as ring:

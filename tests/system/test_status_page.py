@@ -46,7 +46,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium 
 
 @pytest.fixture(scope="module")
 def ring():
-    ring = start_with_metrics(2, 1, router_args={"peer_timeout": 1.0})
+    ring = start_with_metrics(2, 1)
     try:
         with Client(ring.address, tenant="search") as client:
             for i in range(3):
@@ -79,6 +79,7 @@ def engines(ring) -> dict[str, dict]:
 
 
 def test_the_routers_shows_the_ring(ring):
+    assert wait_until(lambda: all(each["state"] == "serving" for each in engines(ring).values()))
     found = status(ring, ROUTER)
     assert (found["service"], found["id"], found["model"], found["ready"]) == ("router", "router", "tiny", True)
     report = found["report"]
@@ -110,9 +111,15 @@ def test_the_others_show_themselves(ring):
 
 def test_open_requests_and_tenants(ring):
     with Client(ring.address, tenant="batch") as client:
-        stream = client.stream(list(range(50)), request_id="open", max_tokens=1000, ignore_eos=True)
-        assert wait_until(lambda: status(ring, ROUTER)["report"]["requests"][0]["state"] == "ON_RING")
-        report = status(ring, ROUTER)["report"]
+        stream = client.stream(list(range(50)), request_id="open", max_tokens=1900, ignore_eos=True)
+        reports = []
+
+        def runs() -> bool:
+            reports.append(status(ring, ROUTER)["report"])
+            return reports[-1]["requests"][0]["state"] == "ON_RING"
+
+        assert wait_until(runs)
+        report = reports[-1]
         assert [each["id"] for each in report["requests"] if each["open"]] == ["open"]
         assert report["tenants"] == [{"tenant": "batch", "open": 1, "waiting": 0, "admitted": 1}]
         assert report["router"]["open"] == 1
@@ -123,7 +130,7 @@ def test_a_frozen_engine_is_lost_until_it_is_back(ring):
     with frozen(ring, "engine-1"):
         assert wait_until(lambda: engines(ring)["engine-1"]["state"] == "lost")
         assert engines(ring)["engine-1"]["heartbeat_age"] > 1.0
-        assert engines(ring)["engine-0"]["state"] == "serving"
+        assert wait_until(lambda: engines(ring)["engine-0"]["state"] == "serving")
     assert wait_until(lambda: engines(ring)["engine-1"]["state"] == "serving")
 
 
@@ -138,6 +145,7 @@ def chromium():
 @pytest.mark.parametrize("width", [1280, 360])
 def test_in_a_browser(ring, chromium, dark, width):
     page = chromium.page(url(ring, ROUTER), width, dark=dark).wait(OPENED)
+    page.wait("document.body.innerText.includes('2 of 2 take work')")
     for expected in (
         "Sluice router",
         "Ready",

@@ -5,15 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from examples.survive.demo import PROMPT
 
 ROOT = Path(__file__).parents[2]
 KILL = re.compile(r"^✘ kill -9 (\S+): .*\n", re.MULTILINE)
 
 
+@pytest.mark.timeout(300)
 def test_the_stream_goes_on_and_its_text_is_the_same() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "examples.survive"], cwd=ROOT, capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "examples.survive"], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
     assert found.returncode == 0, found.stdout + found.stderr
     engine, detokenizer, router = KILL.findall(found.stdout)

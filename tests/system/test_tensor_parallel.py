@@ -66,5 +66,5 @@ async def test_streams_go_on(shared_ring, texts, death):
         assert not any(stream.done() for stream in streams)
         os.kill(second, death)
         assert await asyncio.gather(*streams) == texts
-    assert shared_ring.pids["engine-0"] != engine
-    assert wait_until(lambda: not is_alive(second))
+    assert await asyncio.to_thread(wait_until, lambda: shared_ring.pids["engine-0"] != engine)
+    assert await asyncio.to_thread(wait_until, lambda: not is_alive(second))

@@ -1,5 +1,7 @@
 """The screen of `sluice top` over a real ring."""
 
+import asyncio
+
 import pytest
 from textual.widgets import DataTable
 
@@ -23,10 +25,9 @@ async def test_it_shows_the_ring(client):
             table = screen.query_one(f"#{panel}", DataTable)
             return [str(table.get_row_at(i)[at]) for i in range(table.row_count)]
 
-        for _ in range(500):
-            if column("engines"):
-                break
-            await pilot.pause(0.02)
+        async with asyncio.timeout(60):
+            while not column("engines"):
+                await pilot.pause(0.02)
         assert (column("engines"), column("engines", 1)) == (["engine-0"], ["serving"])
         assert column("detokenizers") == ["detok-0", "detok-1"]
         assert column("routers", 1) == ["serving"]

@@ -15,7 +15,7 @@ from sluice.launch import Ring
 from tests.fakes.processes import LIMIT
 
 PROMPT = "def fibonacci(n):\n"
-SPEC = {"max_tokens": 240, "ignore_eos": True, "temperature": 0.0}
+SPEC = {"max_tokens": 480, "ignore_eos": True, "temperature": 0.0}
 STREAMS = 4
 
 

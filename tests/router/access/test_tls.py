@@ -56,7 +56,7 @@ async def ask(channel: grpc.aio.Channel) -> str:
     """What becomes of a call on a new connection."""
     async with channel:
         try:
-            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         except grpc.aio.AioRpcError as error:
             return error.code().name
     return "OK"
@@ -81,7 +81,7 @@ async def test_handshakes_that_brought_no_call_can_be_told_by_their_number(tls, 
     handshakes, client = router._access.handshakes, authority.issue("client")
     async with authority.channel(router.port, client) as channel:
         for _ in range(3):
-            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert await ask(authority.channel(router.port, client)) == "OK"
     assert (handshakes.begun, handshakes.used) == (2, 2)
     assert await ask(authority.channel(router.port, other.issue("stranger"))) == "UNAVAILABLE"

@@ -1,5 +1,7 @@
 """LoRA adapters over real gRPC and ZeroMQ: loading, uploading, naming them, and the loss of what holds them."""
 
+import asyncio
+
 import pytest
 from grpc import StatusCode
 
@@ -8,8 +10,8 @@ from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.library import files
-from tests.fakes.ring_peers import generate
 from tests.router.conftest import refused, text_spec
+from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
 
 pytestmark = pytest.mark.usefixtures("quick_recovery")
 
@@ -176,15 +178,12 @@ async def test_a_resumed_stream_keeps_the_weights_of_its_beginning(ring, serving
 async def test_a_death_in_the_midst_goes_on_with_the_same_weights_although_the_id_changed(ring, serving):
     client = await serving(engines=2)
     await load(client, "x", "/a")
-    ring.script = lambda call: generate(call, pause=0.02)
-    stream = client.stream(text_spec(lora_id="x"))
-    seen = 0
-    async for event in stream:
-        seen += event.delta.token_count
-        if event.HasField("delta") and len(ring.calls) == 1 and seen >= 3:
-            await load(client, "x", "/b")
-            ring.calls[0].engine.epoch += 1
-    assert seen == 24
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.events(text_spec(lora_id="x", output=IDS)))
+    await asyncio.wait_for(script.reached.wait(), 60)
+    await load(client, "x", "/b")
+    script.attempts[0].engine.epoch += 1
+    check_whole(await task, script.attempts[0].submit, 1)
     assert {call.submit.adapter.version for call in ring.calls} == {A.version}
     assert len(ring.calls) > 1
 

@@ -74,6 +74,7 @@ async def test_the_lost_attempt_counts_too(ring, start, quick_recovery):
             sent = [TokenLogprob(-5.0, 1, [])]
             await call.send(call.row(0, [300], "a", 0, None, sent), start=True)
             await call.send(call.row(0, [301], "b", 1, end(FinishReason.STOP_STRING), [TokenLogprob(-4.0, 1, [])]))
+            await ring.until_read()
             call.engine.beating = False
         else:
             assert call.submit.ended == [1]

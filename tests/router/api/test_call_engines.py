@@ -64,8 +64,7 @@ async def test_an_error_names_engine_rank_and_method(client, ring):
 async def test_an_engine_that_does_not_answer(client, ring):
     engine(ring, "b").answer_call = lambda _: None
     found = await answers(client, timeout={"nanos": 300_000_000})
-    assert found[2:] == [("b", None, "b, echo: no answer within 0.3 s; it may have run the method")]
-    assert [each[:2] for each in found[:2]] == [("a", 0), ("a", 1)]
+    assert found[-1] == ("b", None, "b, echo: no answer within 0.3 s; it may have run the method")
     assert not client.router.ring.calls._pending
 
 
@@ -81,6 +80,7 @@ async def test_an_engine_that_dies_meanwhile(client, ring):
 
     engine(ring, "b").answer_call = die
     found = await answers(client)
+    assert [each[:2] for each in found[:2]] == [("a", 0), ("a", 1)]
     assert found[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
 
 

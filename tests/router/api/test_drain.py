@@ -158,7 +158,7 @@ async def test_a_stream_handed_back_resumes_at_another_router_of_the_name(two, r
 
 async def test_who_watches_the_health_is_told_before_calls_are_refused(two, monkeypatch):
     first, _ = two
-    monkeypatch.setattr("router.app.NOTICE_SECONDS", 2.0)
+    monkeypatch.setattr("router.app.NOTICE_SECONDS", 10.0)
     watch = HealthStub(first.channel).Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     drain = asyncio.create_task(first.router.drain(60.0))

@@ -90,7 +90,8 @@ async def abort(context: Context) -> None:
 
 
 @pytest.mark.parametrize("behave", [write, send_metadata])
-async def test_what_fails_just_before_its_client_is_seen_to_leave_is_a_cancel(behave):
+async def test_what_fails_just_before_its_client_is_seen_to_leave_is_a_cancel(behave, monkeypatch):
+    monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 60.0)
     call = Leaving()
     task, logs = begin(behave, call)
     await call.failed.wait()

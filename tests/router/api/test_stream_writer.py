@@ -7,7 +7,7 @@ from sluice.ring.params import derive_seed
 from sluice.ring.wire import TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
-from tests.fakes.ring_peers import end, text_of, token_at
+from tests.fakes.ring_peers import end, generate, text_of, token_at
 from tests.router.conftest import text_spec
 
 
@@ -234,6 +234,12 @@ async def test_many_streams_over_several_peers(ring, start):
     for i in range(3):
         ring.add_detokenizer(f"d{i}")
     client = await start()
+
+    async def beside_all_others(call):
+        await client.until(lambda: len(ring.calls) == 64)
+        await generate(call)
+
+    ring.script = beside_all_others
     answers = await asyncio.gather(*(client.events(text_spec(f"x = {i}")) for i in range(64)))
     by_name = {call.submit.name: call.submit for call in ring.calls}
     for events in answers:

@@ -22,6 +22,7 @@ class Script:
         self.attempts.append(call)
         if call.submit.attempt == 0:
             await self.first(call)
+            await call.engine.ring.until_read()
             self.reached.set()
         else:
             await generate(call)

@@ -82,7 +82,7 @@ async def test_abort_between_attempts_ends_at_once(ring, start):
 
 
 async def test_the_time_limit_between_attempts(ring, start):
-    client, _, task = await lone_stream_without_engine(ring, start, time_limit=Duration(seconds=2))
+    client, _, task = await lone_stream_without_engine(ring, start, time_limit=Duration(seconds=5))
     events = await task
     assert [event.finished.finish_reason for event in events if event.HasField("finished")] == [
         pb.FINISH_REASON_TIME_LIMIT

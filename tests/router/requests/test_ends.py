@@ -268,6 +268,7 @@ async def test_drain_lets_requests_end_refuses_new_ones_and_hands_the_late_back(
     events = asyncio.ensure_future(read_all(late))
     unary = client.generation.Generate(pb.GenerateRequest(spec=text_spec()))
     await client.until(lambda: len(ring.calls) == 2)
+    await client.until(lambda: all(live.log.received > 5 for live in client.router.ring.requests.open))
     drain = asyncio.ensure_future(client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(nanos=500_000_000))))
     await client.until(lambda: client.router.ring.requests.closed)
     with pytest.raises(grpc.aio.AioRpcError, match="Connection refused"):

@@ -12,13 +12,11 @@ import pytest
 import zmq
 from grpc import StatusCode
 
-from router.peers.peers import HUNG_UP_SECONDS
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
-from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import end, generate, hang
@@ -41,7 +39,7 @@ async def busy(client, ring, **fields):
 async def until_full(lane, fill=lambda: None):
     """Until a lane is full and stays so: what ZeroMQ still moves into the kernel's buffers makes room again."""
     quiet = 0
-    while quiet < 10:
+    while quiet < 30:
         fill()
         quiet = 0 if lane.ready() else quiet + 1
         await asyncio.sleep(0.05 if quiet else 0)
@@ -95,7 +93,9 @@ async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, s
     assert client.router.ring.inbox.gaps == 1
 
 
-async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start):
+async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start, monkeypatch):
+    # Sooner than a heartbeat could be missed: that the connection was refused is enough.
+    monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 600.0)
     dying, other = ring.add_engine("dying"), ring.add_engine("other")
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
@@ -104,10 +104,7 @@ async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout
     ring.script = generate
     dead = dying if first.submit.engine_epoch == dying.epoch else other
     await dead.close()
-    closed = time.monotonic()
     await client.until(lambda: client.lines("peer_lost"))
-    # Sooner than a heartbeat could be missed.
-    assert time.monotonic() - closed < 2 * HEARTBEAT_SECONDS
     assert (await rest(call))[-1].HasField("done")
     assert len(client.lines("peer_lost")) == 1
 
@@ -132,7 +129,7 @@ async def heartbeats_for(client, peer, seconds):
 
 async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, start, monkeypatch):
     # On a busy machine the fakes' heartbeats come late.
-    monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 2.0)
+    monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 4.0)
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
@@ -142,12 +139,13 @@ async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, st
     engine.inbox.close()
     with nobody_answers(engine.address):
         await client.until(lambda: peer.unreachable)
-        await heartbeats_for(client, peer, 2.5)
+        await heartbeats_for(client, peer, 5.0)
         assert not client.lines("peer_lost")
     call.cancel()
 
 
-async def test_a_peer_that_closed_its_inbox_and_still_heartbeats_is_lost_only_once(ring, start):
+async def test_a_peer_that_closed_its_inbox_and_still_heartbeats_is_lost_only_once(ring, start, monkeypatch):
+    monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 4.0)
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
@@ -156,7 +154,7 @@ async def test_a_peer_that_closed_its_inbox_and_still_heartbeats_is_lost_only_on
     engine.reading = False
     engine.inbox.close()
     await client.until(lambda: client.lines("peer_lost"))
-    await heartbeats_for(client, peer, 2 * HUNG_UP_SECONDS)
+    await heartbeats_for(client, peer, 5.0)
     assert peer.alive
     assert len(client.lines("peer_lost")) == 1
     call.cancel()
@@ -299,6 +297,7 @@ async def test_a_full_lane_is_passed_by(ring, start):
 
 
 async def test_a_paused_router_does_not_take_its_own_sleep_for_silence(ring, start):
+    ring.patient = False
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=1.0)

@@ -24,13 +24,16 @@ class Mortal:
         self.at = at
         """The token before which they die."""
         self.deaths: list[Call] = []
-        self.hanging: list[Call] = []
+        self.go_on = asyncio.Event()
+        """Not set: one that runs a request alone lives."""
+        self.go_on.set()
 
     async def __call__(self, call: Call) -> None:
         submit, engine = call.submit, call.engine
         if submit.alone:
             engine.quarantine = submit.request
-            await asyncio.sleep(0.2)
+            await engine.tell()
+            await self.go_on.wait()
         if POISON not in submit.prompt:
             engine.quarantine = None
             await self.neighbour(call)
@@ -39,7 +42,7 @@ class Mortal:
             await call.send(tokens(call, 0, offset), start=True)
             if offset == PROBATION_TOKENS + len(submit.resume.get(0, ())):
                 engine.quarantine = None
-        await asyncio.sleep(0.05)
+        await engine.tell()
         self.deaths.append(call)
         engine.quarantine = None
         engine.epoch += 1
@@ -131,7 +134,7 @@ async def test_one_that_drained_before_its_end_has_not(two, ring):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
                 call.engine.draining = True
-                await asyncio.sleep(0.3)
+                await call.engine.tell()
                 call.engine.epoch += 1
                 call.engine.draining = False
             else:
@@ -144,6 +147,7 @@ async def test_one_that_drained_before_its_end_has_not(two, ring):
 
 async def test_nothing_is_placed_beside_a_suspect(two, ring):
     ring.script = script = Mortal()
+    script.go_on.clear()
     held = asyncio.Event()
 
     async def hold(call):
@@ -157,6 +161,7 @@ async def test_nothing_is_placed_beside_a_suspect(two, ring):
     others = [asyncio.create_task(two.events(text_spec(f"x{i}"))) for i in range(6)]
     await two.until(lambda: sum(POISON not in call.submit.prompt for call in ring.calls) == 6)
     assert not any(call.engine is alone.engine for call in ring.calls if POISON not in call.submit.prompt)
+    script.go_on.set()
     assert (await dying).info.reason == "POISON"
     held.set()
     for other in others:

@@ -1,6 +1,7 @@
 """Streams go on: whatever is lost under them, and whenever, the client sees one stream, each offset once."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -92,10 +93,10 @@ async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
     client = two_of_each
     ring.script = script = Script(PHASES[phase])
     task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
-    await asyncio.wait_for(script.reached.wait(), 10)
+    await asyncio.wait_for(script.reached.wait(), 60)
     first = script.attempts[0]
     DOUBTS[doubt](ring, first, client)
-    events = await asyncio.wait_for(task, 20)
+    events = await asyncio.wait_for(task, 60)
     check_whole(events, first.submit, 2)
     second = script.attempts[1].submit
     assert [call.submit.attempt for call in script.attempts] == [0, 1]
@@ -149,7 +150,7 @@ async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_
     next(engine for engine in ring.engines.values() if engine is not frozen).draining = True
     by_name = {call.submit.name: call.submit for call in firsts}
     for task in tasks:
-        events = await asyncio.wait_for(task, 20)
+        events = await asyncio.wait_for(task, 60)
         check_whole(events, by_name[events[0].started.request_id], 2)
     await client.until(lambda: client.router.ring.dispatcher.late_rows >= 2 * len(moved) and nothing_left(client))
 
@@ -241,14 +242,18 @@ async def test_times_are_those_of_the_whole(two_of_each, ring):
     client = two_of_each
     ring.script = script = Script(midway)
     spec = text_spec(output=pb.OutputOptions(timings=True))
+    began = time.monotonic()
     task = asyncio.ensure_future(client.events(spec))
     await script.reached.wait()
+    (live,) = client.router.ring.requests.open
+    await client.until(lambda: live.first_token_seconds is not None)
+    received = time.monotonic() - began
     await asyncio.sleep(0.5)
     script.attempts[0].engine.epoch += 1
     timings = (await task)[-1].done.timings
     first, decode = timings.time_to_first_token.ToTimedelta(), timings.decode.ToTimedelta()
     # 1.5 s is what the second attempt's engine tells of itself; half a second passed before it.
-    assert first.total_seconds() < 0.4
+    assert first.total_seconds() < received
     assert decode.total_seconds() >= 1.9
 
 

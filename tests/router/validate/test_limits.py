@@ -34,7 +34,7 @@ def connect(client, *options):
     return grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", [LOCAL, *options])
 
 
-async def check(channel, timeout=20.0, metadata=None):
+async def check(channel, timeout=60.0, metadata=None):
     return await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout, metadata=metadata)
 
 
@@ -129,7 +129,7 @@ async def test_bytes_that_are_no_call_harm_nobody(begin, ring, path, metadata):
     call = client.stream(text_spec(request_id="r"))
     await call.read()
     async with Connection(client.router.port) as connection:
-        await asyncio.wait_for(connection.call(path, *metadata), 20)
+        await asyncio.wait_for(connection.call(path, *metadata), 60)
     assert (await client.generation.Abort(pb.AbortRequest(request_id="r"))).aborted
     assert (await rest(call))[-1].HasField("done")
     async with connect(client) as channel:
