@@ -63,10 +63,11 @@ class Wire:
         self._selector.register(far, selectors.EVENT_READ, near)
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        data = source.recv(1 << 16)
-        if data:
-            sink.sendall(data)
-            return
+        # An end that closes meanwhile ends the connection, as on any way between two machines.
+        with contextlib.suppress(ConnectionError):
+            if data := source.recv(1 << 16):
+                sink.sendall(data)
+                return
         for each in (source, sink):
             self._end(each)
 
