@@ -17,6 +17,11 @@ from sluice import AsyncClient
 from sluice.settings.gateway import GatewaySettings
 
 
+
+SECONDS = 60.0
+"""For an answer, on a machine that has much else to do."""
+
+
 @dataclass
 class Running:
     gateway: Gateway
@@ -48,7 +53,7 @@ async def running(addresses: str | Sequence[str], **settings: Any) -> AsyncItera
         server = Server(gateway)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as http:
                 yield Running(gateway, url, http)
         finally:
             server.should_exit = server.force_exit = True
