@@ -16,8 +16,6 @@ from gateway.service import Server
 from sluice import AsyncClient
 from sluice.settings.gateway import GatewaySettings
 
-
-
 SECONDS = 60.0
 """For an answer, on a machine that has much else to do."""
 
