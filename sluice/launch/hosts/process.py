@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 1 << 16
 # Between two looks whether a silent process has exited: a surviving grandchild may keep its pipe open.
 SILENCE_SECONDS = 0.5
 # For the last lines of an exited process to be observed. Not unbounded: an observer may block.
-LAST_LINES_SECONDS = 30.0
+LAST_LINES_SECONDS = 10.0
 
 
 class ChildProcess:
