@@ -12,7 +12,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice.launch import LogLine, Ring, RingError
 from tests.fakes.processes import LIMIT, is_alive, wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SEVERAL_STARTS = 4 * LIMIT
+"""Seconds for services to start one after the other, on a machine that has much else to do."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -25,7 +28,7 @@ class LauncherLines(list[LogLine]):
             self.append(line)
 
     def wait(self, count: int) -> list[tuple[str, str]]:
-        assert wait_until(lambda: len(self) >= count)
+        assert wait_until(lambda: len(self) >= count, SEVERAL_STARTS)
         return [(line.child, line.event) for line in self]
 
 
