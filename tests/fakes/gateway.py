@@ -16,9 +16,6 @@ from gateway.service import Server
 from sluice import AsyncClient
 from sluice.settings.gateway import GatewaySettings
 
-SECONDS = 60.0
-"""For an answer, on a machine that has much else to do."""
-
 
 @dataclass
 class Running:
@@ -51,7 +48,7 @@ async def running(addresses: str | Sequence[str], **settings: Any) -> AsyncItera
         server = Server(gateway)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as http:
                 yield Running(gateway, url, http)
         finally:
             server.should_exit = server.force_exit = True

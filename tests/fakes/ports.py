@@ -1,25 +1,22 @@
 """Ports for the services of a ring."""
 
 import contextlib
-import random
 import socket
 from typing import Any
 
 from sluice.launch import Ring
 from sluice.launch.local_ring import RingError
 
-LOWEST, HIGHEST = 10_000, 32_768
-"""Linux gives those from 32,768 on to connections, and to whoever asks for any port."""
-
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row. Until they are used nobody gets one of them by chance."""
+    """The first of so many in a row."""
     while True:
-        first = random.SystemRandom().randrange(LOWEST, HIGHEST - count)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                return first
 
 
 def start_with_metrics(engines: int, detokenizers: int, **options: Any) -> Ring:

@@ -182,9 +182,7 @@ class FakePeer:
         while True:
             if self.beating:
                 for address, hello in self.greeted.items():
-                    # What it tells once would be lost with one that the lane refuses, as before it is connected.
-                    if (lane := self.lane(address)).ready():
-                        lane.send(self.heartbeat(hello))
+                    self.lane(address).send(self.heartbeat(hello))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 

@@ -178,14 +178,14 @@ class FakeServer(
         while context.is_active():
             time.sleep(0.005)
 
-    def _tell_end(self, context: Any) -> None:
-        # False: the call has ended before this thread came so far.
-        if not context.add_callback(self.script.gone.set):
-            self.script.gone.set()
-
     def Abort(self, request: Any, context: Any) -> Any:
         self._note(request, context)
-        if request.request_id in self.script.hanging:
+        # Its client may have all that it gets before it hangs.
+        begun = (generation_pb2.GenerateRequest, generation_pb2.GenerateStreamRequest)
+        hangs = self.script.hangs and any(
+            isinstance(each, begun) and each.spec.request_id == request.request_id for each in self.script.seen
+        )
+        if hangs or request.request_id in self.script.hanging:
             self.script.aborted.add(request.request_id)
         return generation_pb2.AbortResponse(aborted=request.request_id in ("r1", *self.script.aborted))
 
@@ -321,6 +321,11 @@ class FakeServer(
         if request.service not in self.script.health:
             context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=self.script.health[request.service])
+
+    def _tell_end(self, context: Any) -> None:
+        # Refused if it has ended already.
+        if not context.add_callback(self.script.gone.set):
+            self.script.gone.set()
 
     def _note(self, request: Any, context: Any, fail: bool = True) -> None:
         self.script.seen.append(request)

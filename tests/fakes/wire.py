@@ -69,8 +69,8 @@ class Wire:
         self._selector.register(far, selectors.EVENT_READ, near)
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        # An end that closes meanwhile ends the connection, as on any way between two machines.
-        with contextlib.suppress(ConnectionError):
+        # One of them may have been reset.
+        with contextlib.suppress(OSError):
             if data := source.recv(1 << 16):
                 sink.sendall(data)
                 return

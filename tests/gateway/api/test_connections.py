@@ -9,7 +9,8 @@ import pytest
 
 from gateway import connection
 from gateway.answers import event_stream
-from tests.fakes.gateway import SECONDS, running
+from tests.fakes.gateway import running
+from tests.fakes.processes import LIMIT
 from tests.fakes.server import FakeServer
 
 
@@ -18,7 +19,7 @@ def head(body: bytes) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(LIMIT):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -63,7 +64,7 @@ async def test_closing_while_the_whole_answer_is_computed(gateway, script, monke
     writer.write(head(b'{"prompt": "x"}'))
     await until(lambda: bool(script.hanging))
     writer.close()
-    await asyncio.wait_for(ended.wait(), SECONDS)
+    await asyncio.wait_for(ended.wait(), LIMIT)
 
 
 async def test_a_comment_breaks_the_silence(router, script, monkeypatch):
@@ -75,7 +76,7 @@ async def test_a_comment_breaks_the_silence(router, script, monkeypatch):
             reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
             writer.write(head(b'{"prompt": "x", "stream": true}'))
             for _ in range(2):
-                await asyncio.wait_for(reader.readuntil(b": waiting\n\n"), SECONDS)
+                await asyncio.wait_for(reader.readuntil(b": waiting\n\n"), LIMIT)
             writer.close()
 
 
@@ -86,8 +87,8 @@ async def test_a_head_without_end(gateway):
         writer.write(b"x-a: " + b"b" * 8000 + b"\r\n")
     # The answer may be lost: the connection is reset if more comes after it.
     with suppress(ConnectionError):
-        assert (await asyncio.wait_for(reader.readline(), SECONDS)).startswith(b"HTTP/1.1 400")
-        await asyncio.wait_for(reader.read(), SECONDS)
+        assert (await asyncio.wait_for(reader.readline(), LIMIT)).startswith(b"HTTP/1.1 400")
+        await asyncio.wait_for(reader.read(), LIMIT)
     assert (await gateway.http.get("/version")).status_code == 200
 
 
@@ -99,7 +100,7 @@ async def test_a_client_that_says_nothing(router, monkeypatch, begin):
             reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
             writer.write(begin)
             with suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), SECONDS) == b""
+                assert await asyncio.wait_for(reader.read(), LIMIT) == b""
         # The next one has the usual time, also where this thread stands still in between.
         assert (await found.http.get("/version")).status_code == 200
 
@@ -119,7 +120,7 @@ async def test_what_is_not_http(gateway, data):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data)
     writer.write_eof()
-    await asyncio.wait_for(reader.read(), SECONDS)
+    await asyncio.wait_for(reader.read(), LIMIT)
     assert (await gateway.http.get("/version")).status_code == 200
     writer.close()
 
