@@ -15,6 +15,9 @@ TESTS = Path(__file__).parent
 MARKS = {"process": ("chaos", "packaging", "system"), "slow": ("chaos", "fuzz", "parity", "sim", "system")}
 """By folder. A single file elsewhere names its own: `pytestmark = pytest.mark.process`."""
 
+PROCESS_SECONDS = 300
+"""Limit of a test that starts processes: a ring may need minutes on a machine that has much else to do."""
+
 settings.load_profile(examples.PROFILE)
 
 # structlog's default renders tracebacks with rich, local variables included: more than a second for each.
@@ -35,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, folders in MARKS.items():
             if folder in folders:
                 item.add_marker(mark)
+        if item.get_closest_marker("process") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PROCESS_SECONDS))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -17,7 +17,7 @@ def test_a_line_for_each_event(sluice, script, monkeypatch, engine) -> None:
     ]
     script.cache_events = [admin_pb2.StreamCacheEventsResponse(engine_id="engine-0", events=events)]
     # The server ends the stream, which would otherwise go on.
-    monkeypatch.setattr("tests.fakes.server.FakeServer._hang", lambda *_: None)
+    monkeypatch.setattr("tests.fakes.server.FakeServer._wait_for_the_end", lambda *_: None)
     result = sluice("cache-events", *(["--engine", engine] if engine else []))
     assert result.exit_code == 0
     assert [json.loads(line) for line in result.stdout.splitlines()] == [

@@ -16,9 +16,12 @@ import pytest
 from sluice.cli.serve import Interrupt, watch
 from sluice.launch import Display, Ring
 from tests.fakes.ports import free_ports
-from tests.fakes.processes import is_alive, wait_until
+from tests.fakes.processes import LIMIT, is_alive, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)]
+
+SEVERAL_STARTS = 4 * LIMIT
+"""Seconds for services to start one after the other, on a machine that has much else to do."""
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "tests" / "fakes" / "services.py"
@@ -54,7 +57,7 @@ class Serving:
 
     def line(self, event: str) -> dict:
         """Waits for a line on stderr, where every line is JSON."""
-        assert wait_until(lambda: self._next(event) is not None), self.log.read_text()
+        assert wait_until(lambda: self._next(event) is not None, SEVERAL_STARTS), self.log.read_text()
         number = self._next(event)
         assert number is not None
         self._seen = number + 1
@@ -77,7 +80,7 @@ class Serving:
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, stdout and stderr; fails if a child is left or a line of stderr is no JSON."""
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=SEVERAL_STARTS)
         err = self.log.read_text()
         assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
         assert wait_until(lambda: not any(is_alive(self.pid(note.stem)) for note in self.folder.glob("*.json")))
@@ -235,7 +238,7 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
     with suppress(OSError):
         while more := os.read(master, 4096):
             shown += more
-    assert process.wait(60) == 0
+    assert process.wait(LIMIT) == 0
     text = shown.decode()
     parts = rf"status page on port {page}, 1 router, 1 engine, 2 detokenizers"
     assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Try: .* generate", text)

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import time
 from itertools import count
 
 import pytest
@@ -21,6 +22,7 @@ from sluice.top.snapshot import (
     combine,
 )
 from sluice.v1 import admin_pb2 as pb
+from tests.fakes.processes import LIMIT
 
 SERVING, LOST = pb.PEER_STATE_SERVING, pb.PEER_STATE_LOST
 
@@ -61,11 +63,10 @@ def screen() -> TopApp:
 
 
 async def until(pilot, condition) -> None:
-    for _ in range(500):
-        if condition():
-            return
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
         await pilot.pause(0.02)
-    raise AssertionError("it did not happen in time")
 
 
 async def test_every_panel_is_filled(screen):

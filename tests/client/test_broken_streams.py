@@ -23,7 +23,6 @@ from sluice.client import (
 )
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
-from tests.fakes.processes import wait_until
 from tests.fakes.story import MODEL
 from tests.fakes.storyteller import GONE, Plan, bare, tell, tell_all, with_reason
 
@@ -197,7 +196,7 @@ async def test_no_new_token_for_too_long(plan, addresses) -> None:
     plan.breaks.extend([(3, GONE)] + [(1, GONE)] * 100)
     with Client(addresses, resume_timeout=0.5) as client, pytest.raises(Unavailable, match="Socket closed"):
         list(client.stream("p", **OPTIONS))
-    assert 2 < len(plan.seen) < 50
+    assert 1 < len(plan.seen) < 50
     async with AsyncClient(addresses, resume_timeout=0.5) as client:
         with pytest.raises(Unavailable, match="Socket closed"):
             _ = [chunk async for chunk in client.stream("p", **OPTIONS)]
@@ -366,20 +365,19 @@ async def test_leaving_while_it_waits(plan, addresses) -> None:
         assert next(stream)
         threading.Timer(0.1, stream.close).start()
         list(stream)
-        seen = len(plan.seen)
         other = client.stream("p", **OPTIONS)
-        # Its call takes a break of this plan, not one that is for the stream below.
-        assert wait_until(lambda: len(plan.seen) > seen)
     with pytest.raises(Cancelled):
         list(other)
-    plan.breaks.clear()
-    plan.breaks.extend(forever)
-    async with AsyncClient(addresses) as client:
-        async_stream = client.stream("p", **OPTIONS)
-        assert await anext(async_stream)
-        asyncio.get_running_loop().call_later(0.1, async_stream.close)
-        async for _ in async_stream:
-            pass
+    # Routers of its own: calls of those streams may come late, and take a break.
+    own = Plan()
+    own.breaks.extend(forever)
+    with tell_all(2, own) as addresses:
+        async with AsyncClient(addresses) as client:
+            async_stream = client.stream("p", **OPTIONS)
+            assert await anext(async_stream)
+            asyncio.get_running_loop().call_later(0.1, async_stream.close)
+            async for _ in async_stream:
+                pass
 
 
 def test_addresses_and_options_that_cannot_be() -> None:

@@ -16,12 +16,13 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return out
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 def test_it_has_the_pages(site):
     pages = {page.relative_to(site).parent.as_posix() for page in site.rglob("index.html")}
     assert pages >= {".", "api", "tutorials/first_stream", "decisions", "measurements"}
@@ -31,6 +32,7 @@ def test_it_has_the_pages(site):
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 def test_it_loads_nothing_from_other_hosts(site):
     loaded = r'<(?:script|img)[^>]* src="(https?:[^"]*)"|<link[^>]* rel="stylesheet"[^>]* href="(https?:[^"]*)"'
     for page in site.rglob("*.html"):

@@ -18,6 +18,7 @@ from sluice.executor import (
 )
 from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
 from sluice.v1 import admin_pb2 as pb
+from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure
 
 DEVICE, HOST = pb.CACHE_TIER_DEVICE, pb.CACHE_TIER_HOST
@@ -112,12 +113,18 @@ async def test_in_another_event_loop(address, script) -> None:
         executor.get_kv_cache_events()
 
 
+def asked(script) -> int:
+    """How often events were asked for."""
+    return sum(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen)
+
+
 def test_nothing_is_asked_for_before_the_first_call(address, script) -> None:
     with GenerationExecutor.connect(address) as executor:
-        assert not any(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen)
+        assert asked(script) == 0
         executor.get_kv_cache_events(0.2)
+        assert wait_until(lambda: asked(script) == 1)
         executor.get_kv_cache_events(0.2)
-    assert sum(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen) == 1
+    assert asked(script) == 1
 
 
 def test_a_server_that_keeps_none(address, script) -> None:

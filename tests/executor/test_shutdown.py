@@ -33,7 +33,6 @@ def once_finishing(executor: GenerationExecutor, act: Callable[[], object]) -> t
 def release(script: Script) -> None:
     """Let requests that hang come to their end, and others too."""
     script.hangs = False
-    script.aborted.update(script.hanging)
 
 
 def assert_aborted(result: GenerationResult) -> None:

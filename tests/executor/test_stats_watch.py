@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sluice.executor import GenerationExecutor, session, stats_watch
+from sluice.executor import GenerationExecutor, stats_watch
 from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.processes import wait_until
@@ -44,12 +44,18 @@ def test_a_request_whose_engine_reports_nothing_ends_without_them(address, monke
 
 
 def test_an_abort_after_the_answer_changes_nothing(address, monkeypatch):
-    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 1.0)
-    monkeypatch.setattr(session, "ABORT_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 120.0)
     with GenerationExecutor.connect(address) as executor:
+        session = executor._session
         result = executor.generate_async("x", return_perf_metrics=True)
-        assert wait_until(lambda: any(call.answered for call in list(executor._session._calls.values())))
+        assert wait_until(lambda: any(call.answered for call in list(session._calls.values())))
+        (call,) = session._calls.values()
+        others = len(session._background)
         result.abort()
+        # The loop has begun to abort once it comes to this, and has ended that when no such task is left.
+        session.run(lambda _: asyncio.sleep(0))
+        assert wait_until(lambda: len(session._background) == others)
+        session._loop.call_soon_threadsafe(call.stats.put, ENDED)
         assert result.result(60).outputs[0].finish_reason == "stop"
 
 

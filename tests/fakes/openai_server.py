@@ -15,6 +15,8 @@ class Script:
 
     pause: float = 0.0
     """Seconds before each chunk."""
+    turns: threading.Semaphore | None = None
+    """If given, each chunk takes one before its pause."""
     status: int = 200
     fail_from: int = 1
     """The first generation, from 1, that is answered with `status`."""
@@ -84,6 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "messages" in body:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for i in range(body["max_tokens"]):
+            if self.script.turns is not None:
+                self.script.turns.acquire()
             time.sleep(self.script.pause)
             if i == self.script.error_after:
                 self._event({"error": {"message": "engine died"}})

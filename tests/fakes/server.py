@@ -69,7 +69,7 @@ class Script:
     stop_string: str | None = None
     """With which streams end; None: they end by their length."""
     hangs: bool = False
-    """After the deltas, wait until the client goes or aborts."""
+    """After the deltas, calls that begin now wait until the client goes or aborts, or until this is False again."""
     hanging: list[str] = field(default_factory=list)
     """Ids of requests that hang, or did."""
     aborted: set[str] = field(default_factory=set)
@@ -119,6 +119,7 @@ class FakeServer(
         self.script = script
 
     def Generate(self, request: Any, context: Any) -> Any:
+        hangs = self.script.hangs
         self._note(request, context)
         self._check_lora(request.spec.lora_id, context)
         self._check_prompt_adapter(request.spec.prompt_adapter_id, context)
@@ -128,37 +129,38 @@ class FakeServer(
         )
         if request.spec.output.token_ids:
             output.token_ids.extend(range(len(self.script.texts)))
-        if self.script.hangs:
+        if hangs:
             self._hang(context, request.spec.request_id)
             output = generation_pb2.Output(text=text, finish_reason=generation_pb2.FINISH_REASON_ABORTED)
         usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=len(self.script.texts), cached_tokens=2)
         return generation_pb2.GenerateResponse(request_id="r1", outputs=[output], usage=usage)
 
     def GenerateStream(self, request: Any, context: Any) -> Iterator[Any]:
+        hangs = self.script.hangs
         self._note(request, context, fail=self.script.fail_after is None)
         self._check_lora(request.spec.lora_id, context)
         self._check_prompt_adapter(request.spec.prompt_adapter_id, context)
         self._tell_end(context)
         number = 0
-        for event in self._events():
+        for event in self._events(hangs):
             number += 2 if self.script.lose_event and number == 1 else 1
             event.sequence = number
             yield event
             if self.script.fail_after is not None and number > self.script.fail_after and self.script.failure:
                 self.script.failure.abort(context)
-        if self.script.hangs:
+        if hangs:
             self._hang(context, request.spec.request_id)
             reason = generation_pb2.FINISH_REASON_ABORTED
             finished, done = generation_pb2.Finished(finish_reason=reason), generation_pb2.Done()
             yield generation_pb2.GenerateStreamResponse(sequence=number + 1, finished=finished)
             yield generation_pb2.GenerateStreamResponse(sequence=number + 2, done=done)
 
-    def _events(self) -> Iterator[Any]:
+    def _events(self, hangs: bool) -> Iterator[Any]:
         event = generation_pb2.GenerateStreamResponse
         yield event(started=generation_pb2.Started(request_id="r1", prompt_tokens=3, cached_tokens=2, seed=7))
         for offset, text in enumerate(self.script.texts):
             yield event(delta=generation_pb2.Delta(text=text, token_ids=[offset], token_offset=offset, token_count=1))
-        if self.script.hangs:
+        if hangs:
             return
         count, stop = len(self.script.texts), self.script.stop_string
         reason = generation_pb2.FINISH_REASON_STOP_STRING if stop else generation_pb2.FINISH_REASON_LENGTH
@@ -167,9 +169,13 @@ class FakeServer(
             usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=count, cached_tokens=2)
             yield event(done=generation_pb2.Done(usage=usage))
 
-    def _hang(self, context: Any, request_id: str = "") -> None:
+    def _hang(self, context: Any, request_id: str) -> None:
         self.script.hanging.append(request_id)
-        while context.is_active() and request_id not in self.script.aborted:
+        while context.is_active() and self.script.hangs and request_id not in self.script.aborted:
+            time.sleep(0.005)
+
+    def _wait_for_the_end(self, context: Any) -> None:
+        while context.is_active():
             time.sleep(0.005)
 
     def Abort(self, request: Any, context: Any) -> Any:
@@ -302,14 +308,14 @@ class FakeServer(
         self._tell_end(context)
         context.send_initial_metadata(())
         yield from self.script.steps
-        self._hang(context)
+        self._wait_for_the_end(context)
 
     def StreamCacheEvents(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context)
         self._tell_end(context)
         context.send_initial_metadata(())
         yield from self.script.cache_events
-        self._hang(context)
+        self._wait_for_the_end(context)
 
     def Check(self, request: Any, context: Any) -> Any:
         if request.service not in self.script.health:

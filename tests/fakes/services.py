@@ -17,7 +17,7 @@ from sluice.ring.process import die_with_parent, run_service
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from tests.fakes.server import Script, serve
 
-LONGEST_SECONDS = 120
+LONGEST_SECONDS = 300
 """A deaf one whose test was killed ends too."""
 
 

@@ -58,7 +58,13 @@ class Wire:
 
     def _accept(self) -> None:
         near, far = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
-        far.connect(self._far)
+        try:
+            far.connect(self._far)
+        except OSError:
+            # Nobody listens there now: the other side tries again.
+            near.close()
+            far.close()
+            return
         self._selector.register(near, selectors.EVENT_READ, far)
         self._selector.register(far, selectors.EVENT_READ, near)
 

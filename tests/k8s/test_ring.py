@@ -19,7 +19,7 @@ import pytest
 from sluice import tiny_model
 from sluice.client import Client
 from sluice.ring.keys import ROLES, generate
-from tests.fakes.processes import wait_until
+from tests.fakes.processes import LIMIT, wait_until
 from tests.k8s.chart import Pod, kinds, objects_from, pods
 
 NETWORK = f"127.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
@@ -84,7 +84,7 @@ class Running:
 
     def stop(self) -> int:
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(30)
+        return self._process.wait(LIMIT)
 
     def remove(self) -> None:
         self._process.kill()
@@ -110,7 +110,7 @@ def ring(tmp_path: Path) -> Iterator[dict[str, Running]]:
 def test_a_stream_and_the_end(ring: dict[str, Running]) -> None:
     for each in ring.values():
         assert wait_until(lambda each=each: each.probe("/readyz") == 200), each.log  # type: ignore[misc]
-        assert each.probe("/livez") == 200
+        assert wait_until(lambda each=each: each.probe("/livez") == 200), each.log  # type: ignore[misc]
     with Client(f"{ADDRESSES['router']}:{GRPC_PORT}") as client:
         assert client.generate("def f(", max_tokens=8, seed=1).text
     assert {name: each.stop() for name, each in ring.items()} == dict.fromkeys(ring, 0)

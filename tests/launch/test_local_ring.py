@@ -12,6 +12,7 @@ from sluice import Client
 from sluice.launch import LogLine, OptionsError, Ring, RingError, local_ring
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import PARENT_VARIABLE
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import is_alive, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -61,11 +62,12 @@ def test_command_lines(fake, notes, nvidia_smi) -> None:
 
 
 def test_every_process_has_its_own_port_for_metrics(fake, notes) -> None:
-    with Ring(engines=2, metrics_port=9400, **fake):
+    first = free_ports(5)
+    with Ring(engines=2, metrics_port=first, **fake):
         pass
     names = ("router", "engine-0", "engine-1", "detok-0", "detok-1")
     ports = [notes(name)["flags"]["--metrics-port"] for name in names]
-    assert ports == ["9400", "9401", "9402", "9403", "9404"]
+    assert ports == [str(first + i) for i in range(5)]
 
 
 def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch, notes) -> None:

@@ -1,10 +1,12 @@
 """A server with OpenAI's API, over a real socket."""
 
 import re
+import threading
 
 import pytest
 
 from sluice.loadgen.openai_target import OpenAITarget, base_url
+from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import send_one
 from sluice.loadgen.target import TargetError
 from sluice.loadgen.workload import Request
@@ -31,8 +33,16 @@ async def send(address, model="", chat=False, **options):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_a_stream(address, script, chat):
-    script.pause = 0.02
+async def test_a_stream(address, script, chat, monkeypatch):
+    script.pause, script.turns = 0.02, threading.Semaphore(1)
+    on_chunk = Outcome.on_chunk
+
+    def arrived(self, *arguments):
+        on_chunk(self, *arguments)
+        # Only now the pause before the next begins: a reader that is late has each of them all the same.
+        script.turns.release()
+
+    monkeypatch.setattr(Outcome, "on_chunk", arrived)
     target, found = await send(address, chat=chat, token="secret")
     assert (found.error, found.text, found.prompt_tokens, found.completion_tokens) == ("", "w0 w1 w2 w3 ", 6, 4)
     assert 0.02 <= found.first_token <= found.latency

@@ -42,7 +42,7 @@ async def test_a_live_id_is_refused_and_free_again_after_the_end(ring):
     async with AsyncClient(ring.address, timeout=100) as client, grpc.aio.insecure_channel(ring.address) as channel:
         stub = GenerationServiceStub(channel)
         again = pb.GenerateRequest(spec=text_spec(request_id="twice"))
-        async with client.stream("def f(", max_tokens=1500, ignore_eos=True, request_id="twice") as stream:
+        async with client.stream("def f(", n=8, max_tokens=1500, ignore_eos=True, request_id="twice") as stream:
             await anext(stream)
             details = await refused(stub.Generate(again))
             assert (details.code, details.info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from sluice import Client
 from sluice.client import InvalidRequest
 from sluice.executor import GenerationExecutor, SamplingParams
 from sluice.launch import Ring
+from tests.fakes.processes import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "beams.md"
 SEARCH = {"n": 3, "max_tokens": 40, "token_ids": True, "logprobs": 2, "beam_search": {"width": 4}}
@@ -81,24 +81,30 @@ def test_what_does_not_go_with_it_is_named(client):
 @pytest.mark.timeout(300)
 def test_an_engine_that_is_killed_in_the_middle(ring, client):
     asked = SEARCH | {"max_tokens": 900, "ignore_eos": True, "beam_search": {"width": 4, "exhaustive": True}}
-    started = time.monotonic()
     expected = client.generate("# long\nimport os\n", **asked)
-    seconds = time.monotonic() - started
+    assert wait_until(lambda: busy(client) == [])
     found = []
     thread = threading.Thread(target=lambda: found.append(client.generate("# long\nimport os\n", **asked)))
     thread.start()
-    time.sleep(min(1.0, seconds / 3))
-    running = [name for name in ("engine-0", "engine-1") if is_busy(client, name)]
-    assert len(running) == 1
-    os.kill(ring.pids[running[0]], signal.SIGKILL)
+    running: list[str] = []
+
+    def has_begun() -> bool:
+        running[:] = busy(client)
+        return bool(running)
+
+    # By the heartbeats of the engines, a part of a second after it has.
+    assert wait_until(has_begun)
+    (engine,) = running
+    os.kill(ring.pids[engine], signal.SIGKILL)
     thread.join()
     for before, after in zip(expected.outputs, found[0].outputs, strict=True):
         assert (before.token_ids, before.text) == (after.token_ids, after.text)
         assert math.isclose(before.cumulative_logprob, after.cumulative_logprob, abs_tol=1e-2)
 
 
-def is_busy(client, name: str) -> bool:
-    return any(engine.engine_id == name and engine.active_requests for engine in client.stats().engines)
+def busy(client) -> list[str]:
+    """Engines with requests."""
+    return [engine.engine_id for engine in client.stats().engines if engine.active_requests]
 
 
 def test_the_executor(ring):

@@ -1,7 +1,8 @@
 """Real requests through the ring that an executor starts."""
 
+import sys
 import threading
-import time
+import traceback
 from datetime import timedelta
 
 import pytest
@@ -81,7 +82,7 @@ def test_the_number_of_ready_responses(executor) -> None:
     whole = executor.enqueue_request(trtllm.Request(PROMPT, 4, num_return_sequences=2))
     stream = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True))
     ended = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True, end_id=16))
-    wait_until(lambda: executor.get_num_responses_ready() == 2 + 5 + 4)
+    assert wait_until(lambda: executor.get_num_responses_ready() == 2 + 5 + 4)
     expected = {whole: 2, stream: 5, ended: 4}
     assert {each: executor.get_num_responses_ready(each) for each in expected} == expected
     assert [len(each) for each in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
@@ -106,7 +107,9 @@ def test_overloads_of_await_responses(executor) -> None:
 
 
 def test_a_cancelled_request(executor) -> None:
-    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 1500, streaming=True))
+    request_id = executor.enqueue_request(
+        trtllm.Request(PROMPT, 1500, streaming=True, logits_post_processor_name="slow")
+    )
     first = executor.await_responses(request_id, LIMIT)
     executor.cancel_request(request_id)
     while not first[-1].result.is_final:
@@ -178,6 +181,12 @@ def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
     assert executor.get_num_responses_ready() == 0
 
 
+def functions(thread: threading.Thread) -> set[str]:
+    """Names of those that it is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return {each.f_code.co_name for each, _ in traceback.walk_stack(frame)} if frame is not None else set()
+
+
 def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:
     executor = start()
     request_id = executor.enqueue_request(trtllm.Request(PROMPT, 5))
@@ -185,10 +194,11 @@ def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:
     found = []
     waiting = threading.Thread(target=lambda: found.append(executor.await_responses()))
     waiting.start()
-    time.sleep(0.2)
+    # Past its look whether the executor runs, where it would raise.
+    assert wait_until(lambda: "_await_any" in functions(waiting))
     assert executor.can_enqueue_requests()
     executor.shutdown()
-    waiting.join(10)
+    waiting.join(LIMIT.total_seconds())
     assert found == [[]]
     assert not executor.can_enqueue_requests()
     for call in (

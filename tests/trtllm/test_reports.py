@@ -22,7 +22,7 @@ def test_statistics(executor) -> None:
         requests.extend(each for found in executor.get_latest_request_stats() for each in found.request_stats)
         return bool(steps) and any(each.stage is trtllm.RequestStage.GENERATION_COMPLETE for each in requests)
 
-    wait_until(reported)
+    assert wait_until(reported)
     assert steps[-1].kv_cache_stats.max_num_blocks > 0
     assert max(each.num_generated_tokens for each in requests) > 0
     assert executor.get_latest_debug_tensors() == []
@@ -88,7 +88,9 @@ def test_perf_metrics_of_several_outputs(executor, options) -> None:
 
 
 def test_perf_metrics_of_a_request_that_is_cancelled(executor) -> None:
-    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 2000, streaming=True, output_config=METRICS))
+    request_id = executor.enqueue_request(
+        trtllm.Request(PROMPT, 2000, streaming=True, output_config=METRICS, logits_post_processor_name="slow")
+    )
     (first, *_) = executor.await_responses(request_id, LIMIT)
     assert first.result.request_perf_metrics.last_iter is None
     executor.cancel_request(request_id)

@@ -1,12 +1,14 @@
 """One service as a child process, and the threads that read its log and wait for its exit."""
 
 import os
+import selectors
 import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import IO
 
 from sluice.launch.child import TAIL_LINES
 from sluice.launch.logs import Observe, parse_line
@@ -14,8 +16,10 @@ from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
 # A longer line comes in parts: a service that never writes a newline must not fill the launcher's memory.
 MAX_LINE_BYTES = 1 << 16
-# For the last lines of an exited process. Not unbounded, because a surviving grandchild may keep the pipe open.
-LAST_LINES_SECONDS = 1.0
+# Between two looks whether a silent process has exited: a surviving grandchild may keep its pipe open.
+SILENCE_SECONDS = 0.5
+# For the last lines of an exited process to be observed. Not unbounded: an observer may block.
+LAST_LINES_SECONDS = 10.0
 
 
 class ChildProcess:
@@ -53,6 +57,7 @@ class ChildProcess:
             process_group=0,
             pass_fds=files,
         )
+        self._exited = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
         self._reader.start()
         threading.Thread(target=self._await_end, name=f"end of {name}", daemon=True).start()
@@ -87,13 +92,14 @@ class ChildProcess:
             self._process.wait(max(timeout, 0))
         except subprocess.TimeoutExpired:
             return False
+        self._exited.set()
         self._reader.join(LAST_LINES_SECONDS)
         return True
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101
         with self._process.stdout as stream:
-            while raw := stream.readline(MAX_LINE_BYTES):
+            for raw in _lines(stream, self._exited):
                 text = raw.decode("utf-8", "replace").rstrip()
                 if text:
                     self.tail.append(text)
@@ -109,5 +115,29 @@ class ChildProcess:
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._process.wait()
         # First the log: it has the reason of a failed start, which the supervisor shows.
+        self._exited.set()
         self._reader.join(LAST_LINES_SECONDS)
         self._ended(self)
+
+
+def _lines(stream: IO[bytes], exited: threading.Event) -> Iterator[bytes]:
+    """Until the end of the stream, or until nothing is left in it of a process that has exited."""
+    partial = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            # In this order: what was written before the exit is seen by the look after it.
+            over = exited.is_set()
+            if not selector.select(0.0 if over else SILENCE_SECONDS):
+                if over:
+                    break
+                continue
+            data = os.read(stream.fileno(), MAX_LINE_BYTES)
+            if not data:
+                break
+            *whole, partial = (partial + data).split(b"\n")
+            yield from whole
+            if len(partial) >= MAX_LINE_BYTES:
+                yield partial
+                partial = b""
+    yield partial

@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
 from sluice.launch import LogLine
-from sluice.launch.hosts.process import ChildProcess
+from sluice.launch.hosts.process import MAX_LINE_BYTES, ChildProcess
 from tests.fakes.processes import LIMIT, is_alive
 
 pytestmark = pytest.mark.process
@@ -32,14 +33,44 @@ def test_the_last_lines_are_read_before_the_end_is_reported() -> None:
     assert child.tail[-1] == "no newline"
 
 
+def test_an_observer_that_is_slow_does_not_lose_the_last_lines() -> None:
+    """As on a machine that has much else to do: what a service says at its end comes before the news of its end."""
+    seen: list[str | None] = []
+    ended = threading.Event()
+
+    def observe(line: LogLine) -> None:
+        time.sleep(1.5)
+        seen.append(line.text)
+
+    def end(child: ChildProcess) -> None:
+        seen.append(None)
+        ended.set()
+
+    ChildProcess("x", "engine", [sys.executable, "-c", "print('why'); print('so')"], os.environ, observe, end)
+    assert ended.wait(LIMIT)
+    assert seen == ["why", "so", None]
+
+
+def test_a_long_line_comes_in_parts() -> None:
+    seen: list[str] = []
+    ended = threading.Event()
+    code = f"print('a' * {3 * MAX_LINE_BYTES}); print('b')"
+    command = [sys.executable, "-c", code]
+    ChildProcess("x", "engine", command, os.environ, lambda line: seen.append(line.text), lambda _: ended.set())
+    assert ended.wait(LIMIT)
+    assert "".join(seen[:-1]) == "a" * 3 * MAX_LINE_BYTES
+    assert max(map(len, seen)) < 2 * MAX_LINE_BYTES
+    assert seen[-1] == "b"
+
+
 def test_a_grandchild_that_keeps_the_log_open_does_not_hide_the_end() -> None:
     ended = threading.Event()
     lines: list[LogLine] = []
-    sleep = "import time; time.sleep(60)"
+    sleep = "import time; time.sleep(600)"
     code = f"import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid)"
     child = ChildProcess("x", "engine", [sys.executable, "-c", code], os.environ, lines.append, lambda _: ended.set())
     try:
-        assert ended.wait(LIMIT / 2)
+        assert ended.wait(LIMIT)
         assert not child.alive
         assert child.wait(LIMIT)
         assert is_alive(int(lines[0].text))
