@@ -62,7 +62,7 @@ class KVCache:
         num_host_blocks: int = 0,
     ) -> None:
         slot = (num_kv_heads, head_dim)
-        slots = _zeros((2, num_layers, num_blocks * tokens_per_block + 1, *slot), dtype, device)
+        slots = zeros((2, num_layers, num_blocks * tokens_per_block + 1, *slot), dtype, device)
         self._blocks = slots[:, :, :-1].unflatten(2, (num_blocks, tokens_per_block))
         self._host_blocks = _host_zeros((num_host_blocks, 2, num_layers, tokens_per_block, *slot), dtype, device)
         self.num_blocks = num_blocks
@@ -96,17 +96,18 @@ class KVCache:
         return 2 * num_layers * tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU they take memory only once they are written."""
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Fresh pages take memory only when they are written; torch.zeros would write them all now.
+    # torch.zeros would write them all now.
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
 
 
 def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros in host memory; pinned for CUDA, so that copies are asynchronous."""
-    blocks = _zeros(shape, dtype, torch.device("cpu"))
+    blocks = zeros(shape, dtype, torch.device("cpu"))
     if device.type == "cuda" and blocks.nbytes:
         # Registered by hand: torch's pinned allocator rounds up to a power of two, up to twice as much.
         cudart = torch.cuda.cudart()

@@ -1,278 +1,156 @@
-"""Adapters on a CPU: two small products per adapter and linear layer, or per layer for several small adapters.
+"""The kernel of adapters in pages on a CPU, compiled by numba when it is first imported.
 
-A product must give a row the same bits in every batch. Plain ones do where the number of rows is a multiple of some
-small number, which depends on the CPU and its library: so that is tested, and rows are padded.
+Each row is computed on its own, in one order, so it has the same bits in every batch; and a call costs 2 µs, while a
+step of a small model makes dozens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.layers.packing import is_batch_invariant
-from engine_worker.lora.placed import Group, PlacedModule, groups
-from engine_worker.lora.rows import Rows, choose_rows
+from engine_worker.lora.paged import Add, LinearPages
 
-PADDED = (4, 8, 16)
-"""Multiples to try; the last is used if none is batch invariant."""
-STACKED_ROWS = 16
-"""Tokens of an adapter, at most, that go into one product with those of others."""
-STACKED_VALUES = 1 << 22
-"""Of an adapter: a stack is a copy."""
-ONE_THREAD = 1 << 21
-"""Multiplications for which waking other threads takes longer than what they would save."""
-FEW_ROWS = 64
-"""Tested with one thread; more of them with all."""
-TESTED = ((48, 8), (512, 24), (2048, 64), (8, 512), (24, 1536), (192, 2048))
-"""Inputs and outputs of products."""
-
-
-class Pair(NamedTuple):
-    """What an adapter adds to one linear layer: x a b. Where a layer fuses several maps, their ranks stand side by side
-    in `a`, and `b` is block diagonal."""
-
-    a: Tensor
-    """[inputs, ranks], or that of several adapters stacked."""
-    b: Tensor
-    """[ranks, outputs]."""
-    cost: int
-    """Multiplications per row."""
-
-    @classmethod
-    def of(cls, a: Tensor, b: Tensor) -> "Pair":
-        return cls(a, b, a.shape[-1] * (a.shape[-2] + b.shape[-1]))
+FLOAT_ROWS = numba.float32[:, ::1]
+SIGNATURE = numba.void(
+    FLOAT_ROWS,  # x
+    FLOAT_ROWS,  # out
+    FLOAT_ROWS,  # arena
+    numba.int32[:, :, ::1],  # tables
+    numba.int64[::1],  # order
+    numba.int32[::1],  # adapters
+    numba.int32[:, ::1],  # spans
+    numba.int64,  # page_ranks
+    numba.int64,  # first
+    numba.int64,  # last
+)
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    # Sums are regrouped into vectors, in one way for each length. Values that are not finite stay what they are.
+    "fastmath": {"contract", "nsz", "reassoc"},
+}
+ONE_THREAD = 1 << 22
+"""Multiplications, at most, for which other threads are not woken."""
+AT_ONCE = 4
+"""Ranks for which a row is read once."""
 
 
-Pairs = Mapping[tuple[int, str], Pair]
-"""By layer and name of the linear layer."""
+class CpuKernel:
+    """See `engine_worker.lora.paged.Kernel`."""
 
-
-class Method(NamedTuple):
-    """How products are computed on this machine."""
-
-    multiple: int
-    """Rows are padded to a multiple of this."""
-    invariant: bool
-    """Whether products are batch invariant then."""
-    stackable: bool
-    """Whether one batched product gives the bits of several."""
-
-
-@lru_cache
-def method() -> Method:
-    for multiple in PADDED:
-        if all(_is_invariant(inputs, outputs, multiple) for inputs, outputs in TESTED):
-            return Method(multiple, True, all(_is_stackable(inputs, outputs, multiple) for inputs, outputs in TESTED))
-    return Method(PADDED[-1], False, True)
-
-
-def _is_stackable(inputs: int, outputs: int, multiple: int) -> bool:
-    generator = torch.Generator().manual_seed(2)
-    for threads, count, rows in ((1, 2, multiple), (1, 5, multiple), (torch.get_num_threads(), 3, STACKED_ROWS)):
-        x, weight = (torch.randn(count, *shape, generator=generator) for shape in ((rows, inputs), (inputs, outputs)))
-        with _Threads(threads):
-            alone = torch.stack([_products(x[i], weight[i]) for i in range(count)])
-            if not torch.equal(_products(x, weight), alone):
-                return False
-    return True
-
-
-def _is_invariant(inputs: int, outputs: int, multiple: int) -> bool:
-    weight = torch.randn(inputs, outputs, generator=torch.Generator().manual_seed(1))
-
-    def product(x: Tensor, _: Tensor | None) -> Tensor:
-        with _Threads(1 if len(x) <= FEW_ROWS else torch.get_num_threads()):
-            return _products(torch.nn.functional.pad(x, (0, 0, 0, -len(x) % multiple)), weight)[: len(x)]
-
-    return is_batch_invariant(product, inputs)
-
-
-def _products(x: Tensor, weight: Tensor) -> Tensor:
-    """The product, and the sum of it and something else, side by side."""
-    added = x[..., :1].expand(*x.shape[:-1], weight.shape[-1]).contiguous()
-    return torch.cat((x @ weight, _add_product(added, x, weight)), -1)
-
-
-def _add_product(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return out.addmm_(x, weight) if x.dim() == 2 else out.baddbmm_(x, weight)
-
-
-class CpuAdapters:
-    """See `PlacedAdapters`. Each has memory of its own: the pages are only counted."""
-
-    def __init__(self, widths: Mapping[tuple[int, str], int]) -> None:
-        """`widths`: outputs of each linear layer."""
-        self._widths = widths
-        self._method = method()
-        self._placed: dict[int, _Placed] = {}
-        self._stacks: dict[tuple[int, ...], _Stack] = {}
-        """Those of the latest step, by the adapters' numbers."""
-        self._latest: tuple[tuple[bytes, bytes], CpuStep] | None = None
-        """The latest step: most are like the one before."""
-
-    @property
-    def invariant(self) -> bool:
-        return self._method.invariant
-
-    def place(self, number: int, modules: Iterable[PlacedModule], pages: Sequence[int]) -> None:  # noqa: ARG002
-        by_linear: dict[tuple[int, str], list[PlacedModule]] = {}
-        for module in modules:
-            by_linear.setdefault((module.target.layer, module.target.linear), []).append(module)
-        pairs = {key: _pair(parts, self._widths[key]) for key, parts in by_linear.items()}
-        self._placed[number] = _Placed.of(pairs)
-        self._stacks, self._latest = {}, None
-
-    def drop(self, number: int) -> None:
-        self._placed.pop(number, None)
-        self._latest = None
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._placed
-
-    def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "CpuStep":
-        key = numbers.tobytes(), query_start.tobytes()
-        if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._plan(groups(numbers, query_start))
-        return self._latest[1]
-
-    def _plan(self, found: Iterable[Group]) -> "CpuStep":
-        alone: list[Group] = []
-        alike: dict[object, list[Group]] = {}
-        for group in found:
-            placed = self._placed[group.number]
-            if self._method.stackable and len(group.tokens) <= STACKED_ROWS and placed.size <= STACKED_VALUES:
-                alike.setdefault(placed.shape, []).append(group)
-            else:
-                alone.append(group)
-        alone += [its[0] for its in alike.values() if len(its) == 1]
-        stacked = [its for its in alike.values() if len(its) > 1]
-        self._stacks = {key: self._stacks.get(key) or self._stack(key) for key in map(_numbers, stacked)}
-        multiple = self._method.multiple
-        parts = [
-            *(_Part(self._placed[group.number].pairs, choose_rows([group], multiple)) for group in alone),
-            *(_Part(self._stacks[_numbers(its)], choose_rows(its, multiple)) for its in stacked),
-        ]
-        return CpuStep(parts, torch.get_num_threads())
-
-    def _stack(self, numbers: tuple[int, ...]) -> "_Stack":
-        return _Stack([self._placed[number].pairs for number in numbers])
-
-
-class _Placed(NamedTuple):
-    pairs: Pairs
-    size: int
-    """Values."""
-    shape: tuple[object, ...]
-    """Those of equal shapes can be in one product."""
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> "_Placed":
-        size = sum(pair.a.numel() + pair.b.numel() for pair in pairs.values())
-        return cls(pairs, size, tuple((key, pair.a.shape[1]) for key, pair in pairs.items()))
-
-
-def _numbers(its: Sequence[Group]) -> tuple[int, ...]:
-    return tuple(group.number for group in its)
-
-
-def _pair(parts: Sequence[PlacedModule], width: int) -> Pair:
-    ranks = sum(len(part.a) for part in parts)
-    b = parts[0].b.new_zeros(ranks, width)
-    row = 0
-    for part in parts:
-        first, size = part.target.first, part.b.shape[1]
-        b[row : row + len(part.b), first : first + size] = part.b
-        row += len(part.b)
-    return Pair.of(torch.cat([part.a for part in parts]).t().contiguous(), b)
-
-
-class _Stack:
-    """The pairs of several adapters of the same shape as one tensor each, made when they are first needed."""
-
-    def __init__(self, members: Sequence[Pairs]) -> None:
-        self._members = members
-        self._found: dict[tuple[int, str], Pair] = {}
-
-    def get(self, key: tuple[int, str]) -> Pair | None:
-        found = self._found.get(key)
-        if found is None and key in self._members[0]:
-            pairs = [member[key] for member in self._members]
-            found = Pair.of(torch.stack([pair.a for pair in pairs]), torch.stack([pair.b for pair in pairs]))
-            self._found[key] = found
-        return found
-
-
-class _Part(NamedTuple):
-    """Tokens of one adapter, or those of several adapters of the same shape in one product: with few tokens each, the
-    number of calls counts."""
-
-    pairs: "Pairs | _Stack"
-    rows: Rows
-
-    def term(self, key: tuple[int, str], threads: int) -> "_Term | None":
-        pair = self.pairs.get(key)
-        if pair is None:
-            return None
-        return _Term(pair.a, pair.b, self.rows, 1 if self.rows.size * pair.cost <= ONE_THREAD else threads)
-
-
-class _Term(NamedTuple):
-    """What a part adds to one linear layer."""
-
-    a: Tensor
-    b: Tensor
-    rows: Rows
-    threads: int
-
-    def add(self, x: Tensor, out: Tensor) -> None:
-        a, b, rows, _ = self
-        inputs, sums = rows.take(x), rows.take(out)
-        if a.dim() == 2:
-            sums.addmm_(inputs.mm(a), b)
-        else:
-            count = len(a)
-            within = inputs.view(count, -1, inputs.shape[1]).bmm(a)
-            sums.view(count, -1, sums.shape[1]).baddbmm_(within, b)
-        rows.put(out, sums)
-
-
-class CpuStep:
-    """See `StepAdapters`. What depends on the batch alone is found once: most steps are like the one before."""
-
-    def __init__(self, parts: Sequence[_Part], threads: int) -> None:
-        self._parts = parts
+    def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._terms: dict[tuple[int, str], list[_Term]] = {}
+        self._others = ThreadPoolExecutor(threads - 1, "adapters") if threads > 1 else None
 
-    def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
-        key = layer, linear
-        terms = self._terms.get(key)
-        if terms is None:
-            found = (part.term(key, self._threads) for part in self._parts)
-            terms = self._terms[key] = [term for term in found if term is not None]
-        for term in terms:
-            torch.set_num_threads(term.threads)
-            try:
-                term.add(x, out)
-            finally:
-                torch.set_num_threads(self._threads)
+    def __call__(self, pages: LinearPages) -> Add:
+        arrays = tuple(each.numpy() for each in (pages.arena, pages.tables, pages.order, pages.adapters, pages.spans))
+        per_row = pages.tables.shape[0] * pages.tables.shape[2] * pages.page_ranks
+        count = len(pages.order)
+
+        def add(x: Tensor, out: Tensor) -> None:
+            if out.dtype is not torch.float32:
+                added = torch.zeros(out.shape)
+                add(x.float(), added)
+                out.add_(added)
+                return
+            arguments = x.numpy(), out.numpy(), *arrays, pages.page_ranks
+            if self._others is None or count * per_row * (x.shape[1] + pages.widest) <= ONE_THREAD:
+                _add(*arguments, 0, count)
+            else:
+                self._shared(self._others, arguments, count)
+
+        return add
+
+    def _shared(self, others: ThreadPoolExecutor, arguments: tuple[Any, ...], count: int) -> None:
+        """Each thread has some of the rows."""
+        size = -(-count // self._threads)
+        parts = (partial(_add, *arguments, start, min(start + size, count)) for start in range(size, count, size))
+        running = [others.submit(part) for part in parts]
+        try:
+            _add(*arguments, 0, size)
+        finally:
+            for each in running:
+                each.result()
 
 
-class _Threads:
-    """So many of them meanwhile."""
+def _compiled(function: Callable[..., None]) -> Any:
+    try:
+        return numba.njit(SIGNATURE, cache=True, **OPTIONS)(function)
+    except RuntimeError:
+        # No folder is writable: every process compiles it, which takes 2 s.
+        return numba.njit(SIGNATURE, **OPTIONS)(function)
 
-    def __init__(self, count: int) -> None:
-        self._count = count
 
-    def __enter__(self) -> None:
-        self._before = torch.get_num_threads()
-        if self._count != self._before:
-            torch.set_num_threads(self._count)
+@numba.njit(**OPTIONS)
+def _shrink(row: NDArray[np.float32], a: NDArray[np.float32], factors: NDArray[np.float32]) -> None:
+    """row [inputs], a [ranks, inputs] -> factors [ranks]."""
+    whole = len(a) - len(a) % AT_ONCE
+    for rank in range(0, whole, AT_ONCE):
+        a0, a1, a2, a3 = a[rank], a[rank + 1], a[rank + 2], a[rank + 3]
+        sum0 = sum1 = sum2 = sum3 = np.float32(0)
+        for i in range(len(row)):
+            value = row[i]
+            sum0 += value * a0[i]
+            sum1 += value * a1[i]
+            sum2 += value * a2[i]
+            sum3 += value * a3[i]
+        factors[rank], factors[rank + 1], factors[rank + 2], factors[rank + 3] = sum0, sum1, sum2, sum3
+    for rank in range(whole, len(a)):
+        total = np.float32(0)
+        for i in range(len(row)):
+            total += row[i] * a[rank, i]
+        factors[rank] = total
 
-    def __exit__(self, *_: object) -> None:
-        if self._count != self._before:
-            torch.set_num_threads(self._before)
+
+@numba.njit(**OPTIONS)
+def _expand(factors: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Adds factors [ranks] times b [ranks, outputs] to out [outputs]."""
+    whole = len(b) - len(b) % AT_ONCE
+    for rank in range(0, whole, AT_ONCE):
+        b0, b1, b2, b3 = b[rank], b[rank + 1], b[rank + 2], b[rank + 3]
+        factor0, factor1, factor2, factor3 = factors[rank], factors[rank + 1], factors[rank + 2], factors[rank + 3]
+        for i in range(len(out)):
+            out[i] += factor0 * b0[i] + factor1 * b1[i] + factor2 * b2[i] + factor3 * b3[i]
+    for rank in range(whole, len(b)):
+        for i in range(len(out)):
+            out[i] += factors[rank] * b[rank, i]
+
+
+@_compiled
+def _add(
+    x: NDArray[np.float32],
+    out: NDArray[np.float32],
+    arena: NDArray[np.float32],
+    tables: NDArray[np.int32],
+    order: NDArray[np.int64],
+    adapters: NDArray[np.int32],
+    spans: NDArray[np.int32],
+    page_ranks: int,
+    first: int,
+    last: int,
+) -> None:
+    """Rows `order[first:last]`."""
+    inputs, block_size = x.shape[1], len(order) // len(adapters)
+    num_targets, _, max_pages = tables.shape
+    factors = np.empty(page_ranks, np.float32)
+    for block in range(first // block_size, -(-last // block_size)):
+        rows = order[max(block * block_size, first) : min((block + 1) * block_size, last)]
+        for target in range(num_targets):
+            start, size = spans[target, 0], spans[target, 1]
+            for place in range(max_pages):
+                page = tables[target, adapters[block], place]
+                if page < 0:
+                    continue
+                a = arena[page, : page_ranks * inputs].reshape(page_ranks, inputs)
+                b = arena[page, page_ranks * inputs : page_ranks * (inputs + size)].reshape(page_ranks, size)
+                for token in rows:
+                    if token >= 0:
+                        _shrink(x[token], a, factors)
+                        _expand(factors, b, out[token, start : start + size])

@@ -1,19 +1,15 @@
 """Triton kernels for adapters in pages, as in Punica (arXiv:2310.18547). Imports triton, so it is imported only when
-they are wanted.
+they are wanted. Arguments are those of `LinearPages`."""
 
-Tokens are sorted by adapter and padded to blocks of BLOCK, so a program has one adapter. `order` [rows] int64 has each
-row's token, or -1; `adapters` [rows / BLOCK] int32 each block's adapter, as an index into `tables` [targets, adapters,
-max_pages] int32, which has pages, or -1. A page has RANKS rows of a [inputs], then RANKS rows of b [outputs of the
-target].
-"""
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 16
-"""Rows of a program: the least that tl.dot takes."""
+from engine_worker.lora.paged import BLOCK, Add, LinearPages
+
 TILE = 64
 """Inputs or outputs at a time."""
 
@@ -78,12 +74,13 @@ def _expand(
     tl.store(where, (before + total).to(out.dtype.element_ty), mask=mask)
 
 
-def add(
-    x: Tensor, out: Tensor, arena: Tensor, tables: Tensor, order: Tensor, adapters: Tensor, spans: Tensor,
-    page_ranks: int, widest: int,
-) -> None:  # fmt: skip
-    """Add to out [T, outputs] what the adapters make of x [T, inputs], for the targets of one linear layer. `widest`:
-    outputs of the largest of them."""
+def bind(pages: LinearPages) -> Add:
+    """See `engine_worker.lora.paged.Kernel`."""
+    return partial(_add, pages)
+
+
+def _add(pages: LinearPages, x: Tensor, out: Tensor) -> None:
+    arena, tables, order, adapters, spans, page_ranks, widest = pages
     num_targets, num_adapters, max_pages = tables.shape
     inputs, rows, width = x.shape[1], len(order), max(16, triton.next_power_of_2(page_ranks))
     sums = torch.empty(num_targets, max_pages, rows, width, dtype=torch.float32, device=x.device)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from engine_worker.layers.adapters import Target, find_targets
+from engine_worker.attention.cache import zeros
+from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.shard import Shard
-from engine_worker.lora.cpu import CpuAdapters
 from engine_worker.lora.device import DeviceAdapters
 from engine_worker.lora.library import LibraryPlan
-from engine_worker.lora.placed import PlacedAdapters
+from engine_worker.lora.paged import Kernel, PagedAdapters
 from sluice.settings.engine import LoraOptions
 
 
@@ -24,15 +24,18 @@ def make_adapters(
         raise ValueError("lora: no layer of this model can have adapters")
     widest = max(target.inputs.size + target.outputs.size for target in targets)
     ranks = options.lora_num_device_module_layer
+    paged_dtype = _paged_dtype(dtype, device)
     if ranks is None:
-        ranks = int(free * options.lora_device_cache_percent) // (widest * dtype.itemsize)
+        ranks = int(free * options.lora_device_cache_percent) // (widest * paged_dtype.itemsize)
     num_pages = shard.all_min(ranks // options.lora_optimal_adapter_size)
     if num_pages < 1:
         raise ValueError(
             f"lora: the device's memory for adapters holds {ranks} ranks of one linear map, less than a page of "
             f"lora_optimal_adapter_size = {options.lora_optimal_adapter_size}"
         )
-    placed = _placed(targets, options, dtype, device, num_pages, widest)
+    page_ranks = options.lora_optimal_adapter_size
+    arena = zeros((num_pages, page_ranks * widest), paged_dtype, device)
+    placed = PagedAdapters(targets, arena, page_ranks, _kernel(device))
     return DeviceAdapters(placed, targets, dtype, device, shard, num_pages)
 
 
@@ -45,26 +48,17 @@ def library_plan(adapters: DeviceAdapters, options: LoraOptions, dtype: torch.dt
     return LibraryPlan(adapters.targets, dtype, adapters.num_pages, host_bytes)
 
 
-def _placed(
-    targets: Sequence[Target],
-    options: LoraOptions,
-    dtype: torch.dtype,
-    device: torch.device,
-    num_pages: int,
-    widest: int,
-) -> PlacedAdapters:
+def _paged_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The kernel for CPUs computes in float32."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
+def _kernel(device: torch.device) -> Kernel:
+    # Imported only where they are used: the one is compiled then, the other needs triton.
     if device.type == "cpu":
-        return CpuAdapters(_widths(targets))
-    # Imported only on a GPU: it needs triton.
-    from engine_worker.lora.paged import PagedAdapters
+        from engine_worker.lora.cpu import CpuKernel
 
-    return PagedAdapters(targets, num_pages, options.lora_optimal_adapter_size, widest, dtype, device)
+        return CpuKernel(torch.get_num_threads())
+    from engine_worker.lora import kernels
 
-
-def _widths(targets: Sequence[Target]) -> dict[tuple[int, str], int]:
-    """Outputs of each linear layer."""
-    found: dict[tuple[int, str], int] = {}
-    for target in targets:
-        key = (target.layer, target.linear)
-        found[key] = max(found.get(key, 0), target.first + target.outputs.size)
-    return found
+    return kernels.bind

@@ -1,6 +1,6 @@
-"""Adapters on a GPU: pages in one arena, which Triton kernels read through tables."""
+"""Adapters on a device: pages in one arena, which kernels read through tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +9,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora import kernels
 from engine_worker.lora.placed import Group, PlacedModule, groups
 
+BLOCK = 16
+"""Rows that have one adapter: what a kernel computes at once, and the least that Triton's products take."""
 NO_PAGE = -1
+PADDING = -1
+"""In place of a token."""
+
+
+class LinearPages(NamedTuple):
+    """What a kernel reads to compute one linear layer in a step. Its tokens are sorted by adapter and padded to blocks.
+    A page has `page_ranks` rows of a [inputs], then as many of b [outputs of the target]."""
+
+    arena: Tensor
+    """[pages, page size]."""
+    tables: Tensor
+    """[targets, adapters, max_pages] int32: pages, or NO_PAGE."""
+    order: Tensor
+    """[rows] int64: the tokens, or PADDING."""
+    adapters: Tensor
+    """[rows / BLOCK] int32: of each block, as an index into the tables."""
+    spans: Tensor
+    """[targets, 2] int32: first output and number of outputs of each."""
+    page_ranks: int
+    widest: int
+    """Outputs of the largest target."""
+
+
+Add = Callable[[Tensor, Tensor], None]
+"""Adds to out [T, outputs] what the adapters make of x [T, inputs], which comes first."""
+Kernel = Callable[[LinearPages], Add]
 
 
 class _Linear(NamedTuple):
@@ -21,32 +48,24 @@ class _Linear(NamedTuple):
     first: int
     size: int
     spans: Tensor
-    """[size, 2] int32 on the device: first output and number of outputs of each."""
     widest: int
 
 
 class PagedAdapters:
     """See `PlacedAdapters`."""
 
-    def __init__(
-        self,
-        targets: Sequence[Target],
-        num_pages: int,
-        page_ranks: int,
-        widest: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """`page_ranks`: ranks in a page. `widest`: inputs and outputs, on this rank, of the largest target."""
+    def __init__(self, targets: Sequence[Target], arena: Tensor, page_ranks: int, kernel: Kernel) -> None:
+        """`page_ranks`: ranks in a page. `arena`: [pages, page_ranks * (inputs and outputs, on this rank, of the
+        largest target)]."""
         self.page_ranks = page_ranks
-        self.device = device
-        self.arena = torch.zeros(num_pages, page_ranks * widest, dtype=dtype, device=device)
+        self.arena = arena
+        self._kernel = kernel
         self._num_targets = len(targets)
         self._tables: dict[int, NDArray[np.int32]] = {}
         """By number: [targets, pages of the largest module]."""
-        self._linears = _linears(targets, device)
-        self._latest: tuple[tuple[int, ...], Tensor] = (), torch.empty(0)
-        """The tables of the latest step, on the device, and of which adapters they are."""
+        self._linears = _linears(targets, arena.device)
+        self._latest: tuple[tuple[bytes, bytes], PagedStep] | None = None
+        """Most steps are like the one before."""
 
     def place(self, number: int, modules: Iterable[PlacedModule], pages: Sequence[int]) -> None:
         rows: list[tuple[int, list[int]]] = []
@@ -61,18 +80,27 @@ class PagedAdapters:
         for place, taken in rows:
             table[place, : len(taken)] = taken
         self._tables[number] = table
-        self._latest = (), torch.empty(0)
+        self._latest = None
 
     def drop(self, number: int) -> None:
         self._tables.pop(number, None)
+        self._latest = None
 
     def __contains__(self, number: int) -> bool:
         return number in self._tables
 
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "PagedStep":
-        found = groups(numbers, query_start)
-        order, adapters = _sorted(found)
-        return PagedStep(self, self._linears, self._tables_of(found), order.to(self.device), adapters.to(self.device))
+        key = numbers.tobytes(), query_start.tobytes()
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._step(groups(numbers, query_start))
+        return self._latest[1]
+
+    def _step(self, found: Sequence[Group]) -> "PagedStep":
+        device = self.arena.device
+        order, adapters = (each.to(device) for each in _sorted(found))
+        tables = self._tables_of(found).to(device)
+        pages = LinearPages(self.arena, tables, order, adapters, torch.empty(0), self.page_ranks, 0)
+        return PagedStep(pages, self._linears, self._kernel)
 
     def _write(self, page: int, module: PlacedModule, first: int) -> None:
         """Ranks from `first` on; those that the adapter does not have are zeros."""
@@ -87,39 +115,41 @@ class PagedAdapters:
 
     def _tables_of(self, found: Sequence[Group]) -> Tensor:
         """[targets, adapters, pages] int32."""
-        numbers = tuple(group.number for group in found)
-        # Most steps have the adapters of the one before.
-        if numbers != self._latest[0]:
-            tables = [self._tables[number] for number in numbers]
-            width = max(table.shape[1] for table in tables)
-            padded = [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=NO_PAGE) for each in tables]
-            self._latest = numbers, torch.from_numpy(np.stack(padded, 1)).to(self.device)
-        return self._latest[1]
+        tables = [self._tables[group.number] for group in found]
+        width = max(table.shape[1] for table in tables)
+        padded = [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=NO_PAGE) for each in tables]
+        return torch.from_numpy(np.stack(padded, 1))
 
 
-class PagedStep(NamedTuple):
+class PagedStep:
     """See `StepAdapters`."""
 
-    adapters: PagedAdapters
-    linears: dict[tuple[int, str], _Linear]
-    tables: Tensor
-    order: Tensor
-    blocks: Tensor
+    def __init__(self, pages: LinearPages, linears: dict[tuple[int, str], _Linear], kernel: Kernel) -> None:
+        """`pages`: with the tables of all targets."""
+        self._pages = pages
+        self._linears = linears
+        self._kernel = kernel
+        self._bound: dict[tuple[int, str], Add] = {}
 
     def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
-        its = self.linears[layer, linear]
-        tables = self.tables[its.first : its.first + its.size]
-        arena, ranks = self.adapters.arena, self.adapters.page_ranks
-        kernels.add(x, out, arena, tables, self.order, self.blocks, its.spans, ranks, its.widest)
+        key = layer, linear
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = self._bind(self._linears[key])
+        bound(x, out)
+
+    def _bind(self, linear: _Linear) -> Add:
+        tables = self._pages.tables[linear.first : linear.first + linear.size]
+        return self._kernel(self._pages._replace(tables=tables, spans=linear.spans, widest=linear.widest))
 
 
 def _sorted(found: Sequence[Group]) -> tuple[Tensor, Tensor]:
-    """The rows of a step, and the adapter of each block of them; see `kernels`."""
+    """The rows of a step, and the adapter of each block of them; see `LinearPages`."""
     order, adapters = [], []
     for index, group in enumerate(found):
-        padding = -len(group.tokens) % kernels.BLOCK
-        order += [group.tokens, np.full(padding, -1, np.int64)]
-        adapters += [index] * ((len(group.tokens) + padding) // kernels.BLOCK)
+        padding = -len(group.tokens) % BLOCK
+        order += [group.tokens, np.full(padding, PADDING, np.int64)]
+        adapters += [index] * ((len(group.tokens) + padding) // BLOCK)
     return torch.from_numpy(np.concatenate(order)), torch.tensor(adapters, dtype=torch.int32)
 
 

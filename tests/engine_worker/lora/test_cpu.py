@@ -1,25 +1,50 @@
-"""On a CPU a row has the same bits whatever is beside it."""
-
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 
 from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
 from engine_worker.lora import cpu
-from engine_worker.lora.cpu import CpuAdapters
+from engine_worker.lora.cpu import CpuKernel
+from engine_worker.lora.paged import PagedAdapters
 from engine_worker.lora.placed import PlacedModule
+from tests.engine_worker.lora.pages import CASES, Placed, check_case, check_reuse, numbers
+from tests.examples import examples
 
-RANKS = {1: 8, 2: 8, 3: 8, 4: 20, 5: 64}
 TARGET = Target(0, "mlp", "down_proj", "down_proj", Span(0, 384, 384), Span(0, 512, 512), 0)
+RANKS = {1: 8, 2: 8, 3: 8, 4: 20, 5: 64}
 
 
-@pytest.fixture
-def adapters():
+@examples(60)
+@given(**CASES)
+def test_pages_are_as_products(page_ranks, dtype, adapters, slices, seed):
+    check_case(Placed(CpuKernel(1), page_ranks, dtype, torch.float32), adapters, slices, seed)
+
+
+def test_a_page_is_used_again():
+    check_reuse(Placed(CpuKernel(1), 8, torch.float32, torch.float32))
+
+
+def test_unknown_adapters():
+    placed, some = Placed(CpuKernel(1), 8, torch.float32, torch.float32), numbers(3, torch.float32)
+    placed.place(1, {0: 1}, some)
+    placed.check([1], [1], some)
+    placed.paged.drop(1)
+    with pytest.raises(KeyError):
+        placed.paged.step(np.array([1]), np.array([0, 1], np.int32))
+
+
+@pytest.fixture(params=[1, 3])
+def adapters(request, monkeypatch):
+    """By one thread and by several."""
+    monkeypatch.setattr(cpu, "ONE_THREAD", 0)
     torch.manual_seed(0)
-    found = CpuAdapters({(0, "down_proj"): 512})
+    found = PagedAdapters([TARGET], torch.zeros(16, 8 * 896), 8, CpuKernel(request.param))
+    first = 0
     for number, rank in RANKS.items():
-        found.place(number, [PlacedModule(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], ())
+        pages = range(first, first := first - (-rank // 8))
+        found.place(number, [PlacedModule(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], pages)
     return found
 
 
@@ -38,15 +63,11 @@ def add(adapters, numbers, counts, x, out):
         ([4, 5, 0, 4], [1, 3, 2, 1]),
         ([1, 2, 5, 3], [40, 1, 7, 16]),
         ([0, 1], [3, 1]),
-        # Side by side and equally many: taken as they stand.
-        ([1] * 4 + [2] * 4 + [3] * 4, [1] * 12),
-        ([0, *[1] * 4, *[2] * 4], [1] * 9),
         ([5, 1], [8, 5]),
     ],
 )
-def test_alone_or_beside_others(adapters, numbers, counts):
-    if not adapters.invariant:
-        pytest.skip("this CPU's products are not batch invariant")
+def test_a_row_is_the_same_beside_others(adapters, numbers, counts):
+    """Bit for bit."""
     x, out = torch.randn(sum(counts), 384), torch.randn(sum(counts), 512)
     together = add(adapters, numbers, counts, x, out)
     first = 0
@@ -55,12 +76,3 @@ def test_alone_or_beside_others(adapters, numbers, counts):
             alone = add(adapters, [number], [1], x[row : row + 1], out[row : row + 1]) if number else out[row : row + 1]
             assert torch.equal(together[row], alone[0])
         first += count
-
-
-def test_several_in_one_product_are_as_one_after_the_other(adapters, monkeypatch):
-    x, out = torch.randn(9, 384), torch.randn(9, 512)
-    numbers = [1, 2, 3, 1, 2, 3, 1, 4, 0]
-    stacked = add(adapters, numbers, [1] * 9, x, out)
-    monkeypatch.setattr(adapters, "_method", cpu.method()._replace(stackable=False))
-    torch.testing.assert_close(add(adapters, numbers, [1] * 9, x, out), stacked)
-    assert torch.equal(stacked[8], out[8])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.lora.cpu import CpuAdapters
+from engine_worker.lora.paged import PagedAdapters
 from tests.engine_worker.lora.engines import ask, finish, lora_engine
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt
@@ -16,7 +16,7 @@ def folders(model):
 @pytest.fixture
 def failing(monkeypatch):
     """Numbers of adapters whose loads fail, once each."""
-    numbers, place = {1}, CpuAdapters.place
+    numbers, place = {1}, PagedAdapters.place
 
     def placed(self, number, modules, pages):
         if number in numbers:
@@ -25,7 +25,7 @@ def failing(monkeypatch):
             raise MemoryError("no room")
         place(self, number, modules, pages)
 
-    monkeypatch.setattr(CpuAdapters, "place", placed)
+    monkeypatch.setattr(PagedAdapters, "place", placed)
     return numbers
 
 
