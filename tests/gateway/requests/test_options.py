@@ -83,12 +83,14 @@ async def test_a_chat_of_its_own(gateway, script):
         add_generation_prompt=False,
         chat_template_kwargs={"enable_thinking": False},
         reasoning_effort="low",
+        verbosity="high",
     )
     assert (spec.stopping.max_tokens, spec.output.logprobs, spec.chat.continue_final_message) == (5, 2, True)
     assert dict(spec.chat.template_kwargs) == {
         "enable_thinking": False,
         "add_generation_prompt": False,
         "reasoning_effort": "low",
+        "verbosity": "high",
     }
     assert (await asked(gateway, script, path, logprobs=True)).output.logprobs == 0
     assert not (await asked(gateway, script, path, logprobs=False)).output.HasField("logprobs")
