@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.answers.ends import usage_of
-from gateway.answers.event_stream import event
+from gateway.answers.event_stream import ChunkEvents, event
 from gateway.answers.objects import Answer, End, Usage
 from gateway.api import best_of
 from gateway.api.chunks import Item, merged
@@ -58,22 +58,23 @@ class Call(ABC):
         """Raises ApiError."""
         with ring_errors(self._params):
             found = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
-        return self._encode(self.whole_object, list(self.choices_of(found)), usage_of(*(each.usage for each in found)))
+        choices, usage = list(self.choices_of(found)), usage_of(*(each.usage for each in found))
+        return msgspec.json.encode(self._answer(self.whole_object, choices, usage))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Raises ApiError."""
         usage: UnsetType | None = None if self._request.wants_usage else UNSET
-        counters = self._gateway.counters
+        counters, chunk_events = self._gateway.counters, ChunkEvents(self._answer(self.chunk_object, [], usage))
         with ring_errors(self._params):
             streams = [self._gateway.client.stream(prompt, **self._of(i)) for i, prompt in enumerate(self._prompts)]
             async with aclosing(merged(streams)) as chunks:
                 async for item in chunks:
                     for choice in self.deltas_of(item):
                         counters.events += 1
-                        yield event(self._encode(self.chunk_object, [choice], usage))
+                        yield chunk_events.of(choice)
         if self._request.wants_usage:
             total = usage_of(*(stream.usage for stream in streams if stream.usage is not None))
-            yield event(self._encode(self.chunk_object, [], total))
+            yield event(msgspec.json.encode(self._answer(self.chunk_object, [], total)))
 
     async def _generate(self, number: int, prompt: Prompt) -> Generation:
         """As a stream, which goes on where it was when its router is lost."""
@@ -91,8 +92,8 @@ class Call(ABC):
         request_id = self._caller.request_id + suffix
         return {**self._options, "request_id": request_id, "metadata": self._caller.metadata}
 
-    def _encode(self, kind: str, choices: Sequence[End], usage: Usage | UnsetType | None) -> bytes:
-        answer = Answer(
+    def _answer(self, kind: str, choices: Sequence[End], usage: Usage | UnsetType | None) -> Answer:
+        return Answer(
             id=self.prefix + self._caller.request_id,
             object=kind,
             created=self._created,
@@ -100,7 +101,6 @@ class Call(ABC):
             choices=choices,
             usage=usage,
         )
-        return msgspec.json.encode(answer)
 
 
 async def _all(calls: Iterable[Any]) -> list[Generation]:
