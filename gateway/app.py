@@ -27,6 +27,7 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/detokenize", detokenize),
 )
 
+SERVED = ", ".join(f"{method} {path}" for method, path, _ in ENDPOINTS).replace(":path}", "}")
 MAX_PATH_SHOWN = 200
 
 
@@ -59,8 +60,9 @@ def build_app(gateway: Gateway) -> Starlette:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Of Starlette itself: an unknown path, or a method that it does not have."""
     assert isinstance(error, HTTPException)  # noqa: S101 - how it is registered
-    if error.status_code == 404:
-        found = ApiError(404, f"no such path: {request.url.path[:MAX_PATH_SHOWN]}", code="not_found")
+    asked = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
+    if error.status_code in (404, 405):
+        found = ApiError(error.status_code, f"{asked} is not served here: there are {SERVED}", code="unknown_url")
     else:
         found = ApiError(error.status_code, error.detail)
     return Response(found.body, error.status_code, error.headers, JSON)

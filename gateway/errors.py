@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -48,6 +50,7 @@ PARAMS = {
     "text": "prompt",
 }
 """Names here of fields that have another name on the ring."""
+NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 MESSAGES = "spec.chat.messages"
 IMAGE_PART = re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$")
 
@@ -95,12 +98,12 @@ def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, f"{param}: {message}" if param else message, param=param)
 
 
-def api_error(error: SluiceError, guide_param: str | None = None) -> ApiError:
-    """`guide_param`: the field that the request's guide was made from."""
+def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiError:
+    """`params`: fields of the request by those of the ring's that came of them, where PARAMS does not say it."""
     status, kind = next(((status, kind) for of, status, kind in KINDS if isinstance(error, of)), (503, "server_error"))
     unknown_model = "spec.model" if isinstance(error, ModelNotFound) else ""
     field = error.violations[0].field if error.violations else unknown_model
-    param = guide_param if field.startswith("spec.guided") else _param(field)
+    param = _param(field, {**PARAMS, **params})
     if isinstance(error, ModelNotFound | AdapterNotFound):
         param = "model"
     retry_after = None
@@ -118,9 +121,9 @@ def api_error(error: SluiceError, guide_param: str | None = None) -> ApiError:
     )
 
 
-def _param(field: str) -> str:
+def _param(field: str, params: Mapping[str, str]) -> str:
     """What a field of the ring's request is called here."""
     if field.startswith(MESSAGES):
         return IMAGE_PART.sub(r".content[\1].image_url.url", field.removeprefix("spec.chat."))
-    known = [name for name in PARAMS if field == name or field.startswith((f"{name}.", f"{name}["))]
-    return PARAMS[max(known, key=len)] if known else field.rpartition(".")[2]
+    known = [name for name in params if field == name or field.startswith((f"{name}.", f"{name}["))]
+    return params[max(known, key=len)] if known else field.rpartition(".")[2]

@@ -5,8 +5,10 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from starlette.types import Send
 
+from gateway.answers.objects import Answer, End
 from gateway.errors import ApiError
 
 SILENCE_SECONDS = 15.0
@@ -19,8 +21,26 @@ COMMENT = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+BEFORE, AFTER = b"data: ", b"\n\n"
+NO_CHOICES = b'"choices":[]'
+"""Nowhere else in an encoded answer: in a text, quotes are escaped."""
+
+
 def event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+    return BEFORE + data + AFTER
+
+
+class ChunkEvents:
+    """The chunks of an answer as events. What they have in common is encoded once."""
+
+    def __init__(self, empty: Answer) -> None:
+        """`empty`: without choices."""
+        head, choices, tail = msgspec.json.encode(empty).partition(NO_CHOICES)
+        self._head, self._tail = BEFORE + head + choices[:-1], b"]" + tail + AFTER
+        self._encode = msgspec.json.Encoder().encode
+
+    def of(self, choice: End) -> bytes:
+        return self._head + self._encode(choice) + self._tail
 
 
 class EventStream:

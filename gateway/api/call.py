@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -11,8 +11,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.answers.ends import usage_of
-from gateway.answers.event_stream import event
+from gateway.answers.event_stream import ChunkEvents, event
 from gateway.answers.objects import Answer, End, Usage
+from gateway.api import best_of
 from gateway.api.chunks import Item, merged
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
@@ -39,9 +40,10 @@ class Call(ABC):
         self._request = request
         self._prompts = prompts
         self._options = request.options()
-        self._guide_param = None if guide is None else guide.param
+        self._params: dict[str, str] = {}
         if guide is not None:
             self._options["guided"] = guide.option
+            self._params["spec.guided"] = guide.param
         self._created = int(time.time())
 
     @abstractmethod
@@ -54,40 +56,44 @@ class Call(ABC):
 
     async def whole(self) -> bytes:
         """Raises ApiError."""
-        with ring_errors(self._guide_param):
+        with ring_errors(self._params):
             found = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
-        return self._encode(self.whole_object, list(self.choices_of(found)), usage_of(*(each.usage for each in found)))
+        choices, usage = list(self.choices_of(found)), usage_of(*(each.usage for each in found))
+        return msgspec.json.encode(self._answer(self.whole_object, choices, usage))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Raises ApiError."""
         usage: UnsetType | None = None if self._request.wants_usage else UNSET
-        counters = self._gateway.counters
-        with ring_errors(self._guide_param):
+        counters, chunk_events = self._gateway.counters, ChunkEvents(self._answer(self.chunk_object, [], usage))
+        with ring_errors(self._params):
             streams = [self._gateway.client.stream(prompt, **self._of(i)) for i, prompt in enumerate(self._prompts)]
             async with aclosing(merged(streams)) as chunks:
                 async for item in chunks:
                     for choice in self.deltas_of(item):
                         counters.events += 1
-                        yield event(self._encode(self.chunk_object, [choice], usage))
+                        yield chunk_events.of(choice)
         if self._request.wants_usage:
             total = usage_of(*(stream.usage for stream in streams if stream.usage is not None))
-            yield event(self._encode(self.chunk_object, [], total))
+            yield event(msgspec.json.encode(self._answer(self.chunk_object, [], total)))
 
     async def _generate(self, number: int, prompt: Prompt) -> Generation:
         """As a stream, which goes on where it was when its router is lost."""
-        client, options = self._gateway.client, self._of(number)
-        # Streams cannot choose among outputs.
-        if self._request.outputs < options.get("best_of", 0):
-            return await client.generate(prompt, **options)
-        return await client.stream(prompt, stream_interval=JOINED_TOKENS, **options).collect()
+        options = self._of(number)
+        if not best_of.wants_choice(options):
+            return await self._collect(prompt, options)
+        self._params["spec.n"] = "best_of"
+        return best_of.chosen(await self._collect(prompt, best_of.all_outputs(options)), options)
+
+    async def _collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
+        return await self._gateway.client.stream(prompt, stream_interval=JOINED_TOKENS, **options).collect()
 
     def _of(self, number: int) -> dict[str, Any]:
         suffix = f"-{number}" if len(self._prompts) > 1 else ""
         request_id = self._caller.request_id + suffix
         return {**self._options, "request_id": request_id, "metadata": self._caller.metadata}
 
-    def _encode(self, kind: str, choices: Sequence[End], usage: Usage | UnsetType | None) -> bytes:
-        answer = Answer(
+    def _answer(self, kind: str, choices: Sequence[End], usage: Usage | UnsetType | None) -> Answer:
+        return Answer(
             id=self.prefix + self._caller.request_id,
             object=kind,
             created=self._created,
@@ -95,7 +101,6 @@ class Call(ABC):
             choices=choices,
             usage=usage,
         )
-        return msgspec.json.encode(answer)
 
 
 async def _all(calls: Iterable[Any]) -> list[Generation]:

@@ -102,9 +102,9 @@ class AnswerStart:
         self.request_id = ""
         self.status = 0
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
             message = {**message, "headers": [*message["headers"], *own]}
-        await self._send(message)
+        return self._send(message)

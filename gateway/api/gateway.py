@@ -1,13 +1,13 @@
 """What all endpoints share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
 from gateway.counters import Counters
-from gateway.errors import api_error
+from gateway.errors import NO_PARAMS, api_error
 from sluice.client import AsyncClient, SluiceError
 from sluice.settings.gateway import GatewaySettings
 
@@ -25,9 +25,9 @@ class Gateway:
 
 
 @contextmanager
-def ring_errors(guide_param: str | None = None) -> Iterator[None]:
-    """Turns the client's errors into ours. `guide_param`: the field that the request's guide was made from."""
+def ring_errors(params: Mapping[str, str] = NO_PARAMS) -> Iterator[None]:
+    """Turns the client's errors into ours. `params`: as of `api_error`."""
     try:
         yield
     except SluiceError as error:
-        raise api_error(error, guide_param) from error
+        raise api_error(error, params) from error

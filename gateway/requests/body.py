@@ -13,7 +13,8 @@ from gateway.errors import ApiError, invalid
 
 RECEIVE_SECONDS = 30.0
 PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
-NULL = b"null"
+NOTHING = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
+"""Values that ask for nothing."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -52,7 +53,7 @@ def decode(data: bytes, kind: type[T], refused: Iterable[str] = (), without_mean
     try:
         raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         for name in refused:
-            if name in raw and bytes(raw[name]) != NULL:
+            if name in raw and bytes(raw[name]) not in NOTHING:
                 raise invalid("is not supported", name)
         fields = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

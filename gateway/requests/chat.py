@@ -7,14 +7,13 @@ import msgspec
 from gateway.errors import invalid
 from gateway.requests import common
 from gateway.requests.common import Common
+from gateway.requests.guides import UNSET_JSON, is_set
 from gateway.requests.parts import Part, content_for_ring
 from gateway.requests.tools import Tool, ToolChoice
 
-REFUSED = (
-    *common.REFUSED, "functions", "function_call", "audio", "web_search_options", "echo", "best_of", "suffix",
-    "prompt_logprobs", "chat_template", "documents", "mm_processor_kwargs",
-)  # fmt: skip
-WITHOUT_MEANING = (*common.WITHOUT_MEANING, "modalities")
+REFUSED = (*common.REFUSED, "prompt", "echo", "best_of", "prompt_logprobs")
+WITHOUT_MEANING = common.WITHOUT_MEANING
+TEMPLATE_VARIABLES = ("reasoning_effort", "verbosity", "add_generation_prompt")
 MAX_MESSAGES = 4096
 MAX_DEPTH = 16
 """Of `chat_template_kwargs`."""
@@ -37,9 +36,16 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    """What the model said instead of an answer."""
+    audio: msgspec.Raw = UNSET_JSON
+    function_call: msgspec.Raw = UNSET_JSON
 
     def for_ring(self, place: str) -> dict[str, Any]:
         """Raises ApiError."""
+        for name in ("audio", "function_call"):
+            if is_set(getattr(self, name)):
+                raise invalid("is not supported", f"{place}.{name}")
         found: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self._content(f"{place}.content"),
@@ -55,7 +61,9 @@ class ChatMessage(msgspec.Struct):
         return found
 
     def _content(self, place: str) -> str | list[dict[str, Any]]:
-        return content_for_ring(self.content, place) if isinstance(self.content, list) else self.content or ""
+        if isinstance(self.content, list):
+            return content_for_ring(self.content, place)
+        return self.content or self.refusal or ""
 
 
 class ChatRequest(Common, kw_only=True):
@@ -68,6 +76,8 @@ class ChatRequest(Common, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -77,6 +87,8 @@ class ChatRequest(Common, kw_only=True):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("needs logprobs", "top_logprobs")
+        if other := set(self.modalities or ()) - {"text"}:
+            raise invalid(f"has {min(other)[:64]!r}, only text is supported", "modalities")
         if not self.messages:
             raise invalid("is empty", "messages")
         if len(self.messages) > MAX_MESSAGES:
@@ -101,7 +113,7 @@ class ChatRequest(Common, kw_only=True):
         return found | {name: value for name, value in own.items() if value is not None}
 
     def _template_kwargs(self) -> dict[str, Any]:
-        own = {"reasoning_effort": self.reasoning_effort, "add_generation_prompt": self.add_generation_prompt}
+        own = {name: getattr(self, name) for name in TEMPLATE_VARIABLES}
         given = {name: value for name, value in own.items() if value is not None}
         return given | (self.chat_template_kwargs or {})
 

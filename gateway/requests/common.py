@@ -7,10 +7,18 @@ import msgspec
 from gateway.errors import invalid
 from gateway.requests.guides import Guided
 
-REFUSED = ("use_beam_search", "length_penalty", "logits_processors", "kv_transfer_params")
+REFUSED = (
+    "suffix", "audio", "functions", "function_call", "web_search_options", "moderation",
+    # Of vLLM.
+    "use_beam_search", "length_penalty", "logits_processors", "kv_transfer_params", "chat_template", "documents",
+    "mm_processor_kwargs", "prompt_embeds",
+)  # fmt: skip
+"""Of neither endpoint. What one of them alone has is refused by the other, where it would change the answer."""
 WITHOUT_MEANING = (
-    "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prediction", "verbosity", "spaces_between_special_tokens", "guided_decoding_backend",
+    "store", "metadata", "service_tier", "prediction",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    # Of vLLM.
+    "spaces_between_special_tokens", "guided_decoding_backend",
 )  # fmt: skip
 SEEDS = 1 << 64
 SAME_NAME = (
@@ -39,6 +47,7 @@ class Common(Guided, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -69,7 +78,8 @@ class Common(Guided, kw_only=True):
 
     @property
     def logged_user(self) -> str | None:
-        return self.user and ascii(self.user[:128])[1:-1]
+        found = self.user or self.safety_identifier
+        return found and ascii(found[:128])[1:-1]
 
     def check(self) -> None:
         """Raises ApiError for what the ring has no field for."""

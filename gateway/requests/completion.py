@@ -7,8 +7,11 @@ from gateway.requests import common
 from gateway.requests.common import Common
 from sluice.client import Prompt
 
-REFUSED = (*common.REFUSED, "suffix", "tools", "messages", "prompt_embeds")
-WITHOUT_MEANING = common.WITHOUT_MEANING
+REFUSED = (
+    *common.REFUSED, "messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs", "reasoning_effort",
+    "verbosity", "modalities", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
+WITHOUT_MEANING = (*common.WITHOUT_MEANING, "parallel_tool_calls")
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
 

@@ -66,7 +66,7 @@ class Guide(NamedTuple):
 def guide_of(given: Guided) -> Guide | None:
     """Raises ApiError if there are several."""
     found = [*_of_format(given.response_format), *_of_structured(given.structured_outputs)]
-    if _is_set(given.guided_json):
+    if is_set(given.guided_json):
         found.append(Guide("guided_json", {"json_schema": json_text(given.guided_json)}))
     if given.guided_regex is not None:
         found.append(Guide("guided_regex", {"regex": given.guided_regex}))
@@ -101,7 +101,7 @@ def _of_structured(given: StructuredOutputs | None) -> list[Guide]:
     if given is None:
         return []
     options: dict[str, dict[str, Any]] = {}
-    if _is_set(given.json):
+    if is_set(given.json):
         options["json"] = {"json_schema": json_text(given.json)}
     if given.json_object:
         options["json_object"] = {"json_object": {}}
@@ -111,10 +111,11 @@ def _of_structured(given: StructuredOutputs | None) -> list[Guide]:
         options["choice"] = {"choice": {"choices": given.choice}}
     if given.grammar is not None:
         options["grammar"] = {"ebnf": given.grammar}
-    if _is_set(given.structural_tag):
+    if is_set(given.structural_tag):
         options["structural_tag"] = {"structural_tag": json_text(given.structural_tag)}
     return [Guide(f"structured_outputs.{name}", option) for name, option in options.items()]
 
 
-def _is_set(value: msgspec.Raw) -> bool:
+def is_set(value: msgspec.Raw) -> bool:
+    """Whether the field is there, and not null."""
     return bytes(value) not in (b"", b"null")

@@ -20,16 +20,20 @@ class ImageUrl(msgspec.Struct):
 class Part(msgspec.Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None
+    """Of the model, in place of an answer."""
     image_url: ImageUrl | None = None
 
     def for_ring(self, place: str) -> dict[str, Any]:
         """As `sluice.client` has parts. Raises ApiError."""
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
+        if self.type == "refusal" and self.refusal is not None:
+            return {"type": "text", "text": self.refusal}
         if self.type == "image_url" and self.image_url is not None:
             return {"type": "image", "data": _decode(self.image_url.url, f"{place}.image_url.url")}
         raise invalid(
-            f"is of type {self.type[:64]!r}, only text and image_url are supported, each with its field", place
+            f"is of type {self.type[:64]!r}, only text, refusal and image_url are supported, each with its field", place
         )
 
 

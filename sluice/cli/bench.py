@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sluice.cli import bench_result
-from sluice.cli.bench_servers import Api, Asked, BenchServer, connect, read_servers
-from sluice.cli.common import Server, asks_server, describe, fail, notes
+from sluice.cli.bench_servers import Api, Asked, BenchServer, connect, give_tokens, read_servers
+from sluice.cli.common import Server, asks_server_without_token, describe, fail, notes
 from sluice.client import SluiceError
 from sluice.loadgen import report, workload
 from sluice.loadgen.run import Measured, Pace, run_load, send_one
@@ -66,7 +66,7 @@ class Contender:
     """One per round."""
 
 
-@asks_server
+@asks_server_without_token
 def bench(
     server: Server,
     addresses: Annotated[
@@ -77,6 +77,14 @@ def bench(
         Api | None, typer.Option(help="Sluice's own, or OpenAI's. Default: OpenAI's for http:// and https://")
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Prompts are messages of a user")] = False,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SLUICE_TOKEN",
+            metavar="[NAME=]TOKEN",
+            help="Bearer token of the server NAME; NAME= may be left out for a single server; repeatable",
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="Default: the first that the server lists")] = "",
     requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of requests")] = 100,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Turns of each server, with so many requests each")] = 1,
@@ -104,7 +112,7 @@ def bench(
 ) -> None:
     """Measure servers under load: times to first token, between tokens and to the end, throughput, goodput."""
     goals, ranks = _goals(goodput or []), _percentiles(percentiles)
-    servers = read_servers(addresses or [], api, server.addresses)
+    servers = give_tokens(read_servers(addresses or [], api, server.addresses), token or [])
     if server.tenant is not None and any(each.api == "openai" for each in servers):
         raise typer.BadParameter("--tenant is for --api grpc")
     lengths = workload.Lengths(prompt_tokens, output_tokens, spread)

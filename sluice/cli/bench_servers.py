@@ -3,7 +3,7 @@
 import re
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import typer
@@ -24,6 +24,7 @@ class BenchServer:
     """In the table; its address if the caller gave none."""
     api: Api
     addresses: tuple[str, ...]
+    token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,29 @@ def _read(given: str, api: Api | None) -> BenchServer:
     return BenchServer(name, found, addresses)
 
 
+def give_tokens(servers: Sequence[BenchServer], tokens: Sequence[str]) -> list[BenchServer]:
+    """From `NAME=TOKEN` each, or one `TOKEN` for a single server: a server never gets the token of another one.
+
+    Raises typer.BadParameter.
+    """
+    found: dict[str, str] = {}
+    for each in tokens:
+        named = [server.name for server in servers if each.startswith(f"{server.name}=")]
+        name = max(named, key=len, default=servers[0].name if len(servers) == 1 else None)
+        if name is None:
+            names = ", ".join(server.name for server in servers)
+            raise typer.BadParameter(f"--token: with several servers, give NAME=TOKEN, where NAME is one of {names}")
+        if name in found:
+            raise typer.BadParameter(f"--token: {name} has two")
+        found[name] = each.removeprefix(f"{name}=")
+    return [replace(server, token=found.get(server.name) or None) for server in servers]
+
+
 async def connect(server: BenchServer, access: Server, asked: Asked) -> Target:
     """Raises SluiceError, TargetError, OSError."""
     if server.api == "grpc":
         options = Options(temperature=asked.temperature, ignore_eos=asked.ignore_eos or None)
-        connection = {"timeout": asked.timeout, "tls": access.tls, "token": access.token, "tenant": access.tenant}
+        connection = {"timeout": asked.timeout, "tls": access.tls, "token": server.token, "tenant": access.tenant}
         return await GrpcTarget.open(server.addresses, asked.model, options, chat=asked.chat, **connection)
     # Slow to import, and needed here alone.
     from sluice.loadgen.openai_target import OpenAITarget
@@ -76,7 +95,7 @@ async def connect(server: BenchServer, access: Server, asked: Asked) -> Target:
         asked.model,
         {"temperature": asked.temperature} | ({"ignore_eos": True} if asked.ignore_eos else {}),
         chat=asked.chat,
-        token=access.token,
+        token=server.token,
         tls=_certificates(access.tls),
         timeout=asked.timeout,
     )

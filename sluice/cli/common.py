@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,9 +47,14 @@ def describe(error: SluiceError, address: str) -> str:
     return error.message
 
 
-def with_options(make: Callable[..., Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: adds the parameters of `make` to a command's options and passes its result as the parameter `name`."""
-    shared = inspect.signature(make).parameters
+def with_options(
+    make: Callable[..., Any], name: str, but: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: adds the parameters of `make` to a command's options and passes its result as the parameter `name`.
+
+    `but`: parameters that keep their default.
+    """
+    shared = {each: value for each, value in inspect.signature(make).parameters.items() if each not in but}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**options: Any) -> None:
@@ -115,3 +120,4 @@ def _server(
 
 
 asks_server = with_options(_server, "server")
+asks_server_without_token = with_options(_server, "server", but=("token",))

@@ -1,10 +1,14 @@
-"""Results as frozen values, read from the protobuf messages."""
+"""Results as frozen values, read from the protobuf messages.
+
+What comes by the token is a msgspec.Struct: a frozen dataclass takes some twenty times as long to make.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2
@@ -25,8 +29,7 @@ class FinishReason(StrEnum):
     """A reason of a newer server, or no reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """A token and the natural log of its probability."""
 
     token_id: int
@@ -116,8 +119,7 @@ class Generation:
         return self.outputs[0].finish_reason
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """A part of one output: new text, a tensor, or the end of the output, which has a `finish_reason`."""
 
     index: int

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+import msgspec
+
 from sluice.client.errors import LostEvents, ModelChanged, ServerError
 from sluice.client.results import (
     Chunk,
@@ -139,22 +141,21 @@ class StreamState:
         self.prompt_logprobs = read_logprobs(started.prompt_logprobs)
 
     def _delta(self, delta: pb.Delta) -> list[Chunk]:
-        output = self._output(delta.index)
-        known, end = len(output.token_ids), delta.token_offset + delta.token_count
-        if delta.token_count != len(delta.token_ids):
-            raise ServerError(f"a delta of {delta.token_count} tokens came with {len(delta.token_ids)} token ids")
+        output, ids = self._output(delta.index), list(delta.token_ids)
+        known, offset, count = len(output.token_ids), delta.token_offset, delta.token_count
+        if count != len(ids):
+            raise ServerError(f"a delta of {count} tokens came with {len(ids)} token ids")
+        end = offset + count
         # Tokens that were received before the stream broke.
-        if output.ended or end < known or (end == known and delta.token_count):
+        if output.ended or end < known or (end == known and count):
             return []
-        if delta.token_offset != known:
-            raise LostEvents(f"output {delta.index} lost tokens: expected offset {known}, got {delta.token_offset}")
-        if not delta.token_count:
+        if offset != known:
+            raise LostEvents(f"output {delta.index} lost tokens: expected offset {known}, got {offset}")
+        if not count:
             return self._on_text_alone(output, delta)
         self._retries.on_progress()
-        output.token_ids += delta.token_ids
-        for entry in delta.logprobs:
-            output.cumulative_logprob += entry.logprob
-        return self._show(output, delta)
+        output.token_ids += ids
+        return self._show(output, delta, ids)
 
     def _tensor(self, tensor: Tensor) -> list[Chunk]:
         """Its rows that have not come before."""
@@ -172,13 +173,16 @@ class StreamState:
         repeated, output.echoed = output.echoed, True
         return [] if repeated else [read_delta(delta)]
 
-    def _show(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
+    def _show(self, output: OutputSoFar, delta: pb.Delta, new: list[int]) -> list[Chunk]:
+        entries = delta.logprobs
+        logprobs = read_logprobs(entries) if entries else ()
+        for entry in logprobs:
+            output.cumulative_logprob += entry.logprob or 0.0
         text, output.tail = output.tail + delta.text, ""
         # As the server does for callers that want no ids: tokens without text are counted with the next text.
-        if not (text or delta.logprobs or self._shows_ids):
+        if not (text or logprobs or self._shows_ids):
             return []
-        ids = tuple(delta.token_ids) if self._shows_ids else ()
-        return [self._next_chunk(output, delta.index, text, ids, read_logprobs(delta.logprobs))]
+        return [self._next_chunk(output, delta.index, text, tuple(new) if self._shows_ids else (), logprobs)]
 
     def _next_chunk(
         self,
@@ -188,7 +192,6 @@ class StreamState:
         ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> Chunk:
-        # Made once: copies of a frozen dataclass take longer than all else that a chunk needs.
         offset, output.shown = output.shown, len(output.token_ids)
         return Chunk(index, text, ids, logprobs, offset, output.shown - offset)
 
@@ -206,7 +209,7 @@ class StreamState:
         self._retries.on_progress()
         # The last attempt knows the sum over its own tokens only.
         if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
-            end = replace(end, cumulative_logprob=output.cumulative_logprob)
+            end = msgspec.structs.replace(end, cumulative_logprob=output.cumulative_logprob)
         if output.tail or output.shown < len(output.token_ids):
             return [self._next_chunk(output, finished.index, output.tail), end]
         return [end]
@@ -227,4 +230,7 @@ class StreamState:
     def _output(self, index: int) -> OutputSoFar:
         if index >= self._count:
             raise ServerError(f"the stream has an output {index}, but {self._count} were requested")
-        return self._outputs.setdefault(index, OutputSoFar())
+        found = self._outputs.get(index)
+        if found is None:
+            found = self._outputs[index] = OutputSoFar()
+        return found

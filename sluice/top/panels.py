@@ -14,6 +14,8 @@ STYLES = {
     "no answer": "red", "unknown": "yellow", "on_ring": "cyan", "recovering": "yellow", "paused": "yellow",
 }  # fmt: skip
 BAR_CELLS = 10
+FINGERPRINT_CHARACTERS = 8
+"""Enough to tell apart the few models of a ring."""
 GONE = ("lost", "unknown", "no answer")
 
 
@@ -37,6 +39,12 @@ def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
 def bar(part: float) -> Text:
     full = round(BAR_CELLS * min(part, 1.0))
     return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_CELLS - full), "bright_black"), f" {part:4.0%}")
+
+
+def model(row: EngineRow) -> Text:
+    """Its name, and what tells it from others of that name."""
+    exact = row.model_version or row.model_fingerprint[:FINGERPRINT_CHARACTERS]
+    return Text.assemble(row.model, " ", (exact, "dim")) if exact else Text(row.model)
 
 
 def seconds(value: float) -> str:
@@ -86,7 +94,7 @@ ENGINES = Panel(
         Column("reuse", _heard(lambda row: f"{row.reuse:.0%}")),
         Column("step", _heard(lambda row: seconds(row.step_seconds))),
         Column("tokens/s", _heard(lambda row: f"{row.tokens_per_second:,.0f}")),
-        Column("model", lambda row: Text(row.model_version), right=False),
+        Column("model", model, right=False),
         Column("version", lambda row: Text(row.version), right=False),
     ),
     _engines,

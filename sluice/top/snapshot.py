@@ -31,7 +31,12 @@ class EngineRow(msgspec.Struct, frozen=True):
     id: str
     state: str
     version: str = ""
+    """Of its build."""
+    model: str = ""
+    """Its name at the router; empty as the next while nothing has been heard of the engine."""
+    model_fingerprint: str = ""
     model_version: str = ""
+    """The operator's label; empty if there is none."""
     active: int = 0
     max_active: int = 0
     queued: int = 0
@@ -172,12 +177,15 @@ def _router(answer: Answer) -> RouterRow:
 
 def _engines(info: pb.GetServerInfoResponse, stats: pb.Stats) -> Iterable[EngineRow]:
     heard = {each.engine_id: each for each in stats.engines}
+    served = ", ".join(model.name for model in info.models)
     for engine in info.engines:
         found = heard.get(engine.engine_id, pb.EngineStats())
         yield EngineRow(
             engine.engine_id,
             _state(engine.state),
             engine.version,
+            served if engine.model_fingerprint else "",
+            engine.model_fingerprint,
             engine.model_version,
             found.active_requests,
             found.max_requests,

@@ -94,6 +94,47 @@ def test_one_of_several_that_answers_nothing(sluice, address, http_address, open
     assert ["failed", "0", "2"] in [line.split() for line in result.stdout.splitlines()]
 
 
+QUICK = ("--requests", "1", "--warmup", "0")
+
+
+def shown_tokens(script, openai) -> tuple[set, set]:
+    """The Authorization headers that the ring and the foreign server saw."""
+    return {each.get("authorization") for each in script.metadata}, set(openai.tokens)
+
+
+@pytest.mark.parametrize("server", ["ring", "other"])
+@pytest.mark.parametrize("token", ["s3cret", "s3cret==", "here=s3cret"])
+def test_the_token_of_a_single_server(monkeypatch, sluice, address, script, http_address, openai, server, token):
+    given = {"ring": address, "other": f"http://{http_address}"}[server]
+    monkeypatch.setenv("SLUICE_TOKEN", token)
+    assert sluice("bench", f"here={given}", *QUICK).exit_code == 0
+    expected = {f"Bearer {token.removeprefix('here=')}"}
+    assert shown_tokens(script, openai) == ((expected, set()) if server == "ring" else (set(), expected))
+
+
+def test_a_token_goes_to_the_server_that_it_names_alone(sluice, address, script, http_address, openai):
+    servers = [f"ring={address}", f"other=http://{http_address}"]
+    assert sluice("bench", *servers, *QUICK, "--token", "ring=s3cret").exit_code == 0
+    assert shown_tokens(script, openai) == ({"Bearer s3cret"}, {None})
+    assert sluice("bench", *servers, *QUICK, "--token", "ring=s3cret", "--token", "other=their=s").exit_code == 0
+    assert shown_tokens(script, openai) == ({"Bearer s3cret"}, {None, "Bearer their=s"})
+
+
+def test_tokens_of_several_servers_in_the_environment(monkeypatch, sluice, address, script, http_address, openai):
+    monkeypatch.setenv("SLUICE_TOKEN", "ring=s3cret other=theirs")
+    assert sluice("bench", f"ring={address}", f"other=http://{http_address}", *QUICK).exit_code == 0
+    assert shown_tokens(script, openai) == ({"Bearer s3cret"}, {"Bearer theirs"})
+
+
+def test_a_token_that_might_be_of_any_server_goes_to_none(monkeypatch, sluice, address, script, http_address, openai):
+    monkeypatch.setenv("SLUICE_TOKEN", "s3cret")
+    result = sluice("bench", f"ring={address}", f"other=http://{http_address}", *QUICK)
+    assert result.exit_code == 2
+    assert "give NAME=TOKEN, where NAME is one of ring, other" in " ".join(result.stderr.replace("│", " ").split())
+    assert "s3cret" not in result.stderr
+    assert shown_tokens(script, openai) == (set(), set())
+
+
 def test_chats_of_a_ring(sluice, address, script) -> None:
     assert sluice("bench", address, "--chat", "--requests", "1", "--warmup", "0").exit_code == 0
     specs = [each.spec for each in script.seen if hasattr(each, "spec")]
@@ -132,6 +173,7 @@ def test_a_server_that_refuses_everything(sluice, address, script) -> None:
         (["a:1", "http://a:1", "a:1"], "two servers are called a:1"),
         (["x=a:1", "x=b:1"], "two servers are called x"),
         (["a:1", "http://a:1", "--tenant", "t"], "--tenant is for --api grpc"),
+        (["x=a:1", "y=b:1", "--token", "x=1", "--token", "x=2"], "--token: x has two"),
         (["--goodput", "itl:5"], "--goodput itl:5"),
         (["--goodput", "ttft:soon"], "--goodput ttft:soon"),
         (["--goodput", "ttft:-1"], "--goodput ttft:-1"),

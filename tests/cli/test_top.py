@@ -10,6 +10,7 @@ from textual.widgets import DataTable, Sparkline, Static
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
+from sluice.top import panels
 from sluice.top.app import TopApp
 from sluice.top.snapshot import (
     Answer,
@@ -116,7 +117,8 @@ def answer(router: str, states: dict[str, int], open_requests: int = 0) -> Answe
     info = pb.GetServerInfoResponse(router_id=router, models=[pb.Model(name="tiny")])
     stats = pb.Stats(router=pb.RouterStats(router_id=router, open_requests=open_requests))
     for name, state in states.items():
-        info.engines.add(engine_id=name, state=state)
+        heard = {"model_fingerprint": "0123456789abcdef", "model_version": "v2"} if state == SERVING else {}
+        info.engines.add(engine_id=name, state=state, **heard)
         if state == SERVING:
             stats.engines.add(engine_id=name, active_requests=3)
     stats.tenants.add(tenant="search", open_requests=open_requests)
@@ -137,6 +139,17 @@ def test_routers_together_make_one_picture():
     ]
     assert [(row.tenant, row.open) for row in found.tenants] == [("search", 5)]
     assert found.models == ["tiny"]
+
+
+def test_the_column_model_has_the_name_and_what_tells_it_from_others():
+    (engine,) = combine([answer("r0", {"e0": SERVING})]).engines
+    assert (engine.model, engine.model_version) == ("tiny", "v2")
+    assert str(panels.model(engine)) == "tiny v2"
+    assert (
+        str(panels.model(EngineRow("e1", "serving", model="tiny", model_fingerprint="0123456789"))) == "tiny 01234567"
+    )
+    (unknown,) = combine([answer("r0", {"e0": pb.PEER_STATE_UNKNOWN})]).engines
+    assert str(panels.model(unknown)) == ""
 
 
 @pytest.fixture

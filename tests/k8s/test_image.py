@@ -168,6 +168,7 @@ def test_a_ring_with_router_and_detokenizer_from_the_image(image: str, model: st
         status = detok.execute("cat", "/proc/1/status")
         assert re.search(r"^CapEff:\s0+$", status, re.MULTILINE)
         assert "detok_service" in detok.execute("cat", "/proc/1/cmdline")
+        router.execute("python", "-c", "import router.otlp")
         with pytest.raises(AssertionError, match="Read-only"):
             detok.execute("touch", "/opt/sluice/file")
         with Client(address) as client:

@@ -16,6 +16,7 @@ from tests.fakes.processes import wait_until
 ROUTER, ENGINE, DETOKENIZER = 0, 1, 3
 OPENED = "document.querySelectorAll('#engines tbody tr').length === 2"
 DARK = "getComputedStyle(document.body).backgroundColor"
+MODELS = "[...document.querySelectorAll('#engines tbody tr')].map(row => row.children[10].textContent)"
 NO_SCOPE = "[...document.querySelectorAll('th:not([scope])')].length"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # Of each text that is seen: its contrast with what is behind it, as WCAG 2 defines it.
@@ -156,6 +157,8 @@ def test_in_a_browser(ring, chromium, dark, width):
         "Tokens per second",
     ):
         assert expected in page.text
+    fingerprint = engines(ring)["engine-0"]["model"]
+    assert page.run(MODELS) == [f"tiny {fingerprint[:8]}"] * 2
     assert ("seen-2" in page.text, "search" in page.text) == (True, True)
     assert page.run(DARK) == ("rgb(20, 21, 23)" if dark else "rgb(251, 251, 249)")
     assert page.run(OVERFLOW) == 0

@@ -1,14 +1,14 @@
 """Completions and chats against a scripted router: what is asked of it, and what comes back."""
 
 import json
+import statistics
 from typing import Any
 
 import grpc
 import pytest
 
-from sluice.v1 import generation_pb2
 from tests.fakes.gateway import running
-from tests.fakes.server import Failure
+from tests.fakes.server import Failure, bad_request
 from tests.fakes.storyteller import GONE, Plan, tell_all
 
 USER = [{"role": "user", "content": "hi"}]
@@ -101,8 +101,16 @@ async def test_one_of_several_prompts_fails(gateway, script):
     assert chunks[-1]["error"]["message"] == "it failed"
 
 
-@pytest.mark.parametrize("body", [{"prompt": "p", "logprobs": 1, "echo": True}, {"prompt": ["p", "q"], "n": 2}])
-async def test_a_whole_answer_goes_on_at_the_next_router(body):
+@pytest.mark.parametrize(
+    ("body", "events"),
+    [
+        ({"prompt": "p", "logprobs": 1, "echo": True}, 4),
+        ({"prompt": ["p", "q"], "n": 2}, 4),
+        ({"prompt": "p", "n": 2, "best_of": 3, "echo": True}, 8),
+    ],
+)
+async def test_a_whole_answer_goes_on_at_the_next_router(body, events):
+    """`events`: so many come before the router is lost."""
     plan = Plan()
     with tell_all(2, plan) as addresses:
         async with running(addresses) as gateway:
@@ -113,16 +121,35 @@ async def test_a_whole_answer_goes_on_at_the_next_router(body):
                 return found.json() | {"id": "", "created": 0}
 
             calm = await ask()
-            plan.breaks.append((4, GONE))
+            plan.breaks.append((events, GONE))
             assert await ask() == calm
     resumed = [spec for _, spec in plan.seen if spec.resume]
     assert [sum(len(each.token_ids) for each in spec.resume) > 0 for spec in resumed] == [True]
 
 
-async def test_the_best_of_several_is_asked_for_whole(gateway, script):
-    found = await gateway.post("/v1/completions", prompt="x", best_of=2)
-    assert found.json()["choices"][0]["stop_reason"] == "!"
-    assert isinstance(script.seen[-1], generation_pb2.GenerateRequest)
+@pytest.mark.parametrize("shown", [{}, {"logprobs": 1}])
+async def test_the_best_of_several_are_the_most_likely_ones(shown):
+    plan = Plan()
+    with tell_all(1, plan) as addresses:
+        async with running(addresses) as gateway:
+            found = await gateway.post("/v1/completions", prompt="p", seed=160, max_tokens=9, n=2, best_of=3, **shown)
+            every = await gateway.post("/v1/completions", prompt="p", seed=160, max_tokens=9, n=3, logprobs=1)
+    choices = found.json()["choices"]
+    assert [each["index"] for each in choices] == [0, 1]
+    assert [each["logprobs"] is None for each in choices] == [not shown] * 2
+    ranked = sorted(every.json()["choices"], key=lambda each: -statistics.fmean(each["logprobs"]["token_logprobs"]))
+    assert [each["index"] for each in ranked] != sorted(each["index"] for each in ranked)
+    assert [each["text"] for each in choices] == [each["text"] for each in ranked[:2]]
+    assert found.json()["usage"] == every.json()["usage"]
+    assert (plan.seen[0][1].n, plan.seen[0][1].HasField("best_of")) == (3, False)
+
+
+async def test_the_number_of_outputs_to_choose_from_is_called_best_of(gateway, script):
+    script.failure = bad_request("spec.n", "is 999, must be in [1, 128]")
+    error = (await gateway.post("/v1/completions", prompt="x", best_of=999)).json()["error"]
+    assert (error["param"], error["message"]) == ("best_of", "best_of: is 999, must be in [1, 128]")
+    error = (await gateway.post("/v1/completions", prompt="x", n=999)).json()["error"]
+    assert error["param"] == "n"
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], [["a"]], 7, None, ["x"] * 300])

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+from openai import APIStatusError, AsyncOpenAI
+
 from sluice import __version__
 from sluice.v1 import admin_pb2
 from tests.fakes.gateway import running
@@ -78,7 +81,32 @@ async def test_what_is_not_there(gateway):
         assert found.status_code == status
         assert found.json()["error"]["message"]
     unknown = await gateway.http.get("/v1/" + "x" * 1000)
-    assert unknown.json()["error"]["message"] == f"no such path: /v1/{'x' * 196}"
+    assert unknown.json()["error"]["message"].startswith(f"GET /v1/{'x' * 196} is not served here: there are GET")
+
+
+NOT_SERVED = {
+    "POST /v1/responses": (404, lambda client: client.responses.create(model="tiny", input="x")),
+    "POST /v1/embeddings": (404, lambda client: client.embeddings.create(model="tiny", input="x")),
+    "POST /v1/moderations": (404, lambda client: client.moderations.create(input="x")),
+    "GET /v1/files": (404, lambda client: client.files.list()),
+    "GET /v1/chat/completions/c1": (404, lambda client: client.chat.completions.retrieve("c1")),
+    "GET /v1/chat/completions": (405, lambda client: client.chat.completions.list()),
+    "DELETE /v1/models/tiny": (405, lambda client: client.models.delete("tiny")),
+}
+
+
+@pytest.mark.parametrize("asked", NOT_SERVED)
+async def test_what_else_the_client_has_is_not_served(gateway, asked):
+    status, call = NOT_SERVED[asked]
+    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+        with pytest.raises(APIStatusError) as error:
+            await call(client)
+    assert (error.value.status_code, error.value.code, error.value.type) == (
+        status,
+        "unknown_url",
+        "invalid_request_error",
+    )
+    assert f"{asked} is not served here" in error.value.message
 
 
 async def test_pages_of_other_origins(router):

@@ -61,8 +61,8 @@ async def test_fields_of_both(gateway, script, path, name):
 
 
 async def test_a_completion_of_its_own_defaults(gateway, script):
-    spec = await asked(gateway, script, logprobs=3, echo=True, best_of=4, n=2, max_tokens=None)
-    assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo, spec.best_of) == (3, 3, True, 4)
+    spec = await asked(gateway, script, logprobs=3, echo=True, max_tokens=None)
+    assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo) == (3, 3, True)
     assert not spec.stopping.HasField("max_tokens")
     assert (await asked(gateway, script)).stopping.max_tokens == 16
     assert not (await asked(gateway, script, echo=True)).output.HasField("prompt_logprobs")
@@ -83,12 +83,14 @@ async def test_a_chat_of_its_own(gateway, script):
         add_generation_prompt=False,
         chat_template_kwargs={"enable_thinking": False},
         reasoning_effort="low",
+        verbosity="high",
     )
     assert (spec.stopping.max_tokens, spec.output.logprobs, spec.chat.continue_final_message) == (5, 2, True)
     assert dict(spec.chat.template_kwargs) == {
         "enable_thinking": False,
         "add_generation_prompt": False,
         "reasoning_effort": "low",
+        "verbosity": "high",
     }
     assert (await asked(gateway, script, path, logprobs=True)).output.logprobs == 0
     assert not (await asked(gateway, script, path, logprobs=False)).output.HasField("logprobs")
