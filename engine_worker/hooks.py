@@ -4,8 +4,10 @@ The core calls them from the thread that calls `Engine.step`; none may block. Ar
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from sluice.ring.errors import Fault
 from sluice.ring.prompt_logprobs import PromptLogprobs
@@ -24,22 +26,21 @@ class Stop(NamedTuple):
     sequence: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Responses:
+class Responses(msgspec.Struct, frozen=True):
     """What a step produced. The receiver owns the lists. A row with an end is the last of its sequence."""
 
-    opened: list[Open] = field(default_factory=list)
+    opened: list[Open] = []
     """Requests that were first scheduled, or ended before that. Precede their first row."""
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = []
     """All of a prompt precede the first row of their request with tokens."""
-    tensors: list[TensorRows] = field(default_factory=list)
+    tensors: list[TensorRows] = []
     """In order, for each request, and for each of its tensors without a gap."""
-    rows: list[TokenRow] = field(default_factory=list)
-    refused: list[tuple[Submit, Fault]] = field(default_factory=list)
+    rows: list[TokenRow] = []
+    refused: list[tuple[Submit, Fault]] = []
     """Requests that get no rows. If the number of one is in use, the live request is unaffected."""
 
     def __bool__(self) -> bool:
-        return bool(self.opened or self.rows or self.refused or self.prompt_logprobs or self.tensors)
+        return bool(self.rows or self.opened or self.refused or self.prompt_logprobs or self.tensors)
 
 
 class Report(NamedTuple):

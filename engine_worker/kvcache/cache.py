@@ -63,8 +63,11 @@ class KvCacheManager:
 
     def allocate(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """Allocate the blocks of each, all or nothing; returns those that have them."""
+        lacking = [sequence for sequence in sequences if sequence.num_tokens > sequence.num_placed]
+        if not lacking:
+            return list(sequences)
         # All cached prefixes are held before any block is allocated, so that no sequence evicts another's prefix.
-        pinned = {sequence: self._pin(sequence) for sequence in sequences if not sequence.blocks}
+        pinned = {sequence: self._pin(sequence) for sequence in lacking if not sequence.blocks}
         if pinned and self.adapters is not None:
             # The same for their adapters.
             for sequence in pinned:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from sluice.ring.heartbeats import KeepAlive
@@ -105,14 +106,13 @@ class Outbox:
         """Takes ownership of the lists in the rows."""
         rows = self._peers[address].rows
         for row in new_rows:
-            # (request, attempt, sequence)
-            key = row[:3]
+            key = (row.request, row.attempt, row.sequence)
             held = rows.setdefault(key, row)
             if held is not row:
                 held.tokens.extend(row.tokens)
                 held.logprobs.extend(row.logprobs)
                 if row.end is not None or row.accepted:
-                    rows[key] = held._replace(end=row.end, accepted=held.accepted + row.accepted)
+                    rows[key] = replace(held, end=row.end, accepted=held.accepted + row.accepted)
 
     def flush(self) -> None:
         for peer in self._peers.values():

@@ -16,10 +16,10 @@ class Finished(Generic[T]):
         self._error = error
 
     @classmethod
-    def of(cls, work: Callable[[], T]) -> "Finished[T]":
+    def of(cls, work: Callable[..., T], *arguments: Any) -> "Finished[T]":
         """Does the work. What it raises, `result` raises."""
         try:
-            return cls(work())
+            return cls(work(*arguments))
         except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap
             return cls(None, error)
 

@@ -125,6 +125,8 @@ class ModelRunner:
         """Whether the tokens of the step before are there before the model is queued."""
         self._latest: LaunchedStep | None = None
         self._waiting = WaitTimer()
+        # One for all steps: making it takes longer than entering it.
+        self._inference = torch.inference_mode()
 
     @property
     def tensors(self) -> Mapping[str, int]:
@@ -207,9 +209,8 @@ class ModelRunner:
             guided = self.guides.sequences(spec.guide, ends, spec.n)
         return build_programs(spec.sampling, spec.prompt, Processing.of(spec), self._vocab_size, guided)
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
-        with self._waiting:
+        with self._inference, self._waiting:
             return self._launch(step)
 
     def draft(self, slices: Sequence[Slice]) -> list[Drawn]:
@@ -219,12 +220,12 @@ class ModelRunner:
         # Guides are set after loading.
         drafter.guides = self.guides
         with self._waiting:
-            return self._start(lambda: drafter.run(Step(tuple(slices)))).result()
+            return self._start(drafter.run, Step(tuple(slices))).result()
 
     def call(self, call: MethodCall) -> PendingCall:
         # The others get it after the same steps as rank 0, so a method may even use the group's collectives.
         others: Poll = list if self._followers is None else self._followers.call(call)
-        own = self._start(lambda: self._methods.answer(call)) if call.names(0) else None
+        own = self._start(self._methods.answer, call) if call.names(0) else None
         return PendingCall(own, others, refused(call, self._forward.rank.num_ranks))
 
     def _launch(self, step: Step) -> LaunchedStep:
@@ -253,12 +254,9 @@ class ModelRunner:
         missing: dict[int, str] = {}
         # The caller's thread is in inference mode.
         run = self._compute if self._thread is None else self._compute_in_thread
-
-        def compute() -> StepResults | None:
-            return run(step.moves, plans, weights, prepared, sampling, rows, missing, before)
-
-        self._latest = LaunchedStep(self._start(compute), missing, rows, self._waiting)
-        return self._latest
+        results = self._start(run, step.moves, plans, weights, prepared, sampling, rows, missing, before)
+        launched = self._latest = LaunchedStep(results, missing, rows, self._waiting)
+        return launched
 
     def _weights(self, loads: tuple[AdapterLoad, ...]) -> tuple[AdapterWeights, ...]:
         # Looked up now: what is dropped from host memory later is kept alive by this step.
@@ -266,10 +264,10 @@ class ModelRunner:
             raise RuntimeError("a step with adapters, but this engine was started without")
         return tuple(self.adapters.weights(load.version) for load in loads)
 
-    def _start(self, work: Callable[[], T]) -> "Future[T] | Finished[T]":
+    def _start(self, work: Callable[..., T], *arguments: Any) -> "Future[T] | Finished[T]":
         if self._thread is not None:
-            return self._thread.submit(work)
-        return Finished.of(work)
+            return self._thread.submit(work, *arguments)
+        return Finished.of(work, *arguments)
 
     @torch.inference_mode()
     def move(self, moves: tuple[Move, ...]) -> None:

@@ -76,9 +76,8 @@ class LogitEdits(NamedTuple):
     def of(draws: Sequence[Draw], size: int) -> "LogitEdits | None":
         """For rows of `size` scores, one per draw; None if no draw needs any. Token ids outside the vocabulary are
         ignored: they cannot be drawn anyway."""
-        if not any(map(needs_edits, draws)):
-            return None
-        return LogitEdits(size, Bias.of(draws, size), Allowed.of(draws, size), _banned(draws, size))
+        bias, allowed, banned = Bias.of(draws, size), Allowed.of(draws, size), _banned(draws, size)
+        return None if bias is None and allowed is None and banned is None else LogitEdits(size, bias, allowed, banned)
 
     def apply(self, scores: Tensor) -> None:
         """Scores [N, size] float32, in place. Raises ValueError on scores of another size."""
@@ -90,11 +89,6 @@ class LogitEdits(NamedTuple):
             self.allowed.apply(scores)
         if self.banned is not None:
             scores.view(-1).index_fill_(0, self.banned, -torch.inf)
-
-
-def needs_edits(draw: Draw) -> bool:
-    sampling = draw.sampling
-    return bool(draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids)
 
 
 def _banned(draws: Sequence[Draw], size: int) -> Tensor | None:

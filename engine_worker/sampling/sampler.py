@@ -4,7 +4,6 @@ Sampling parameters become tensors first and go to the device in one copy (`Samp
 behind the model, and the host waits for nothing.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -15,17 +14,16 @@ from torch import Tensor
 from engine_worker.guided.masks import Masked, Masks
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
-from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
+from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.rejection import Rejection
 from engine_worker.sampling.rules import Edits
+from engine_worker.sampling.ways import Way, by_way
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
-
-Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates] | type[Rejection]
 
 
 class AskedMasks(NamedTuple):
@@ -96,12 +94,15 @@ class Sampled(NamedTuple):
         return results
 
     def _chosen(self, draws: Sequence[Draw]) -> list[Drawn]:
-        pairs = zip(self.tokens.tolist(), self.valid.tolist(), strict=True)
+        tokens, valid = self.tokens.tolist(), self.valid.tolist()
         if self.logprobs is None:
-            return [Drawn(token) if good else NO_TOKEN for token, good in pairs]
-        asked = _with_logprobs(draws)
-        entries = dict(zip(asked, self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in asked]), strict=True))
-        return [Drawn(token, entries.get(i)) if good else NO_TOKEN for i, (token, good) in enumerate(pairs)]
+            results = list(map(Drawn, tokens))
+        else:
+            asked = _with_logprobs(draws)
+            found = self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in asked])
+            entries = dict(zip(asked, found, strict=True))
+            results = [Drawn(token, entries.get(i)) for i, token in enumerate(tokens)]
+        return results if all(valid) else [its if good else NO_TOKEN for its, good in zip(results, valid, strict=True)]
 
 
 class SamplingGroup(NamedTuple):
@@ -113,6 +114,16 @@ class SamplingGroup(NamedTuple):
     """Indices of the draws, by row."""
     edits: LogitEdits | None
     choose: Greedy | Unfiltered | Filtered | Candidates | Rejection
+
+    @staticmethod
+    def of(
+        way: Way, chosen: list[int], draws: Sequence[Draw], rows: Sequence[int], num_rows: int, vocab_size: int
+    ) -> "SamplingGroup":
+        """The `chosen` of all draws. rows: the row of each draw, of `num_rows`."""
+        kind, edited = way
+        own = draws if len(chosen) == len(draws) else [draws[i] for i in chosen]
+        edits = LogitEdits.of(own, vocab_size) if edited else None
+        return SamplingGroup(_rows([rows[i] for i in chosen], num_rows), chosen, edits, kind.of(own))
 
 
 class LogprobRows(NamedTuple):
@@ -178,25 +189,18 @@ class SamplingPlan(NamedTuple):
     ) -> "SamplingPlan":
         """For logits [num_rows, vocab_size]. rows: the row of each draw. follows: for draws whose last output token is
         still being drawn, the draw of the previous step. Copies what it needs of the draws, whose outputs may grow."""
-        programs = StepPrograms.of(draws, follows)
+        ways = by_way(draws)
+        programs = StepPrograms.of(draws, follows) if any(edited for _, edited in ways) else None
         processed = [] if programs is None else programs.draws_with_processors()
         own = {draw: row for row, draw in enumerate(processed, num_rows)}
         score_rows = [own.get(i, row) for i, row in enumerate(rows)] if own else rows
-        groups: dict[tuple[Kind, bool], list[int]] = defaultdict(list)
-        for i, draw in enumerate(draws):
-            groups[_kind(draw), draw.program is not None or needs_edits(draw)].append(i)
-        members = list(groups.values())
+        groups = [
+            SamplingGroup.of(way, chosen, draws, score_rows, num_rows + len(own), vocab_size)
+            for way, chosen in ways.items()
+        ]
         return SamplingPlan(
-            tuple(
-                SamplingGroup(
-                    _rows([score_rows[i] for i in chosen], num_rows + len(own)),
-                    chosen,
-                    LogitEdits.of([draws[i] for i in chosen], vocab_size) if edited else None,
-                    kind.of([draws[i] for i in chosen]),
-                )
-                for (kind, edited), chosen in groups.items()
-            ),
-            torch.tensor([i for chosen in members for i in chosen]).argsort() if len(members) > 1 else None,
+            tuple(groups),
+            torch.tensor([i for chosen in ways.values() for i in chosen]).argsort() if len(ways) > 1 else None,
             _logprob_rows(draws, rows, num_rows),
             programs,
             torch.tensor([rows[i] for i in processed]) if processed else None,
@@ -249,17 +253,6 @@ def sample(
     ]
     logprobs = _logprobs(logits, plan.logprob_rows, tokens)
     return Sampled(tokens, valid, logprobs, torch.cat(short).any() if short else None, tuple(best))
-
-
-def _kind(draw: Draw) -> Kind:
-    sampling = draw.sampling
-    if draw.candidates:
-        return Candidates
-    if sampling.greedy:
-        return Greedy
-    if draw.proposal is not None:
-        return Rejection
-    return Filtered if sampling.top_k or sampling.top_p < 1.0 else Unfiltered
 
 
 def _rows(rows: list[int], num_rows: int) -> Tensor | None:

@@ -24,11 +24,14 @@ class MaxUtilization:
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         fitting = self._holders.in_order()
-        forecast = self._cache.forecast()
-        # Most holders need no new block in most steps.
-        if not all(forecast.grow(sequence) for sequence in fitting if sequence.num_tokens > sequence.num_placed):
-            return self._preempt(fitting)
+        growing = [sequence for sequence in fitting if sequence.num_tokens > sequence.num_placed]
         room = len(fitting) < min(len(active), self._max_batch_size)
+        # In most steps no holder needs a block, and nobody waits.
+        if not (growing or room):
+            return fitting, []
+        forecast = self._cache.forecast()
+        if not all(map(forecast.grow, growing)):
+            return self._preempt(fitting)
         if room and not (fitting and self._holders.is_head_blocked(active)):
             self._admit(active, fitting, forecast)
         return fitting, []

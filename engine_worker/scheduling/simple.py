@@ -125,7 +125,8 @@ class SimpleScheduler(RequestScheduler):
         self, capacity: CapacityScheduler, micro_batch: MicroBatchScheduler, active: abc.Sequence[Sequence]
     ) -> Schedule:
         fitting, preempted = capacity.schedule_request(active)
-        self.pause(preempted)
+        if preempted:
+            self.pause(preempted)
         # A sequence whose last token is being drawn must not take a place in the batch.
         ready = [sequence for sequence in self._hold(fitting) if sequence.runnable]
         return Schedule(*micro_batch.schedule(ready, NO_REQUESTS))

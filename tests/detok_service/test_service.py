@@ -2,6 +2,7 @@ import gc
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from detok_service.decoder import Decoders, TextError
@@ -149,15 +150,15 @@ def test_a_backlog_is_joined_per_sequence_before_it_is_decoded():
 def test_accepted_drafts_are_counted_once_and_passed_on():
     bench = Bench()
     opens = [opened(1, interval=3), opened(2)]
-    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0, 1, 2])._replace(accepted=2), opens=opens))
-    bench.handle(batch(row(1, 1, [1, 2])._replace(accepted=1), row(2, 3, [3])))
+    bench.handle(batch(row(1, 0, [0]), replace(row(2, 0, [0, 1, 2]), accepted=2), opens=opens))
+    bench.handle(batch(replace(row(1, 1, [1, 2]), accepted=1), row(2, 3, [3])))
     found = [(r.request, r.offset, r.accepted) for sent in bench.lanes["router"].batches for r in sent.rows()]
     assert found == [(2, 0, 2), (1, 0, 1), (2, 3, 0)]
 
 
 def test_accepted_drafts_behind_a_stop_string_are_not_counted():
     bench = Bench()
-    bench.handle(batch(row(1, 0, [0, 1, 2, 3, 4])._replace(accepted=4), opens=[opened(1, stop=["c"])]))
+    bench.handle(batch(replace(row(1, 0, [0, 1, 2, 3, 4]), accepted=4), opens=[opened(1, stop=["c"])]))
     (sent,) = (r for each in bench.lanes["router"].batches for r in each.rows())
     assert (sent.end.reason, len(sent.tokens), sent.accepted) == (FinishReason.STOP_STRING, 3, 3)
 

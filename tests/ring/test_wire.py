@@ -46,7 +46,10 @@ def test_token_rows_survive_columns_and_bytes(rows):
 
 @given(st.lists(st.tuples(token_rows(), st.text()), max_size=6))
 def test_text_rows_survive_columns_and_bytes(rows):
-    rows = [TextRow(*row[:6], text, row.end) for row, text in rows]
+    rows = [
+        TextRow(row.request, row.attempt, row.sequence, row.offset, row.tokens, row.logprobs, text, row.end)
+        for row, text in rows
+    ]
     batch = over_the_wire(text_batch("detok", [], rows), TextBatch)
     assert list(batch.rows()) == rows
 

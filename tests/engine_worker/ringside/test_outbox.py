@@ -3,6 +3,7 @@
 import pytest
 import structlog
 import zmq
+from msgspec.structs import replace
 
 from engine_worker.ringside.outbox import TOKENS_PER_MESSAGE, Outbox
 from sluice.ring.errors import FinishReason
@@ -77,7 +78,7 @@ def test_accepted_drafts_are_added_up(outbox, receiver):
     lane = receiver.lanes[A]
     lane.full = True
     for offset, tokens, accepted in [(0, (5,), 0), (1, (6, 7, 8), 2), (4, (9, 1), 1)]:
-        outbox.put(A, [row(offset, *tokens)._replace(accepted=accepted)])
+        outbox.put(A, [replace(row(offset, *tokens), accepted=accepted)])
     outbox.put(A, [row(6, 2, end=End(FinishReason.EOS, Times(0, 0, 0)))])
     lane.full = False
     outbox.flush()
@@ -115,7 +116,7 @@ def test_many_streams_that_resume_begin_in_several_messages(outbox, receiver):
     for opened in opens:
         outbox.connect(A)
         outbox.open(A, opened)
-        outbox.put(A, [row(0, 5)._replace(request=opened.request)])
+        outbox.put(A, [replace(row(0, 5), request=opened.request)])
     outbox.flush()
     messages = receiver.lanes[A].messages
     assert [opened for batch in messages for opened in batch.opens] == opens

@@ -1,7 +1,5 @@
 """Sampling behind a model that has not finished: nothing waits for the device, and the last token may not be known."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given
@@ -74,10 +72,8 @@ def logits() -> torch.Tensor:
 
 def test_nothing_waits(logits, monkeypatch):
     """Neither for a number of the device nor for one on its way there."""
-    # On a GPU they are torch's.
     for module in (choose, noise):
-        monkeypatch.setattr(module, "highest", partial(torch.max, dim=1))
-    monkeypatch.setattr(choose, "finite", lambda values: values.abs() < torch.inf)
+        monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
     programs = plan.run_programs(logits, [7, 9])
