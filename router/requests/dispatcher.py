@@ -11,10 +11,12 @@ from router.errors import Reason, RequestError, Violation
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.appended import Appended
-from router.requests.attempts import AttemptSender, reaches
+from router.requests.attempt_sender import AttemptSender
+from router.requests.candidates import reaches
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
-from router.requests.request_state import RequestPhase, RequestState
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
