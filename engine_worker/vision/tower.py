@@ -1,17 +1,13 @@
 """What computes the rows of images, for each kind of model: transformers' own modules."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.images import Image
 from sluice.ring.tables import Table
-
-T = TypeVar("T")
 
 
 class Tower(Protocol):
@@ -34,14 +30,6 @@ def make_tower(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
     from engine_worker.vision.llava import LlavaTower
 
     return LlavaTower(checkpoint.path, dtype, device)
-
-
-def read_by(folder: Path, read: Callable[..., T]) -> T:
-    """By a `from_pretrained` of transformers. Raises CheckpointError."""
-    try:
-        return read(folder, local_files_only=True)
-    except Exception as error:
-        raise CheckpointError(f"transformers cannot read how {folder} takes images: {error}") from error
 
 
 def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
