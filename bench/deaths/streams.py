@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from bench.deaths import tensors
 from bench.deaths.requests import KINDS, StreamRequest, in_turns
-from bench.harness.stats import percentile, thinned
+from bench.harness.stats import thinned
 from bench.harness.tables import number
 from bench.harness.topic import Plan
 from sluice import AsyncClient
 from sluice.client import SluiceError, Tensor
 from sluice.launch import Ring
+from sluice.loadgen.report import percentile
 
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
