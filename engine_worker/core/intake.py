@@ -12,7 +12,7 @@ from engine_worker.core.problems import resume_problem, rows_problem, tables_pro
 from engine_worker.core.quarantine import QUARANTINED, Quarantine
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
-from engine_worker.positions import PlaceError, Positions
+from engine_worker.positions import Positions, SplitImageError
 from engine_worker.request import Request
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import Preparation, Runner, SequenceProgram
@@ -140,7 +140,7 @@ class Intake:
         """Begin a request that was not refused; returns why it cannot run after all."""
         try:
             positions = Positions.of(spec.prompt, VirtualTokens.of(self._terms.vocab_size, spec.tables))
-        except PlaceError as error:
+        except SplitImageError as error:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, str(error))
         preparation = self._prepare(spec)
         if preparation is not None and preparation.poll():

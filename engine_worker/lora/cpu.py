@@ -26,7 +26,7 @@ STACKED_VALUES = 1 << 22
 ONE_THREAD = 1 << 21
 """Multiplications for which waking other threads takes longer than what they would save."""
 FEW_ROWS = 64
-"""Tested with one thread; more of them with all."""
+"""Up to this many are tested with one thread, more with all."""
 TESTED = ((48, 8), (512, 24), (2048, 64), (8, 512), (24, 1536), (192, 2048))
 """Inputs and outputs of products."""
 
@@ -141,20 +141,20 @@ class CpuAdapters:
 
     def _plan(self, found: Iterable[Group]) -> "CpuStep":
         alone: list[Group] = []
-        alike: dict[object, list[Group]] = {}
+        by_shape: dict[object, list[Group]] = {}
         for group in found:
             placed = self._placed[group.number]
             if self._method.stackable and len(group.tokens) <= STACKED_ROWS and placed.size <= STACKED_VALUES:
-                alike.setdefault(placed.shape, []).append(group)
+                by_shape.setdefault(placed.shape, []).append(group)
             else:
                 alone.append(group)
-        alone += [its[0] for its in alike.values() if len(its) == 1]
-        stacked = [its for its in alike.values() if len(its) > 1]
+        alone += [same[0] for same in by_shape.values() if len(same) == 1]
+        stacked = [same for same in by_shape.values() if len(same) > 1]
         self._stacks = {key: self._stacks.get(key) or self._stack(key) for key in map(_numbers, stacked)}
         multiple = self._method.multiple
         parts = [
             *(_Part(self._placed[group.number].pairs, choose_rows([group], multiple)) for group in alone),
-            *(_Part(self._stacks[_numbers(its)], choose_rows(its, multiple)) for its in stacked),
+            *(_Part(self._stacks[_numbers(same)], choose_rows(same, multiple)) for same in stacked),
         ]
         return CpuStep(parts, torch.get_num_threads())
 
@@ -175,8 +175,8 @@ class _Placed(NamedTuple):
         return cls(pairs, size, tuple((key, pair.a.shape[1]) for key, pair in pairs.items()))
 
 
-def _numbers(its: Sequence[Group]) -> tuple[int, ...]:
-    return tuple(group.number for group in its)
+def _numbers(found: Sequence[Group]) -> tuple[int, ...]:
+    return tuple(group.number for group in found)
 
 
 def _pair(parts: Sequence[PlacedModule], width: int) -> Pair:
@@ -263,7 +263,7 @@ class CpuStep:
 
 
 class _Threads:
-    """So many of them meanwhile."""
+    """Sets how many threads torch uses, for a `with` block."""
 
     def __init__(self, count: int) -> None:
         self._count = count

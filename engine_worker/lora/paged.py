@@ -107,10 +107,10 @@ class PagedStep(NamedTuple):
     blocks: Tensor
 
     def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
-        its = self.linears[layer, linear]
-        tables = self.tables[its.first : its.first + its.size]
+        own = self.linears[layer, linear]
+        tables = self.tables[own.first : own.first + own.size]
         arena, ranks = self.adapters.arena, self.adapters.page_ranks
-        kernels.add(x, out, arena, tables, self.order, self.blocks, its.spans, ranks, its.widest)
+        kernels.add(x, out, arena, tables, self.order, self.blocks, own.spans, ranks, own.widest)
 
 
 def _sorted(found: Sequence[Group]) -> tuple[Tensor, Tensor]:
@@ -129,10 +129,10 @@ def _linears(targets: Sequence[Target], device: torch.device) -> dict[tuple[int,
         parts.setdefault((target.layer, target.linear), []).append(target)
     return {
         key: _Linear(
-            its[0].place,
-            len(its),
-            torch.tensor([[each.first, each.outputs.size] for each in its], dtype=torch.int32, device=device),
-            max(each.outputs.size for each in its),
+            members[0].place,
+            len(members),
+            torch.tensor([[each.first, each.outputs.size] for each in members], dtype=torch.int32, device=device),
+            max(each.outputs.size for each in members),
         )
-        for key, its in parts.items()
+        for key, members in parts.items()
     }

@@ -1,4 +1,4 @@
-"""Rows of a step as products on a CPU take them, adapter by adapter, and where they add what they have found."""
+"""The rows of a step that a product on a CPU reads and adds to, grouped by adapter."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -12,21 +12,21 @@ from engine_worker.lora.placed import Group
 
 
 class Rows(Protocol):
-    """Of one or more adapters, one after the other, equally many of each."""
+    """Of one or more adapters, one after the other, the same number of each."""
 
     @property
     def size(self) -> int:
         """N."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[N, width] of [T, width], contiguous: a view or a copy. Some are there only to make the numbers equal."""
+        """[N, width] of [T, width], contiguous: a view or a copy. Padding makes the numbers equal."""
 
     def put(self, out: Tensor, taken: Tensor) -> None:
-        """What became of `take(out)`, back to where it came from."""
+        """Write back to `out` what `take(out)` returned and the product changed."""
 
 
 def choose_rows(groups: Sequence[Group], multiple: int) -> Rows:
-    """Of each group equally many, a multiple of this number."""
+    """The same number of each group, a multiple of `multiple`."""
     tokens = np.concatenate([group.tokens for group in groups])
     longest = max(len(group.tokens) for group in groups)
     size = -(-longest // multiple) * multiple
@@ -48,7 +48,7 @@ class RowRange(NamedTuple):
         return x if x.shape[0] == self.size else x.narrow(0, self.first, self.size)
 
     def put(self, out: Tensor, taken: Tensor) -> None:
-        """It is a view."""
+        """Nothing is left to do: `take` returned a view."""
 
 
 class PickedRows(NamedTuple):

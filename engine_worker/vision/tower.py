@@ -36,6 +36,6 @@ def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
     """`rows` [rows, hidden]. Raises ValueError if they are not as many as the image is to have."""
     if rows.shape != (image.rows, hidden_size):
         raise ValueError(f"an image has {tuple(rows.shape)} rows, expected {image.rows, hidden_size}")
-    # Its digest tells it from others: what is made of an image follows from the image.
+    # The image's digest identifies its rows, too: they follow from the image.
     data: Any = rows.float().cpu().contiguous().numpy()
     return Table(image.digest, image.rows, hidden_size, "float32", memoryview(data).cast("B"))
