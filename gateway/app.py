@@ -1,4 +1,4 @@
-"""The ASGI application: which path is answered by what."""
+"""The ASGI application: its routes."""
 
 import msgspec
 from starlette.applications import Starlette
@@ -57,7 +57,7 @@ def build_app(gateway: Gateway) -> Starlette:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Of Starlette itself: an unknown path, or a method that it does not have."""
+    """What Starlette itself raises: the path is unknown, or has no such method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - how it is registered
     if error.status_code == 404:
         found = ApiError(404, f"no such path: {request.url.path[:MAX_PATH_SHOWN]}", code="not_found")
