@@ -133,7 +133,7 @@ class RequestLog:
         if self._closed or self.fault is not None or self.complete or part.sequence >= len(self.sequences):
             return Appended.SEEN
         own = self.sequences[part.sequence]
-        # After a stop string its engine draws more, until it hears of it.
+        # After a stop string its engine draws more, until the cancel arrives.
         if own.end is not None and not part.context:
             return Appended.SEEN
         appended = self.tensors.append(part)
