@@ -301,7 +301,7 @@ class Machine(RuleBasedStateMachine):
             self.do(self.dispatcher.hand_back, client.live, RequestError(ErrorCode.DRAINING, "draining"))
 
     @invariant()
-    def what_was_told_is_right(self):
+    def deliveries_are_right(self):
         for client in self.clients:
             self.check_events(client)
 
