@@ -18,8 +18,8 @@ from sluice.ring.tables import VirtualTokens
 AXES = 3
 
 
-class PlaceError(ValueError):
-    """The rows of an image do not stand together; the message says which."""
+class SplitImageError(ValueError):
+    """The rows of an image are not consecutive in the prompt; the message says which."""
 
 
 class PlacedGrid(NamedTuple):
@@ -52,14 +52,14 @@ class Positions:
 
     @staticmethod
     def of(prompt: Sequence[int], virtual: VirtualTokens | None) -> "Positions | None":
-        """None: they are the indexes. Raises PlaceError."""
+        """None: they are the indexes. Raises SplitImageError."""
         if virtual is None:
             return None
         grids = []
         for table, first in virtual.placed:
             if isinstance(table, Image) and table.columns:
                 ids = range(virtual.vocab_size + first, virtual.vocab_size + first + table.rows)
-                grids.append(PlacedGrid(_place(prompt, ids), table.rows, table.columns))
+                grids.append(PlacedGrid(_start_of(ids, prompt), table.rows, table.columns))
         return Positions(sorted(grids)) if grids else None
 
     def behind(self, start: int) -> int | None:
@@ -78,12 +78,12 @@ class Positions:
         return found
 
 
-def _place(prompt: Sequence[int], ids: range) -> int:
-    """Index of the first of these ids, which must stand in the prompt once, in order."""
+def _start_of(ids: range, prompt: Sequence[int]) -> int:
+    """Index of the first of these ids, which must be consecutive in the prompt. Raises SplitImageError."""
     try:
         start = prompt.index(ids[0])
     except ValueError:
         start = -1
     if start < 0 or prompt[start : start + len(ids)] != list(ids):
-        raise PlaceError(f"the ids {ids[0]} to {ids[-1]} of an image must stand together in the prompt")
+        raise SplitImageError(f"the ids {ids[0]} to {ids[-1]} of an image must stand together in the prompt")
     return start

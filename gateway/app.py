@@ -1,4 +1,4 @@
-"""The ASGI application: which path is answered by what."""
+"""The ASGI application: its routes."""
 
 import msgspec
 from starlette.applications import Starlette
@@ -58,7 +58,7 @@ def build_app(gateway: Gateway) -> Starlette:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Of Starlette itself: an unknown path, or a method that it does not have."""
+    """What Starlette itself raises: the path is unknown, or has no such method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - how it is registered
     asked = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
     if error.status_code in (404, 405):

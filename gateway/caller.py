@@ -1,4 +1,4 @@
-"""Who calls, and what of the HTTP request goes on to the ring."""
+"""The id of an HTTP request, and the headers that are passed on to the ring."""
 
 import re
 import uuid
@@ -10,7 +10,7 @@ from gateway.errors import invalid
 from sluice.client import Metadata
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}", re.ASCII)
-"""Shorter than on the ring: each prompt of a list gets a number behind it."""
+"""Shorter than on the ring, where each prompt of a list has its number appended."""
 PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
 VALUE = re.compile(r"[\x20-\x7e]{0,8192}", re.ASCII)
 

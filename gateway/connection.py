@@ -12,7 +12,7 @@ MAX_HEAD_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """Closes connections that send no request, or too long a head, or whose client takes nothing any more."""
+    """Closes connections that send no request, or too long a head, or whose client has stopped reading."""
 
     slow_client_timeout = 900.0
     """Seconds."""
@@ -21,19 +21,19 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._in_head = True
         self._head_bytes = 0
-        self._late: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # The kernel counts: also a client that is there, but reads nothing, is given up.
+            # The kernel keeps this time, also for a client that is connected and does not read.
             milliseconds = int(1000 * self.slow_client_timeout)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        self._late = self.loop.call_later(HEAD_SECONDS, transport.abort)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._punctual()
+        self._cancel_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -45,15 +45,15 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        self._punctual()
-        self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        self._cancel_timer()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._punctual()
+        self._cancel_timer()
         super().on_headers_complete()
 
-    def _punctual(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

@@ -11,7 +11,7 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 @dataclass(slots=True)
 class Counters:
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By path and status; 499: the client went before the end."""
+    """By path and status; 499: the client disconnected before the end."""
     open: int = 0
     refused: int = 0
     """Because `max_requests` were open."""

@@ -124,7 +124,7 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 
 
 async def _watch(gateway: Gateway, server: Server, status: StatusFile, address: str) -> None:
-    """Ask whether a router is ready, again and again."""
+    """Keep `gateway.ready` and the status file up to date."""
     while True:
         was, gateway.ready = gateway.ready, await _has_router(gateway)
         if gateway.ready and not gateway.served_model:
@@ -145,7 +145,7 @@ async def _has_router(gateway: Gateway) -> bool:
 
 
 async def _learn_model(gateway: Gateway) -> None:
-    # Also tells the client that routers are there: from now on it waits for them when they are gone.
+    # A first answer has another effect: from then on the client waits for routers that are gone.
     # Bounded, since the client itself would wait for routers that have just gone.
     with suppress(SluiceError, TimeoutError):
         async with asyncio.timeout(HEALTH_SECONDS):

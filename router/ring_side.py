@@ -14,13 +14,14 @@ from router.peers.adapters import Adapters
 from router.peers.cache_events import CacheEventReaders
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
+from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.peers.prompt_adapters import PromptAdapters
 from router.readiness import Readiness
 from router.requests.admission import Admission
-from router.requests.attempts import AttemptSender
+from router.requests.attempt_sender import AttemptSender
 from router.requests.dispatcher import Dispatcher
 from router.requests.overview import Overview
 from router.requests.recovery import Recovery
@@ -32,8 +33,7 @@ from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
+from sluice.ring.inbox import Gap
 from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.tensors import TensorBatch
 from sluice.ring.wire import TextBatch, ToRouter
@@ -43,61 +43,9 @@ CACHED_BLOCKS = 1 << 16
 """Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""
 MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
-BATCH_MESSAGES = 32
-"""Handled in one go; then other tasks get their turn."""
 GRACE_SLACK_SECONDS = 0.02
 HAND_BACK_SECONDS = 2.0
 """For the answers of requests that are handed back to reach their clients."""
-
-
-class RouterInbox(Inbox[Any]):
-    """Read by the event loop when ZeroMQ's descriptor wakes it. Passes every message and gap to `handle`, in order."""
-
-    def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        address: str,
-        handle: Callable[[ToRouter | Gap], None],
-        log: BoundLogger,
-        security: Security = PLAIN,
-    ) -> None:
-        self._handle = handle
-        self._log = log
-        self._loop: asyncio.AbstractEventLoop | None = None
-        messages: Any = ToRouter
-        super().__init__(context, address, messages, security=security)
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.fd, self.drain)
-        # ZeroMQ's descriptor is edge-triggered: frames that arrived before would never wake us.
-        self._loop.call_soon(self.drain)
-        self._loop.call_later(KEYS_SECONDS, self._renew)
-
-    def drain(self) -> None:
-        """Handle one batch; reschedule itself while there may be more."""
-        if self._loop is None:
-            return
-        messages = self.receive(BATCH_MESSAGES)
-        if self.waiting:
-            self._loop.call_soon(self.drain)
-        for message in messages:
-            try:
-                self._handle(message)
-            except Exception:  # noqa: BLE001 - one bad message must not stop those after it
-                self._log.exception("message_failed", kind=type(message).__name__)
-
-    def close(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self.fd)
-            self._loop = None
-        super().close()
-
-    def _renew(self) -> None:
-        # Read changed key files here: with an outdated key no peer connects, so no frame would trigger it.
-        if self._loop is not None:
-            self.renew()
-            self._loop.call_later(KEYS_SECONDS, self._renew)
 
 
 class RingSide:

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.deaths.streams import TABLE, StreamRequest, StreamsPlan, in_turns
+from bench.deaths.requests import TABLE, StreamRequest, in_turns
+from bench.deaths.streams import StreamsPlan
 from bench.harness.adapters import write_adapter
 from sluice import Client
 from sluice.client import read_lora

@@ -74,7 +74,7 @@ TIMEOUT_SECONDS = 60.0
 class Leftovers(msgspec.Struct, frozen=True):
     """By the latest heartbeats; falsy if every peer reports none."""
 
-    unheard: list[str]
+    silent: list[str]
     """Engines and detokenizers without a heartbeat."""
     requests: int = 0
     blocks: int = 0
@@ -83,7 +83,7 @@ class Leftovers(msgspec.Struct, frozen=True):
     """In detokenizers."""
 
     def __bool__(self) -> bool:
-        return bool(self.unheard or self.requests or self.blocks or self.streams)
+        return bool(self.silent or self.requests or self.blocks or self.streams)
 
 
 async def leftovers(client: AsyncClient, ring: Ring, but: Collection[str] = ()) -> Leftovers:

@@ -10,7 +10,8 @@ import numpy as np
 import PIL.Image
 from msgspec.structs import replace
 
-from bench.deaths.streams import StreamRequest, StreamsPlan, in_turns
+from bench.deaths.requests import StreamRequest, in_turns
+from bench.deaths.streams import StreamsPlan
 from sluice.tiny_model import path
 
 PLACEHOLDER, TOKEN_ID = "<|endoftext|>", 4093

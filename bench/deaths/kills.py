@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 from bench.deaths import adapters, images, streams
+from bench.deaths.requests import StreamRequest
 from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
 from bench.harness.stats import thinned
@@ -109,7 +110,7 @@ def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     return found
 
 
-async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[streams.StreamRequest], step: Step) -> KillResult:
+async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[StreamRequest], step: Step) -> KillResult:
     watch, counter = MemoryWatch(ring), streams.StreamCounter()
     async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from bench.deaths.processes import VICTIMS as VICTIMS
 from bench.deaths.processes import Processes
-from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, canvas, distribution
 from bench.harness.tables import Section, number, table
 from bench.harness.topic import Plan, Step, Topic
 from sluice import AsyncClient
 from sluice.client import SluiceError
+from sluice.loadgen.report import percentile
 
 CUT_OFF = "cut off"
 CAUSES = ("killed", "frozen", CUT_OFF, "drained")

@@ -152,12 +152,12 @@ def _restart_answer(result: RestartResult) -> str:
 def _freeze_answer(result: RestartResult) -> str:
     frozen, left = result.frozen, result.left
     _, _, stopped, afterwards = result.phases
-    unheard = f"; no heartbeat of {', '.join(left.unheard)}" if left.unheard else ""
+    silent = f"; no heartbeat of {', '.join(left.silent)}" if left.silent else ""
     return (
         f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(stopped)}. It held "
         f"{frozen.held} requests; when it continued it drew late tokens of {frozen.late} of them, and received "
         f"{frozen.new} new ones: {_streams(afterwards)}. At the end {left.requests} requests, {left.blocks} "
-        f"blocks and {left.streams} streams are left in the ring{unheard}."
+        f"blocks and {left.streams} streams are left in the ring{silent}."
     )
 
 

@@ -1,11 +1,9 @@
 """Streams of every kind without pause, each compared with what it was undisturbed."""
 
 import asyncio
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -13,78 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.deaths import tensors
-from bench.harness.stats import percentile, thinned
+from bench.deaths.requests import KINDS, StreamRequest, in_turns
+from bench.harness.stats import thinned
 from bench.harness.tables import number
 from bench.harness.topic import Plan
 from sluice import AsyncClient
 from sluice.client import SluiceError, Tensor
 from sluice.launch import Ring
+from sluice.loadgen.report import percentile
 
-PROMPTS = (
-    "def fibonacci(n):\n",
-    "import json\n\n\ndef load(path):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "# Sort a list of words by length.\n",
-    "for line in open(path):\n",
-    "def main() -> None:\n    parser = argparse.ArgumentParser(",
-)
-SCHEMA = json.dumps(
-    {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {"name": {"type": "string", "maxLength": 8}, "value": {"type": "integer"}},
-            "required": ["name", "value"],
-            "additionalProperties": False,
-        },
-        "minItems": 5,
-    }
-)
-RANDOM = np.random.default_rng(1)
-DRAFT_LOGITS = RANDOM.normal(0.0, 2.0, (24, 4096)).astype(np.float16)
-"""Of the tokens that a caller drew from them, as `draft_logits` wants them; the model accepts a few."""
-DRAFT = (DRAFT_LOGITS + RANDOM.gumbel(size=DRAFT_LOGITS.shape)).argmax(axis=1).tolist()
-TABLE = RANDOM.normal(0.0, 0.5, (12, 256)).astype(np.float32)
-"""Rows of embeddings before the prompt."""
-KINDS: Mapping[str, Mapping[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 1.0, "top_p": 0.95},
-    "n = 2": {"temperature": 0.9, "n": 2},
-    "stop strings": {"temperature": 0.8, "stop": ["\n\n\n", "return None", "# end"], "min_tokens": 20},
-    "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
-    "logprobs": {"temperature": 0.6, "logprobs": 2},
-    "prompt logprobs": {"temperature": 0.6, "prompt_logprobs": 2, "n": 2},
-    "n-grams": {"temperature": 0.8, "no_repeat_ngram_size": 2, "bad_words": ["return", "self.", "import os"]},
-    "processor": {"temperature": 0.9, "logits_processors": ["no_repeats"], "logprobs": 1},
-    "drafts": {"temperature": 0.3, "speculation": {"max_draft_tokens": 6}},
-    "drafts, penalties": {"temperature": 0.0, "speculation": {"max_draft_tokens": 4}, "frequency_penalty": 0.1, "n": 2},
-    "draft logits": {
-        "temperature": 1.0,
-        "top_k": 500,
-        "speculation": {"draft_token_ids": DRAFT, "draft_logits": DRAFT_LOGITS, "max_draft_tokens": 4},
-    },
-    "prompt table": {"temperature": 0.7, "prompt_table": TABLE, "n": 2},
-    "guided": {"temperature": 0.8, "guided": {"json_schema": SCHEMA}, "logprobs": 1},
-    "guided, drafts": {
-        "temperature": 0.2,
-        "guided": {"regex": r"(\[[a-z]{3}, [0-9]{2}\] ){12,30}end"},
-        "speculation": {"max_draft_tokens": 5},
-        "frequency_penalty": 0.05,
-    },
-    "beams": {"n": 2, "beam_search": {"width": 4}, "logprobs": 1},
-    "tensors": {
-        "temperature": 0.8,
-        "n": 2,
-        "generation_logits": True,
-        "tensors": [{"name": "hidden_states", "context": True}],
-    },
-}
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
     "logits processor, speculation, drafts with logits, prompt tables, guided decoding, beam search and tensors mixed"
 )
-REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40}
-"""How often the prompt is repeated, so that a death may come in its midst; of other kinds once."""
 NEARLY = 1e-3
 """Logprobs may differ by this: batches of other sequences sum in another order."""
 RESUME_SECONDS = 120.0
@@ -97,12 +36,6 @@ ENGINE: Mapping[str, Any] = {
     "logits_processors": {"no_repeats": "bench.deaths.processor:no_repeats"},
 }
 SHOWN_FAULTS = 8
-
-
-class StreamRequest(msgspec.Struct, frozen=True):
-    kind: str
-    prompt: str
-    options: dict[str, Any]
 
 
 class StreamsPlan(Plan, frozen=True):
@@ -134,16 +67,6 @@ class StreamsPlan(Plan, frozen=True):
             router_args={"peer_timeout": PEER_SECONDS, **(router or {})},
             **options,
         )
-
-
-def in_turns(kinds: Mapping[str, Mapping[str, Any]], streams: int, max_tokens: int) -> list[StreamRequest]:
-    """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
-    found = []
-    for i, (kind, options) in zip(range(streams), cycle(kinds.items()), strict=False):
-        common = {"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
-        prompt = PROMPTS[i // len(kinds) % len(PROMPTS)] * REPEATED.get(kind, 1)
-        found.append(StreamRequest(kind, prompt, {**common, **options}))
-    return found
 
 
 def connect(addresses: Sequence[str]) -> AsyncClient:

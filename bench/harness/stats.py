@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from bench.harness.load import Run
+from sluice.loadgen.report import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,6 @@ def sustained_ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
     return statistics.median(sustained_rate(a) / sustained_rate(b) for a, b in zip(runs, base, strict=True))
 
 
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """0 if there are no samples."""
-    return float(np.percentile(samples, percent)) if len(samples) else 0.0
-
-
 def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
     """Sorted, rounded to four digits; of more than `most` samples, that many evenly spaced quantiles."""
     if len(samples) > most:
@@ -86,4 +82,4 @@ def _tokens(run: Run) -> int:
 
 
 def _median_percentile(samples: Sequence[Sequence[float]], percent: float) -> float:
-    return statistics.median(1000 * float(np.percentile(s, percent)) for s in samples)
+    return statistics.median(1000 * percentile(each, percent) for each in samples)

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bench.harness.memory import Trail
-from bench.harness.stats import percentile
 from bench.harness.tables import short
+from sluice.loadgen.report import percentile
 
 INK = "#1f2933"
 SOFT = "#7b8794"

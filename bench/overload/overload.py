@@ -8,12 +8,12 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.harness.models import TINY
-from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, distribution
 from bench.harness.tables import Section, number, numbers, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings
 from bench.overload import floods
 from sluice.launch import LogLine, Ring
+from sluice.loadgen.report import percentile
 
 MOST_TIMES_SLOWER = 2.0
 

@@ -16,8 +16,8 @@ import uvloop
 from msgspec.structs import replace
 
 from bench.harness.children import ROOT, SystemProcess, exact_cpu_seconds, serve_questions
-from bench.harness.stats import percentile
 from bench.systems.router_alone import PROMPT, process, ready_address, scripted_router
+from sluice.loadgen.report import percentile
 
 EVENT = b"\ndata: {"
 """Every event but the first of an answer."""

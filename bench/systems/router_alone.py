@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from bench.harness.children import CLOSE_SECONDS, ROOT, SystemProcess, exact_cpu_seconds, serve_questions
 from bench.harness.models import TINY
-from bench.harness.stats import percentile
+from sluice.loadgen.report import percentile
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import StoppingCriteria
 

@@ -11,12 +11,12 @@ from msgspec.structs import asdict, replace
 
 from bench.harness.load import Ask, Load, System, Trace
 from bench.harness.models import TINY, python_prompts
-from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, dashed, frame, lines
 from bench.harness.tables import Section, number, numbers, plural, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring
+from sluice.loadgen.report import percentile
 from sluice.ring.params import RangeRetention, RetentionParams
 
 PRIORITY = 100

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
-from bench.harness.stats import percentile
 from bench.harness.style import BLUE, ORANGE, SOFT, frame, note
 from bench.harness.tables import Table, number, numbers, short, table
 from bench.harness.topic import Step, interleave
+from sluice.loadgen.report import percentile
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "in one piece": {"chunked_context": False},

@@ -1,29 +1,28 @@
-"""Where requests and stops enter the core; the quarantine of suspect requests."""
+"""Where requests and stops enter the core."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import inf
 
 import msgspec
 from msgspec.structs import replace
 
 from engine_worker.core.live import LiveRequests
+from engine_worker.core.problems import resume_problem, rows_problem, tables_problem
+from engine_worker.core.quarantine import QUARANTINED, Quarantine
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
-from engine_worker.positions import PlaceError, Positions
-from engine_worker.request import Request, remaining
+from engine_worker.positions import Positions, SplitImageError
+from engine_worker.request import Request
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import Preparation, Runner, SequenceProgram
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
-from sluice.ring.images import Image
 from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.shared_tables import SharedTables
-from sluice.ring.tables import PromptTables, Table, VirtualTokens
+from sluice.ring.tables import VirtualTokens
 from sluice.ring.tensors import LOGITS
-from sluice.ring.wire import PROBATION_TOKENS, Submit
+from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
 
 Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
@@ -31,18 +30,12 @@ Prepare = Callable[[Submit], Preparation | None]
 
 MAX_LIVE_TABLE_BYTES = 512 << 20
 """Of all prompt tables and images of live requests; equal ones count once."""
-HOLD_SECONDS = 0.05
-"""Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
-process."""
-QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
 NO_BEAMS = Fault(
     ErrorCode.NOT_BUILT_YET.name,
     "is not built yet for engines with a capacity_scheduler_policy other than max_utilization, or a scheduler of their "
     "own",
     field="spec.sampling.beam_search",
 )
-
-
 NO_CHUNKS = Fault(
     ErrorCode.NOT_BUILT_YET.name,
     "tensors of the prompt are not built yet for engines without chunked_context, which compute a prompt in one step",
@@ -104,41 +97,6 @@ def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> in
     return max_context if longest is None else min(max_context, longest)
 
 
-class Quarantine:
-    """Lets one request under which an engine died run alone, until it ends or has drawn some tokens."""
-
-    def __init__(self, live: LiveRequests) -> None:
-        self.holder: int | None = None
-        """Number of the request, as of the last `refresh`. May be read from any thread."""
-        self._live = live
-        self._request: Request | None = None
-        self._starts_at = -inf
-
-    def refresh(self) -> int | None:
-        """End the quarantine if its time has come; returns the current holder."""
-        request = self._request
-        if request is not None:
-            # Identity, not number: a later attempt may be live under the same number.
-            is_live = self._live.requests.get(request.spec.request) is request
-            drawn = sum(sequence.num_drawn for sequence in request.sequences)
-            if not is_live or drawn > PROBATION_TOKENS * request.spec.n:
-                self._request = None
-        self.holder = self._request.spec.request if self._request is not None else None
-        return self.holder
-
-    def begin(self, request: Request, now: float, *, held: bool = False) -> None:
-        """Hand all other requests back to their routers and begin this one. `held`: see `LiveRequests.begin`."""
-        for other in list(self._live.requests.values()):
-            self._live.end_request(other, FinishReason.ERROR, now, fault=QUARANTINED)
-        self._live.begin(request, now, held=held)
-        self._request, self._starts_at = request, now + HOLD_SECONDS
-        self.refresh()
-
-    def is_holding(self, now: float) -> bool:
-        """Whether nothing may be computed yet."""
-        return self._request is not None and now < self._starts_at
-
-
 class Intake:
     def __init__(
         self,
@@ -173,23 +131,32 @@ class Intake:
 
     def ingest(self, requests: Iterable[Submit], now: float) -> None:
         for spec in requests:
-            fault, preparation = self._refusal(spec), None
-            if fault is None and (preparation := self._prepare(spec)) is not None and preparation.poll():
-                fault, preparation = preparation.fault, None
-            if fault is None:
-                self._begin(spec, preparation, now)
-            else:
+            fault = self._refusal(spec) or self._try_begin(spec, now)
+            if fault is not None:
                 self._live.refuse(spec, fault)
         self.quarantine.refresh()
 
-    def _begin(self, spec: Submit, preparation: Preparation | None, now: float) -> None:
+    def _try_begin(self, spec: Submit, now: float) -> Fault | None:
+        """Begin a request that was not refused; returns why it cannot run after all."""
+        try:
+            positions = Positions.of(spec.prompt, VirtualTokens.of(self._terms.vocab_size, spec.tables))
+        except SplitImageError as error:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, str(error))
+        preparation = self._prepare(spec)
+        if preparation is not None and preparation.poll():
+            if preparation.fault is not None:
+                return preparation.fault
+            preparation = None
+        self._begin(spec, positions, preparation, now)
+        return None
+
+    def _begin(self, spec: Submit, positions: Positions | None, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
         if spec.tables:
             spec = replace(spec, tables=spec.tables.shared(self._live.tables.take))
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
-        positions = Positions.of(spec.prompt, virtual)
         request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual, positions)
         if preparation is not None:
             self._preparing[request] = preparation
@@ -260,8 +227,8 @@ class Intake:
         problem = proposals_problem(spec, terms.vocab_size)
         if problem is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
-        problem = _resume_problem(spec, terms.vocab_size) or _rows_problem(spec)
-        problem = problem or _tables_problem(spec, terms, self._live.tables)
+        problem = resume_problem(spec, terms.vocab_size) or rows_problem(spec)
+        problem = problem or tables_problem(spec, terms.hidden_size, terms.image_rows, self._live.tables)
         return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
     def _full(self, spec: Submit) -> str | None:
@@ -288,76 +255,3 @@ class Intake:
         if absent:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no tensor {absent[0]!r}")
         return NO_CHUNKS if spec.tensors.context and not self._chunked else None
-
-
-def _rows_problem(spec: Submit) -> str | None:
-    for index, rows in spec.tensors.output_rows.items():
-        if rows > len(spec.resume.get(index, ())):
-            return f"tensors must have at most as many rows as resume has tokens, got {rows} for sequence {index}"
-    if spec.tensors.context_rows > len(spec.prompt):
-        return f"tensors must have at most {len(spec.prompt)} rows of the prompt, got {spec.tensors.context_rows}"
-    return None
-
-
-def _tables_problem(spec: Submit, terms: Terms, known: SharedTables[Table | Image]) -> str | None:
-    found = spec.tables
-    if not found:
-        return "extra_ids must be empty without tables" if found.extra_ids else None
-    problem = _table_problem(found, terms, known) or _image_problem(found, terms, known) or _places_problem(spec, terms)
-    if problem is not None:
-        return problem
-    if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
-        return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
-    if spec.prompt_logprobs is not None:
-        return "prompt_logprobs cannot be combined with tables or images: virtual tokens have no probability"
-    return None
-
-
-def _table_problem(given: PromptTables, terms: Terms, known: SharedTables[Table | Image]) -> str | None:
-    if given.tables and not terms.hidden_size:
-        return "this engine takes no prompt tables or embeddings with this model"
-    for i, table in enumerate(given.tables):
-        if table.hidden_size != terms.hidden_size:
-            return f"table {i} must have rows of {terms.hidden_size}, the model's hidden size, not {table.hidden_size}"
-        if not known.knows(table) and not table.intact:
-            return f"table {i} has other rows than its digest says"
-    return None
-
-
-def _image_problem(given: PromptTables, terms: Terms, known: SharedTables[Table | Image]) -> str | None:
-    if given.images and not terms.image_rows:
-        return "this engine takes no images with this model"
-    for i, image in enumerate(given.images):
-        # Those of a grid follow from the picture, which is looked at when they are computed.
-        if not image.columns and image.rows != terms.image_rows:
-            return f"image {i} must have {terms.image_rows} rows, not {image.rows}"
-        if not known.knows(image) and not image.intact:
-            return f"image {i} has other data than its digest says"
-    return None
-
-
-def _places_problem(spec: Submit, terms: Terms) -> str | None:
-    try:
-        Positions.of(spec.prompt, VirtualTokens.of(terms.vocab_size, spec.tables))
-    except PlaceError as error:
-        return str(error)
-    return None
-
-
-def _resume_problem(spec: Submit, vocab_size: int) -> str | None:
-    for name, indexes in (("resume", spec.resume), ("ended", spec.ended)):
-        unknown = [index for index in indexes if not 0 <= index < spec.n]
-        if unknown:
-            return f"{name} must name sequences from 0 to {spec.n - 1}, got {unknown[0]}"
-    if not remaining(spec):
-        return f"ended must not name all of the {spec.n} sequences"
-    if spec.prompt_logprobs is not None and any(spec.resume.values()):
-        return "prompt_logprobs must be unset where resume has tokens: they have come before these"
-    max_tokens = spec.stopping.max_tokens
-    for index, tokens in spec.resume.items():
-        if len(tokens) > max_tokens:
-            return f"resume must have at most max_tokens ({max_tokens}) tokens, got {len(tokens)} for sequence {index}"
-        invalid = [token for token in tokens if not 0 <= token < vocab_size]
-        if invalid:
-            return f"resume token ids must be from 0 to {vocab_size - 1}, got {invalid[0]} in sequence {index}"
-    return None

@@ -135,8 +135,8 @@ class LiveRequests:
             sequence.first_token_at = now
         request = sequence.request
         request.last_token_at = now
-        tokens = [its.token for its in drawn]
-        logprobs = [its.logprob for its in drawn if its.logprob is not None]
+        tokens = [each.token for each in drawn]
+        logprobs = [each.logprob for each in drawn if each.logprob is not None]
         if reason is FinishReason.RUNNING:
             spec, offset = request.spec, len(sequence.output) - len(tokens)
             row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, None, accepted)

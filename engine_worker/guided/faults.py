@@ -11,7 +11,7 @@ from sluice.settings.engine import GuideLimits
 MAX_REFUSED = 256
 
 
-class Remembered:
+class RefusedGuides:
     """Guides that are refused at once, the latest ones. Both threads use it."""
 
     def __init__(self, limits: GuideLimits) -> None:

@@ -74,7 +74,7 @@ class GuideWorker:
                 self._matchers.compile(row.key, row.guide)
             except GuideError as error:
                 return RowResult(0, error=str(error))
-        # The signal's default action ends the process, also in the midst of the library.
+        # The signal's default action ends the process, also within the library.
         signal.setitimer(signal.ITIMER_PROF, budgets.mask_seconds + more * TOKEN_SECONDS)
         try:
             return self._matchers.mask(row, self._memory, never)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import count
 from typing import TypeVar
 
-from engine_worker.guided.faults import Remembered, invalid, lost, not_here, too_complex
+from engine_worker.guided.faults import RefusedGuides, invalid, lost, not_here, too_complex
 from engine_worker.guided.masks import GuidedSequence, Masks, take_all
 from engine_worker.guided.messages import MAX_COMPILED, Compile, Key, Outcome, Tried, Try, key_of, receive, send
 from engine_worker.guided.processes import (
@@ -81,10 +81,10 @@ class Guides:
         self._why_not = None if reason is None else not_here(reason)
         self._limits = limits
         self._processes = GuideProcesses(lambda: TemplateLink(model, limits))
-        self._remembered = Remembered(limits)
+        self._refused_guides = RefusedGuides(limits)
         self._released: deque[int] = deque()
         """Numbers of sequences whose matchers can go."""
-        self.masks = Masks(self._processes, self._remembered, model.eos_token_ids, self._released)
+        self.masks = Masks(self._processes, self._refused_guides, model.eos_token_ids, self._released)
         self._numbers = count()
         self._ready: OrderedDict[Key, None] = OrderedDict()
         """Guides that are known to compile."""
@@ -104,7 +104,7 @@ class Guides:
         """None: nothing has to be waited for. `recovered`: an earlier attempt of this stream has run, so its guide is
         not refused because of other streams; what they drew may be what made it too complex."""
         key = key_of(guide)
-        fault = self._why_not or (None if recovered else self._remembered.find(key))
+        fault = self._why_not or (None if recovered else self._refused_guides.find(key))
         if fault is None and self._is_compiled(key):
             return None
         found = self._pending.get(key)
@@ -130,13 +130,13 @@ class Guides:
         return [GuidedSequence(next(self._numbers), key, guide, ends, self._released) for _ in range(size)]
 
     def advance(self) -> None:
-        """Take what has happened, begin what can begin. Never waits."""
+        """Handle what has ended, begin what can begin. Never waits."""
         try:
-            self._take_trials()
+            self._read_trials()
             self._begin_trials()
         except GuidesLostError as error:
             self._fail_all(lost(str(error)))
-        self._take_compiled()
+        self._read_compiled()
         self._begin_compiling()
 
     def close(self) -> None:
@@ -151,11 +151,11 @@ class Guides:
                 return
             preparation = self._untried.popleft()
             self._trials[preparation.key] = preparation
-            # If it has ended, reading finds out.
+            # An error here also shows when its results are read.
             with suppress(OSError):
                 send(self._template.trials, Try(preparation.key, preparation.guide))
 
-    def _take_trials(self) -> None:
+    def _read_trials(self) -> None:
         while self._trials and self._template is not None:
             try:
                 if not self._template.trials.poll(0):
@@ -179,7 +179,7 @@ class Guides:
             self._end(preparation, invalid(guide, tried.message))
         else:
             fault = too_complex(guide, tried.signal, self._limits, compiling=True)
-            self._remembered.refuse(key, fault)
+            self._refused_guides.refuse(key, fault)
             self._end(preparation, fault)
 
     def _on_lost(self, preparation: Preparation) -> None:
@@ -217,10 +217,10 @@ class Guides:
             return True
         with suppress(GuidesLostError):
             return self._processes.template_if_ready(self._ended) is not None
-        # Asking for a worker says why.
+        # The caller asks for a worker and gets the reason.
         return True
 
-    def _take_compiled(self) -> None:
+    def _read_compiled(self) -> None:
         if self._compiling is None:
             return
         link, preparation = self._compiling
@@ -248,8 +248,8 @@ class Guides:
         self._untried.clear()
 
 
-def _keep(latest: OrderedDict[Key, V], key: Key, value: V, most: int) -> None:
+def _keep(latest: OrderedDict[Key, V], key: Key, value: V, limit: int) -> None:
     latest[key] = value
     latest.move_to_end(key)
-    while len(latest) > most:
+    while len(latest) > limit:
         latest.popitem(last=False)

@@ -1,6 +1,6 @@
 """The masks of a step: asked for as early as possible, and collected when the logits are there.
 
-The guide worker's matchers follow from the tokens. If it dies, a new one is told of all of them, and the sequence whose
+The guide worker's matchers follow from the tokens. If it dies, a new one gets all of them, and the sequence whose
 mask it was computing ends if that was the cause.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_worker.guided.faults import Remembered, lost, too_complex, wrong_tokens
+from engine_worker.guided.faults import RefusedGuides, lost, too_complex, wrong_tokens
 from engine_worker.guided.memory import COMPILING, SLOT
 from engine_worker.guided.messages import AskMasks, Key, MasksReady, Row, RowResult, receive, send
 from engine_worker.guided.processes import GuideProcesses, GuidesLostError, WorkerLink
@@ -38,9 +38,9 @@ class GuidedSequence:
         self.guide = guide
         self.ends = tuple(ends)
         self.final = 0
-        """Output tokens that the worker was told of and that will not change."""
+        """Output tokens that the worker has and that will not change."""
         self.tail: list[int] = []
-        """What it was told of after these: promised and drafted ones."""
+        """Tokens that it has after these: promised and drafted ones."""
         self._released = released
 
     def __del__(self) -> None:
@@ -86,10 +86,14 @@ class Masks:
     """Called in the thread that computes steps."""
 
     def __init__(
-        self, processes: GuideProcesses, remembered: Remembered, eos_token_ids: Sequence[int], released: deque[int]
+        self,
+        processes: GuideProcesses,
+        refused_guides: RefusedGuides,
+        eos_token_ids: Sequence[int],
+        released: deque[int],
     ) -> None:
         self._processes = processes
-        self._remembered = remembered
+        self._refused_guides = refused_guides
         self._eos = tuple(eos_token_ids)
         self._released = released
         self._link: WorkerLink | None = None
@@ -122,7 +126,7 @@ class Masks:
     def collect(self) -> list[Masked]:
         """In the order of the draws asked for."""
         self._wait()
-        # Not kept: a sequence that has ended is told to the worker when nobody refers to it.
+        # Not kept: the worker releases a sequence once nothing here refers to it.
         asked, self._asked = self._asked, ()
         return [self._masked(slot, each) for slot, each in enumerate(asked)]
 
@@ -149,7 +153,7 @@ class Masks:
     def _send(self, link: WorkerLink, rows: list[Row]) -> None:
         link.memory.reach(len(self._asked))
         self._order = [row.slot for row in rows]
-        # If the worker has died or stands still, collecting finds out.
+        # If the worker has died or hangs, `collect` notices.
         with suppress(OSError):
             send(link.steps, AskMasks(rows, link.memory.num_slots, self._eos, take_all(self._released)))
 
@@ -189,9 +193,9 @@ class Masks:
         self._suspect = key, count
         # Its timer also counts the thread that compiles, and something else may have killed it.
         if (status in OWN_DEATHS and not compiling) or count >= MAX_DEATHS:
-            fault = too_complex(culprit.sequence.guide, status, self._remembered.limits, compiling=False)
+            fault = too_complex(culprit.sequence.guide, status, self._refused_guides.limits, compiling=False)
             if not culprit.more:
-                self._remembered.refuse(key, fault)
+                self._refused_guides.refuse(key, fault)
             # Masks after fewer drafted tokens may be found, and all drafts behind those be wrong.
             for each in [s for s, asked in self._waiting.items() if asked.sequence is culprit.sequence and s >= slot]:
                 del self._waiting[each]
@@ -208,7 +212,7 @@ class Masks:
         if isinstance(result, Fault) or self._link is None:
             return Masked(fault=result if isinstance(result, Fault) else lost("its masks are gone"))
         if result.error:
-            return Masked(fault=too_complex(asked.sequence.guide, 0, self._remembered.limits, reason=result.error))
+            return Masked(fault=too_complex(asked.sequence.guide, 0, self._refused_guides.limits, reason=result.error))
         if result.consumed < asked.known:
             return Masked(fault=wrong_tokens(asked.sequence.guide, result.consumed))
         if result.consumed < asked.known + len(asked.more):
@@ -226,9 +230,9 @@ def _row(slot: int, asked: Asked) -> Row:
         row = _whole_row(slot, asked)
         sequence.tail = row.tokens
         return row
-    new, told = [*asked.output[sequence.final : asked.known], *asked.more], sequence.tail
+    new, sent = [*asked.output[sequence.final : asked.known], *asked.more], sequence.tail
     same = 0
-    while same < min(len(new), len(told)) and new[same] == told[same]:
+    while same < min(len(new), len(sent)) and new[same] == sent[same]:
         same += 1
     row = Row(slot, sequence.number, sequence.final + same, new[same:], sequence.key, sequence.ends, asked.may_end)
     sequence.tail = new[asked.known - sequence.final :]

@@ -17,7 +17,7 @@ from sluice.ring.params import Guide, GuideKind
 
 MAX_MESSAGE = 600
 """Characters of the library's message."""
-PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 QUOTED = re.compile(r"\n +\d+ \| ")
 LIMITS = LLParserLimits(verbose_errors=False)
 
@@ -38,18 +38,18 @@ def compile_guide(tokenizer: LLTokenizer, guide: Guide) -> LLMatcher:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise GuideError(shortened(_own_words(guide, matcher.get_error())))
+        raise GuideError(shortened(_without_quotes(guide, matcher.get_error())))
     return matcher
 
 
-def _own_words(guide: Guide, message: str) -> str:
+def _without_quotes(guide: Guide, message: str) -> str:
     """Without what is quoted of the grammar, unless that is the caller's."""
     message = message.removesuffix("<non-verbose/>")
     if message.startswith("NoExtension"):
         return "no text matches it"
     if guide.kind is GuideKind.EBNF:
         return message
-    return QUOTED.split(PLACE.sub("", message), maxsplit=1)[0]
+    return QUOTED.split(POSITION.sub("", message), maxsplit=1)[0]
 
 
 def shortened(message: str) -> str:
@@ -59,7 +59,7 @@ def shortened(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
 
 
-class Standing(NamedTuple):
+class MatcherState(NamedTuple):
     """A sequence's matcher and the number of tokens that it has consumed."""
 
     matcher: LLMatcher
@@ -72,7 +72,7 @@ class Matchers:
         self._compiled: OrderedDict[Key, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         """Of `_compiled`, which two threads use."""
-        self._standing: dict[int, Standing] = {}
+        self._states: dict[int, MatcherState] = {}
 
     def compile(self, key: Key, guide: Guide) -> None:
         """Raises GuideError. Called in either thread."""
@@ -95,36 +95,36 @@ class Matchers:
 
     def release(self, sequences: list[int]) -> None:
         for sequence in sequences:
-            self._standing.pop(sequence, None)
+            self._states.pop(sequence, None)
 
     def mask(self, row: Row, memory: MaskMemory, never: Sequence[int]) -> RowResult:
         """Writes the mask to the row's slot, unless the grammar does not allow the tokens. `never`: see AskMasks."""
-        standing = self._at(row)
-        if standing is None:
+        state = self._rolled_back(row)
+        if state is None:
             return RowResult(0, known=False)
-        matcher, consumed = standing
+        matcher, consumed = state
         if consumed == row.keep and row.tokens:
             consumed += matcher.try_consume_tokens(row.tokens)
-        self._standing[row.sequence] = Standing(matcher, consumed)
+        self._states[row.sequence] = MatcherState(matcher, consumed)
         allowed = not matcher.is_error() and consumed == row.keep + len(row.tokens)
         if allowed:
             matcher.unsafe_compute_mask_ptr(memory.address(row.slot), memory.mask_bytes)
         if matcher.is_error():
-            del self._standing[row.sequence]
+            del self._states[row.sequence]
             return RowResult(consumed, error=shortened(matcher.get_error()))
         if not allowed:
             return RowResult(consumed)
         mask, ends = memory.mask(row.slot), row.ends
         return RowResult(consumed, complete=write_ends(mask, self._tokens.end, ends, never, may_end=row.may_end))
 
-    def _at(self, row: Row) -> Standing | None:
+    def _rolled_back(self, row: Row) -> MatcherState | None:
         """Rolled back to the tokens to keep, or before them if the grammar does not allow all of these. None: the row
         does not say enough."""
-        if row.guide is not None or (row.keep == 0 and row.sequence not in self._standing):
+        if row.guide is not None or (row.keep == 0 and row.sequence not in self._states):
             compiled = self._find(row.key)
-            return None if compiled is None else Standing(compiled.deep_copy(), 0)
-        standing = self._standing.get(row.sequence)
-        if standing is None or standing.consumed <= row.keep:
-            return standing
-        standing.matcher.rollback(standing.consumed - row.keep)
-        return Standing(standing.matcher, row.keep)
+            return None if compiled is None else MatcherState(compiled.deep_copy(), 0)
+        state = self._states.get(row.sequence)
+        if state is None or state.consumed <= row.keep:
+            return state
+        state.matcher.rollback(state.consumed - row.keep)
+        return MatcherState(state.matcher, row.keep)

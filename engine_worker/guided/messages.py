@@ -98,7 +98,7 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     consumed: int
     """Tokens that the grammar allows: fewer than asked for leave no mask."""
     known: bool = True
-    """False: the worker has to be told the guide and all tokens."""
+    """False: the worker needs the guide and all tokens."""
     complete: bool = False
     """Nothing more can follow, and no end is left to draw."""
     error: str = ""

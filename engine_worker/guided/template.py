@@ -120,7 +120,7 @@ class Template:
     def _try(self, asked: Try, pipe: int) -> None:
         """In the process of a trial."""
         os.nice(TRIAL_NICENESS)
-        # Its default action ends the process, also in the midst of the library.
+        # Its default action ends the process, also within the library.
         signal.setitimer(signal.ITIMER_PROF, self._budgets.compile_seconds)
         try:
             compile_guide(self._tokens.tokenizer, asked.guide)

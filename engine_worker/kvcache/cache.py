@@ -158,7 +158,7 @@ class KvCacheManager:
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
         self.tiers.check(tables)
         if self.adapters is not None:
-            self.adapters.check(its.request.adapter for its in holding if its.request.adapter is not None)
+            self.adapters.check(each.request.adapter for each in holding if each.request.adapter is not None)
         for holder in self.holders:
             self._check_table(holder)
             for block in holder.blocks[holder.num_computed // self.tokens_per_block :]:

@@ -22,8 +22,8 @@ CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "a
 WRAPPER = "base_model.model."
 """Of tensor names: peft's."""
 DECODERS = ("language_model.model.", "model.language_model.", "model.")
-"""What follows: the decoder of a model that sees, in older and newer versions of transformers, or of one that does
-not."""
+"""What follows: the decoder of a vision-language model, in older and newer versions of transformers, or of a text
+model."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
 MAX_PATTERN = 4096

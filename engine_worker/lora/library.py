@@ -169,18 +169,18 @@ class AdapterLibrary:
         return left_out
 
     def advance(self) -> None:
-        """Take what the threads have loaded. Never waits."""
+        """Store what the threads have loaded. Never waits."""
         if not self._loading:
             return
         for loading in list(self._loading):
             if loading.future is not None and loading.future.done():
-                self._take(loading, loading.future)
+                self._store(loading, loading.future)
                 if loading.done:
                     self._ended["LOADED" if loading.fault is None else loading.fault.code] += 1
         self._loading = [loading for loading in self._loading if not loading.done]
         self._end_missing()
         if self._by_version:
-            self._by_version = {version: its for version, its in self._by_version.items() if not its.done}
+            self._by_version = {version: each for version, each in self._by_version.items() if not each.done}
 
     def _end_missing(self) -> None:
         reading = any(not loading.patient for loading in self._loading)
@@ -194,7 +194,7 @@ class AdapterLibrary:
     def _max_rank(self) -> int:
         return self._options.lora_max_adapter_size
 
-    def _take(self, loading: Loading, future: "Future[Loaded]") -> None:
+    def _store(self, loading: Loading, future: "Future[Loaded]") -> None:
         try:
             loaded = future.result()
         except OtherFilesError as error:

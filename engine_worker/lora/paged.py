@@ -159,10 +159,10 @@ def _linears(targets: Sequence[Target], device: torch.device) -> dict[tuple[int,
         parts.setdefault((target.layer, target.linear), []).append(target)
     return {
         key: _Linear(
-            its[0].place,
-            len(its),
-            torch.tensor([[each.first, each.outputs.size] for each in its], dtype=torch.int32, device=device),
-            max(each.outputs.size for each in its),
+            own[0].place,
+            len(own),
+            torch.tensor([[each.first, each.outputs.size] for each in own], dtype=torch.int32, device=device),
+            max(each.outputs.size for each in own),
         )
-        for key, its in parts.items()
+        for key, own in parts.items()
     }

@@ -1,4 +1,4 @@
-"""The book of the device's adapter pages: which adapter has which, and who may be evicted. No tensors.
+"""Bookkeeping of the device's adapter pages: which adapter has which, and which may be evicted. No tensors.
 
 A page holds `lora_optimal_adapter_size` ranks of one linear map of one layer. An adapter gets all its pages or none. It
 keeps them while a sequence that holds memory uses it, and afterwards until another adapter needs them, the least
@@ -13,7 +13,7 @@ from engine_worker.step import AdapterLibrary, AdapterLoad
 
 
 class PagesCorruptError(AssertionError):
-    """The book does not balance: a bug."""
+    """The bookkeeping contradicts itself: a bug."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class AdapterPages:
     def __init__(self, host: AdapterLibrary) -> None:
         self.num_pages = host.num_pages
         self.available = host.num_pages
-        """Pages that are free or belong to adapters that nobody holds."""
+        """Pages that are free or belong to adapters without holders."""
         self.evictions = 0
         """Since the start."""
         self.host = host
@@ -41,7 +41,7 @@ class AdapterPages:
         self._loads: dict[int, AdapterLoad] = {}
         """Not yet part of a step, by number."""
         self._dropped: list[int] = []
-        """Numbers of evicted adapters that the device does not know of yet."""
+        """Numbers of evicted adapters whose eviction no step has passed to the device yet."""
 
     def __contains__(self, version: str) -> bool:
         return version in self._placed
@@ -126,7 +126,7 @@ class AdapterPages:
             raise PagesCorruptError(f"adapters are held by {found}, but used by {dict(held)}")
         pages = [*self._free, *(page for placed in self._placed.values() for page in placed.pages)]
         if sorted(pages) != list(range(self.num_pages)):
-            raise PagesCorruptError("an adapter page is lost or in two hands")
+            raise PagesCorruptError("an adapter page is lost or belongs to two adapters")
         taken = sum(len(placed.pages) for placed in self._placed.values() if placed.holders)
         if self.available != self.num_pages - taken:
             raise PagesCorruptError(f"{self.available} of {self.num_pages} pages are available, {taken} are held")
@@ -149,7 +149,7 @@ class AdapterPages:
 
 
 class PagesForecast:
-    """The book as it would be; see `engine_worker.kvcache.forecast.Forecast`."""
+    """The pages after planned changes; see `engine_worker.kvcache.forecast.Forecast`."""
 
     def __init__(self, pages: AdapterPages) -> None:
         self._pages = pages

@@ -126,8 +126,8 @@ class CausalLM(Layer):
         rotations = self._rotary.rotations(positions)
         update = None
         for number, (layer, layer_cache) in enumerate(zip(self.model.layers, cache.layers, strict=True)):
-            its = None if adapters is None else LayerAdapters(adapters, number)
-            update = layer(x, update, rotations, layer_cache, inputs, its)
+            layer_adapters = None if adapters is None else LayerAdapters(adapters, number)
+            update = layer(x, update, rotations, layer_cache, inputs, layer_adapters)
             if taps is not None:
                 taps.add(number, x, update)
         return self.model.norm(x, update)

@@ -13,28 +13,26 @@ from engine_worker.core.intake import Terms, fingerprint, longest_sequence
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
-from engine_worker.ringside.adapters import AdapterMessage, Adapters
+from engine_worker.ringside.adapters import Adapters
 from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.prompt_adapters import PromptAdapters
+from engine_worker.ringside.receiver import Receiver
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import LOGITS, DeviceLostError, Runner
-from sluice.ring.cache_events import ReadCacheEvents
-from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.heartbeats import EngineHeartbeat, Hello
+from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.host_names import HostNames
-from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
-from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
-from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
+from sluice.ring.wire import Submit, ToEngine
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
@@ -50,8 +48,6 @@ LINGER_SECONDS = 1.0
 STUCK_SECONDS = 2.0
 """A draining engine drops rows for a lane that has accepted nothing for this long."""
 ORPHAN_CHECK_SECONDS = 1.0
-MAX_FLUSHES_REPORTED = 16
-MAX_LANES_REPORTED = 64
 
 
 def open_metrics_port(settings: EngineSettings) -> MetricsPort:
@@ -82,24 +78,13 @@ class Worker:
         self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
         self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
-        self.terms = Terms(
-            fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
-            vocab_size=checkpoint.vocab_size,
-            max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
-            max_requests=settings.max_requests,
-            processors=frozenset(settings.processor_names),
-            tensors=frozenset(runner.tensors) - {LOGITS},
-            max_draft_tokens=settings.draft_tokens,
-            has_adapters=runner.adapters is not None,
-            hidden_size=runner.hidden_size,
-            image_rows=runner.image_rows,
-        )
+        self.terms = _terms(settings, checkpoint, runner)
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         self._tensors = TensorOutbox(
             settings.id, self.epoch, self._open_tensor_lane, time.monotonic, log, settings.tensor_buffer
         )
-        self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, self._tensors, log)
+        self._mailbox = Mailbox(self.epoch, lambda: self._receiver.receive(), self._outbox, self._tensors, log)
         self._stats_log = StatsLog()
         box = self._mailbox
         hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append, box.tensor_room)
@@ -126,15 +111,22 @@ class Worker:
             self._prompt_adapters.news,
         )
         self._calls = Calls(runner, self.epoch, self._heartbeats.answer, log)
+        self._receiver = Receiver(
+            self._inbox,
+            self.epoch,
+            self._routers,
+            self._engine.cache.tiers.flush,
+            self._calls,
+            self._event_reads,
+            self._adapters,
+            self._prompt_adapters,
+            self._mailbox.dropped,
+            log,
+        )
         self._callback = self._make_callback()
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._metrics_port = metrics_port or open_metrics_port(settings)
-        # The heartbeats' thread reads these two, so they are replaced whole, never modified.
-        self._flushes: list[tuple[int, int]] = []
-        """(number, blocks freed) of the latest cache flushes."""
-        self._missed: dict[int, int] = {}
-        """Frames lost, by lane."""
         self._tokenizer = checkpoint.tokenizer_fingerprint
         self._check_orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
@@ -297,53 +289,6 @@ class Worker:
         )
         return ServiceReport(self.address, engines=[own.with_stats(self._engine.stats.latest)])
 
-    def _receive(self) -> list[Submit | Cancel | Hello]:
-        """Handle all messages but those for the mailbox, which are returned."""
-        found: list[Submit | Cancel | Hello] = []
-        for message in self._inbox.receive():
-            if isinstance(message, Submit | Cancel):
-                found.append(message)
-            elif isinstance(message, Hello):
-                # Before on_hello, which makes its epoch the known one. The mailbox ends the former router's requests.
-                if self._routers.is_replacement(message):
-                    found.append(message)
-                if not self._routers.on_hello(message):
-                    self._mailbox.dropped["too_many_routers"] += 1
-            else:
-                self._handle(message)
-        return found
-
-    def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage | PromptAdapterMessage) -> None:
-        if isinstance(message, Gap):
-            self._on_gap(message)
-        elif isinstance(message, Flush):
-            self._on_flush(message)
-        elif isinstance(message, Call):
-            self._calls.begin(message)
-        elif isinstance(message, ReadCacheEvents):
-            if not self._event_reads.put(message):
-                self._mailbox.dropped["cache_events"] += 1
-        elif isinstance(message, StorePromptAdapter | ReadPromptAdapter):
-            self._prompt_adapters.on_message(message)
-        else:
-            self._adapters.on_message(message)
-
-    def _on_gap(self, gap: Gap) -> None:
-        if gap.lane_known:
-            self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
-        else:
-            self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
-        # Reinserted at the end, so that the lanes without a recent gap are forgotten first.
-        missed = {lane: count for lane, count in self._missed.items() if lane != gap.lane}
-        missed[gap.lane] = self._missed.get(gap.lane, 0) + gap.missed
-        self._missed = dict(list(missed.items())[-MAX_LANES_REPORTED:])
-
-    def _on_flush(self, message: Flush) -> None:
-        if message.engine_epoch == self.epoch:
-            blocks = self._engine.cache.tiers.flush()
-            self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_REPORTED:]
-            self._log.info("cache_flushed", blocks=blocks)
-
     def _open_lane(self, address: str) -> Lane:
         return Lane(self._context, address, security=self._security.to("detok"), names=self._host_names)
 
@@ -361,8 +306,8 @@ class Worker:
             max_sequence_tokens=self.terms.max_sequence_tokens,
             draining=self._stopping,
             stats=self._engine.stats.latest,
-            flushes=self._flushes,
-            missed=self._missed,
+            flushes=self._receiver.flushes,
+            missed=self._receiver.missed,
             tokenizer=self._tokenizer,
             max_batch_size=self._settings.max_batch_size,
             progress=self._beacon.turns,
@@ -377,3 +322,18 @@ class Worker:
             image_rows=self.terms.image_rows,
             version=self._version,
         )
+
+
+def _terms(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> Terms:
+    return Terms(
+        fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
+        vocab_size=checkpoint.vocab_size,
+        max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
+        max_requests=settings.max_requests,
+        processors=frozenset(settings.processor_names),
+        tensors=frozenset(runner.tensors) - {LOGITS},
+        max_draft_tokens=settings.draft_tokens,
+        has_adapters=runner.adapters is not None,
+        hidden_size=runner.hidden_size,
+        image_rows=runner.image_rows,
+    )

@@ -26,7 +26,7 @@ class StepResults:
         if self.tokens.device.type != "cpu":
             logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))
             short = None if sampled.short is None else on_host(sampled.short)
-            best = tuple(BestOfDraws(draws, Best(*map(on_host, its))) for draws, its in sampled.best)
+            best = tuple(BestOfDraws(beams, Best(*map(on_host, found))) for beams, found in sampled.best)
             sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
             # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.

@@ -54,9 +54,9 @@ def _rows(virtual: VirtualTokens, numbers: NDArray[np.int64]) -> NDArray[np.floa
     tables = [(table, first) for table, first in virtual.placed if isinstance(table, Table)]
     found = np.empty((len(numbers), tables[0][0].hidden_size), np.float32)
     for table, first in tables:
-        its = (numbers >= first) & (numbers < first + table.rows)
-        if its.any():
-            found[its] = _floats(table, numbers[its] - first)
+        own = (numbers >= first) & (numbers < first + table.rows)
+        if own.any():
+            found[own] = _floats(table, numbers[own] - first)
     return found
 
 

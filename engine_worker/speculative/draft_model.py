@@ -73,13 +73,13 @@ class DraftModel:
 
     def _guess(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         found: dict[Sequence, list[int]] = {}
-        going = self._first_guesses(wanted, found)
-        while going:
-            slices = [self._next_slice(sequence, found[sequence]) for sequence in going]
-            drawn = dict(zip(going, self._runner.draft(slices), strict=True))
-            for sequence in going:
+        guessing = self._first_guesses(wanted, found)
+        while guessing:
+            slices = [self._next_slice(sequence, found[sequence]) for sequence in guessing]
+            drawn = dict(zip(guessing, self._runner.draft(slices), strict=True))
+            for sequence in guessing:
                 self._ends[sequence] += 1
-            going = [sequence for sequence in going if self._take(sequence, drawn[sequence], wanted, found)]
+            guessing = [sequence for sequence in guessing if self._add_guess(sequence, drawn[sequence], wanted, found)]
         return {sequence: guesses for sequence, guesses in found.items() if guesses}
 
     def _first_guesses(self, wanted: Mapping[Sequence, int], found: dict[Sequence, list[int]]) -> list[Sequence]:
@@ -95,14 +95,14 @@ class DraftModel:
                 self.was_behind |= end - start > NEWEST
                 slices.append(self._slice(sequence, start, end))
         drawn = iter(self._runner.draft(slices))
-        going = []
+        guessing = []
         for sequence, end in ends.items():
             self._cache.commit_drafted(sequence, end)
             if end == sequence.num_tokens:
                 found[sequence], self._ends[sequence] = [], end
-                if self._take(sequence, next(drawn), wanted, found):
-                    going.append(sequence)
-        return going
+                if self._add_guess(sequence, next(drawn), wanted, found):
+                    guessing.append(sequence)
+        return guessing
 
     def _slice(self, sequence: Sequence, start: int, end: int) -> Slice:
         draws = (self._draw(sequence, ()),) if end == sequence.num_tokens else ()
@@ -118,10 +118,10 @@ class DraftModel:
             return draw
         return replace(draw, sampling=replace(draw.sampling, logprobs=None))
 
-    def _take(
+    def _add_guess(
         self, sequence: Sequence, drawn: Drawn, wanted: Mapping[Sequence, int], found: Mapping[Sequence, list[int]]
     ) -> bool:
-        """Add a guess; whether another one should follow."""
+        """Returns whether another one should follow."""
         if not drawn.drew:
             return False
         found[sequence].append(drawn.token)

@@ -13,11 +13,11 @@ class Drafter:
     """
 
     def __init__(
-        self, prompt: Sequence[int], most: int, expected: Sequence[int] = (), *, has_model: bool = False
+        self, prompt: Sequence[int], max_tokens: int, expected: Sequence[int] = (), *, has_model: bool = False
     ) -> None:
-        """`most`: tokens per step. `expected`: tokens that the caller expects as the output, from its start."""
-        self._pace = Pace(most, EXPECTED_OF_CALLER if expected else EXPECTED)
-        self.model_pace = Pace(most) if has_model else None
+        """`max_tokens`: tokens per step. `expected`: tokens that the caller expects as the output, from its start."""
+        self._pace = Pace(max_tokens, EXPECTED_OF_CALLER if expected else EXPECTED)
+        self.model_pace = Pace(max_tokens) if has_model else None
         """None: there is no draft model."""
         self._lookup = Lookup()
         # What the prompt ends with is followed by the output, not by what is expected.
@@ -44,7 +44,7 @@ class Drafter:
         return self._pace.length(cost) > 0
 
     def propose(self, output: Sequence[int], room: int, cost: float) -> Sequence[int]:
-        """At most `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
+        """At max_tokens `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
         self._feed(output)
         self.by_model = False
         length = self._pace.length(cost)

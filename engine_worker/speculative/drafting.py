@@ -9,8 +9,8 @@ from engine_worker.scheduling.simple import Schedule
 from engine_worker.speculative.cost import Cost
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.gain import Gain
-from engine_worker.speculative.looks import Looks
 from engine_worker.speculative.model_drafting import ModelDrafting, room_of
+from engine_worker.speculative.searches import Searches
 
 Drafts = dict[Sequence, abc.Sequence[int]]
 
@@ -43,7 +43,7 @@ class Drafting:
         self.model = model
         self.gain = Gain()
         """Of drafts that take no time to find."""
-        self._looks = Looks()
+        self._searches = Searches()
         self._counts = NO_DRAFTS
 
     def wants(self, in_flight: Schedule) -> bool:
@@ -52,7 +52,7 @@ class Drafting:
         if len(sequences) > self._max_batch_size:
             return False
         cost, model = self.gain.cost.of(len(sequences)), self.model
-        if self._looks.due and any(_may_draft(sequence, cost) for sequence in sequences):
+        if self._searches.due and any(_may_draft(sequence, cost) for sequence in sequences):
             return True
         return model is not None and any(_asks(each) and model.wants(each, len(sequences)) for each in sequences)
 
@@ -93,7 +93,7 @@ class Drafting:
         if batch_size <= self._max_batch_size and not schedule.context and _asking(schedule):
             if self.model is None or not self.model.asked:
                 cost = self.gain.cost.of(batch_size)
-                self._looks.record(self.gain.of(cost, drafted), batch_size / seconds if seconds else 0.0)
+                self._searches.record(self.gain.of(cost, drafted), batch_size / seconds if seconds else 0.0)
                 self.gain.cost.record(batch_size, drafted, seconds)
             if self.model is not None:
                 self.model.record_time(batch_size, drafted, seconds)
@@ -108,10 +108,10 @@ class Drafting:
         cost = self.gain.cost.of(batch_size)
         if cost is None:
             return {}
-        if not self._looks.due:
-            self._looks.skip()
+        if not self._searches.due:
+            self._searches.skip()
             return {}
-        # Before the clock starts: the first look of a sequence reads its prompt.
+        # Before the clock starts: the first search of a sequence reads its prompt.
         drafters = list(map(self._drafter, asking))
         start = self._clock()
         found: Drafts = {}
@@ -122,7 +122,7 @@ class Drafting:
                 found[sequence] = drafts
                 budget -= len(drafts)
                 expected += drafter.expects(len(drafts))
-        self._looks.add(self._clock() - start)
+        self._searches.add(self._clock() - start)
         if not self.gain.pays(cost, expected, sum(map(len, found.values()))):
             return {}
         self.gain.expect(expected)

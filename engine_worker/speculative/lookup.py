@@ -15,7 +15,7 @@ class Lookup:
 
     def __init__(self) -> None:
         self._tail: list[int] = []
-        """The last tokens, at most as many as the longest n-gram has."""
+        """The last tokens, at limit as many as the longest n-gram has."""
         self._next: dict[tuple[int, ...], int] = {}
         """By n-gram: what followed it last; if something else did before, the complement of that: a negative number."""
 
@@ -30,11 +30,11 @@ class Lookup:
             tail.append(token)
             del tail[: -SIZES[0]]
 
-    def propose(self, most: int) -> list[int]:
-        """Up to `most` tokens, each looked up after those before it."""
+    def propose(self, limit: int) -> list[int]:
+        """Up to `limit` tokens, each looked up after those before it."""
         tail = self._tail
         found: list[int] = []
-        while len(found) < most and (token := self._after(tail)) is not None:
+        while len(found) < limit and (token := self._after(tail)) is not None:
             found.append(token)
             tail = [*tail[-SIZES[0] + 1 :], token]
         return found

@@ -1,15 +1,15 @@
 """LLaVA's vision tower and projector, without the decoder (arXiv:2310.03744)."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, LlamaConfig, LlavaConfig, LlavaModel
+from transformers import LlamaConfig, LlavaConfig, LlavaModel
 
 from engine_worker.vision.names import TOWER
-from engine_worker.vision.tower import read_by, table_of
+from engine_worker.vision.processor import read_by, read_processor
+from engine_worker.vision.tower import table_of
 from sluice.ring.images import Image
 from sluice.ring.pictures import PictureError, open_picture
 from sluice.ring.tables import Table
@@ -21,9 +21,7 @@ class LlavaTower:
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Raises CheckpointError."""
         config: Any = read_by(folder, LlavaConfig.from_pretrained)
-        # What reads the pixels as the checkpoint was trained on; torchvision's versions differ in their resizing.
-        processors: Any = AutoImageProcessor
-        self._processor = read_by(folder, partial(processors.from_pretrained, backend="pil"))
+        self._processor = read_processor(folder)
         self._hidden_size = config.text_config.hidden_size
         config.text_config = LlamaConfig(
             hidden_size=self._hidden_size,

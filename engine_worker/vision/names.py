@@ -1,5 +1,5 @@
-"""Names of tensors in the files of a checkpoint that sees. They differ between versions of transformers: newer ones put
-`model.` before the parts of the model, older ones `vision_model.` within the tower."""
+"""Names of tensors in the files of a vision-language checkpoint. They differ between versions of transformers: newer
+ones put `model.` before the parts of the model, older ones `vision_model.` within the tower."""
 
 DECODER = ("language_model.model.", "model.language_model.")
 HEADS = ("language_model.lm_head.", "lm_head.")

@@ -1,17 +1,17 @@
 """The vision towers of Qwen2-VL and Qwen2.5-VL, without the decoder (arXiv:2409.12191, 2502.13923)."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor
+from transformers import AutoConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from engine_worker.vision.names import VISUAL
-from engine_worker.vision.tower import read_by, table_of
+from engine_worker.vision.processor import read_by, read_processor
+from engine_worker.vision.tower import table_of
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.images import Image
 from sluice.ring.pictures import PictureError, open_picture
@@ -31,8 +31,7 @@ class QwenTower:
     def __init__(self, folder: Path, scaling: Scaling, dtype: torch.dtype, device: torch.device) -> None:
         """Raises CheckpointError."""
         config: Any = read_by(folder, AutoConfig.from_pretrained)
-        processors: Any = AutoImageProcessor
-        self._processor = read_by(folder, partial(processors.from_pretrained, backend="pil"))
+        self._processor = read_processor(folder)
         module: Any = TOWERS.get(config.model_type)
         if module is None:
             raise CheckpointError(f"{folder}: model_type {config.model_type!r} has no vision tower here")

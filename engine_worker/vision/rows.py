@@ -71,7 +71,7 @@ class ImageRows:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, images: Sequence[Image]) -> Encoding | None:
-        """None: the rows of all are here."""
+        """None: the rows of all of them are kept."""
         self.advance()
         encoding = Encoding(self)
         for image in images:
@@ -88,7 +88,7 @@ class ImageRows:
         return encoding if encoding.missing else None
 
     def advance(self) -> None:
-        """Take what the thread has computed."""
+        """Keep what the thread has computed. Never waits."""
         for digest, (future, waiting) in list(self._pending.items()):
             if not future.done():
                 continue
@@ -110,8 +110,8 @@ class ImageRows:
                 del self._pending[digest]
 
     def table(self, image: Image) -> Table:
-        """Computed again, at once, if others have taken its place since the request began: requests hold no rows, so
-        that memory is bounded however many wait or are paused."""
+        """Its rows; computed again, at once, if they were evicted since the request began. Requests hold no rows, so
+        memory is bounded however many wait or are paused."""
         found = self._kept.get(image.digest)
         if found is None:
             self._lookups["recomputed"] += 1

@@ -1,17 +1,13 @@
 """What computes the rows of images, for each kind of model: transformers' own modules."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.images import Image
 from sluice.ring.tables import Table
-
-T = TypeVar("T")
 
 
 class Tower(Protocol):
@@ -36,18 +32,10 @@ def make_tower(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
     return LlavaTower(checkpoint.path, dtype, device)
 
 
-def read_by(folder: Path, read: Callable[..., T]) -> T:
-    """By a `from_pretrained` of transformers. Raises CheckpointError."""
-    try:
-        return read(folder, local_files_only=True)
-    except Exception as error:
-        raise CheckpointError(f"transformers cannot read how {folder} takes images: {error}") from error
-
-
 def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
     """`rows` [rows, hidden]. Raises ValueError if they are not as many as the image is to have."""
     if rows.shape != (image.rows, hidden_size):
         raise ValueError(f"an image has {tuple(rows.shape)} rows, expected {image.rows, hidden_size}")
-    # Its digest tells it from others: what is made of an image follows from the image.
+    # The image's digest identifies its rows, too: they follow from the image.
     data: Any = rows.float().cpu().contiguous().numpy()
     return Table(image.digest, image.rows, hidden_size, "float32", memoryview(data).cast("B"))

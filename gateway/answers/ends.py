@@ -1,4 +1,4 @@
-"""How an answer ended, and what it has cost."""
+"""How an answer ended, and its token counts."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from gateway.parsers.choice import parser_for
 from gateway.requests.body import decode
 from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
 from gateway.requests.guides import Guide, guide_of
-from gateway.requests.tools import demanded, offered
+from gateway.requests.tools import offered_tools, required_functions
 from sluice.client import Generation
 
 
@@ -41,11 +41,11 @@ class ChatCall(Call):
 
     def __init__(self, gateway: Gateway, exchange: Exchange, request: ChatRequest, tools_json: str) -> None:
         """`tools_json`: the request's tools as they were written."""
-        tools = offered(request.tools, request.tool_choice)
+        tools = offered_tools(request.tools, request.tool_choice)
         if tools and gateway.settings.tool_parser is None:
             raise invalid("needs a gateway with --tool-parser: this one cannot read tool calls", "tools")
         guide = guide_of(request)
-        if functions := demanded(tools, request.tool_choice):
+        if functions := required_functions(tools, request.tool_choice):
             if guide is not None:
                 raise invalid(f"cannot be combined with {guide.param}", "tool_choice")
             several = request.tool_choice == "required" and request.parallel_tool_calls is not False

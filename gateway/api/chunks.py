@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from sluice.client import AsyncStream, Chunk
 
-AHEAD = 16
-"""Chunks that wait for a slow client; beyond it the streams wait, and the ring with them."""
+MAX_WAITING = 16
+"""Chunks for a slow client; once as many wait, the streams are not read further."""
 
 
 class Item(NamedTuple):
@@ -31,7 +31,7 @@ async def merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
 
 
 async def _interleaved(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
-    queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(AHEAD)
+    queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(MAX_WAITING)
     pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
     left = len(pumps)
     try:

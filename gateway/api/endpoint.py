@@ -1,11 +1,11 @@
-"""The way of every request: admission, its body, its handler, one log line."""
+"""What every request goes through: admission, its body, its handler, one log line."""
 
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -13,7 +13,7 @@ from gateway.api.connected import while_connected
 from gateway.api.gateway import Gateway
 from gateway.caller import Caller, caller_of
 from gateway.errors import ApiError
-from gateway.requests.body import ClientDisconnect, read_body
+from gateway.requests.body import read_body
 
 JSON = "application/json"
 CLIENT_GONE = 499
@@ -72,8 +72,7 @@ class Endpoint:
         answer.request_id = notes["request_id"] = caller.request_id
         if self._gateway.counters.open > self._gateway.settings.max_requests:
             self._gateway.counters.refused += 1
-            most = self._gateway.settings.max_requests
-            message = f"{most} requests are in progress, the most that are allowed"
+            message = f"{self._gateway.settings.max_requests} requests are in progress, the most that are allowed"
             raise ApiError(429, message, "rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
         request = Request(scope, receive)
         body = b""
@@ -95,7 +94,7 @@ class Endpoint:
 
 
 class AnswerStart:
-    """Passes messages on; adds the request's id to the first, and notes its status."""
+    """Forwards ASGI messages, adds the request's id to the headers, and records the status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -59,17 +59,19 @@ async def tokenize(gateway: Gateway, exchange: Exchange) -> bytes:
     body = decode(exchange.body, TokenizeRequest)
     gateway.counters.unknown_fields += body.unknown
     request, metadata = body.fields, exchange.caller.metadata
-    text, options = _asked(request, bytes(body.raw["tools"]).decode() if request.tools else None)
+    text, options = _text_and_options(request, bytes(body.raw["tools"]).decode() if request.tools else None)
     with ring_errors():
         found = await gateway.client.tokenize(
             text, model=request.model, add_special_tokens=request.add_special_tokens, metadata=metadata, **options
         )
         models = await gateway.client.models(metadata=metadata)
-    most = max((model.max_context_tokens for model in models), default=0)
-    return msgspec.json.encode(Tokens(found.token_ids, len(found.token_ids), most))
+    max_model_len = max((model.max_context_tokens for model in models), default=0)
+    return msgspec.json.encode(Tokens(found.token_ids, len(found.token_ids), max_model_len))
 
 
-def _asked(request: TokenizeRequest, tools_json: str | None) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
+def _text_and_options(
+    request: TokenizeRequest, tools_json: str | None
+) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
     """The text or the messages, and options of chats. Raises ApiError."""
     if request.prompt is not None:
         if request.messages is not None:

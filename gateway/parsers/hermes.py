@@ -12,6 +12,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 MAX_HEAD = 1024
 """Characters within which the head of a call is looked for; a call with another one is passed on as a whole."""
+ANY_OBJECT = '{"type": "object"}'
 
 
 class HermesParser:
@@ -75,7 +76,7 @@ class OpenCall:
         self._number = number
         self._text = ""
         """All of it, until its head is known; then what may belong to its closing tag."""
-        self._arguments: Object | None = None
+        self._arguments: JsonScanner | None = None
 
     def feed(self, text: str) -> tuple[Sequence[Part], str | None]:
         """What is certain, and the text after the call; None: it has not ended."""
@@ -84,7 +85,7 @@ class OpenCall:
         self._text += text
         if head := HEAD.match(self._text[:MAX_HEAD]):
             rest, self._text = self._text[head.end() :], ""
-            self._arguments, self.is_call = Object(), True
+            self._arguments, self.is_call = JsonScanner(), True
             found, left = self._continue(self._arguments, rest)
             return [_begin(self._number, json.loads(head[1])), *found], left
         whole, tag, after = self._text.partition(END)
@@ -96,7 +97,7 @@ class OpenCall:
         """The output has ended within the call."""
         return () if self._arguments is not None else self._whole(self._text, self._before + BEGIN + self._text)
 
-    def _continue(self, arguments: "Object", text: str) -> tuple[Sequence[Part], str | None]:
+    def _continue(self, arguments: "JsonScanner", text: str) -> tuple[Sequence[Part], str | None]:
         own = arguments.feed(text)
         parts = (CallArguments(self._number, own),) if own else ()
         # What is between the arguments and the closing tag is a bracket and white space.
@@ -118,7 +119,7 @@ class OpenCall:
         return _begin(self._number, name), CallArguments(self._number, written)
 
 
-class Object:
+class JsonScanner:
     """Finds the end of a JSON object that comes in pieces."""
 
     MARKS = re.compile(r'[{}\[\]"\\]')
@@ -154,6 +155,7 @@ class Object:
 def grammar(functions: Sequence[Function], several: bool) -> str:
     """In Lark: nothing but calls of these functions."""
     again = f'("\\n" {_literal(BEGIN)} call {_literal(END)})*' if several else ""
+    close = _literal("}\n")
     lines = [
         f"start: {_literal(BEGIN)} call {_literal(END)} {again}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
@@ -161,12 +163,9 @@ def grammar(functions: Sequence[Function], several: bool) -> str:
     for i, function in enumerate(functions):
         head = f'\n{{"name": {json.dumps(function.name)}, "arguments": '
         schema = bytes(function.parameters).decode()
-        lines.append(f"call_{i}: {_literal(head)} arguments_{i} {_literal(chr(125) + chr(10))}")
-        lines.append(f"arguments_{i}: %json {OBJECT if schema in ('', 'null') else _compact(schema)}")
+        lines.append(f"call_{i}: {_literal(head)} arguments_{i} {close}")
+        lines.append(f"arguments_{i}: %json {ANY_OBJECT if schema in ('', 'null') else _compact(schema)}")
     return "\n".join(lines)
-
-
-OBJECT = '{"type": "object"}'
 
 
 def _literal(text: str) -> str:

@@ -13,8 +13,8 @@ class ReasoningParser:
     `begun`: the output begins within the reasoning, with or without <think>, as the chat template has written it.
     """
 
-    def __init__(self, begun: bool, rest: Parser) -> None:
-        self._rest = rest
+    def __init__(self, begun: bool, inner: Parser) -> None:
+        self._inner = inner
         self._begun = begun
         self._start: str | None = ""
         """The output so far; None once it is known how it begins."""
@@ -29,7 +29,7 @@ class ReasoningParser:
             found = self._start.lstrip()
             if BEGIN.startswith(found) and found != BEGIN:
                 return ()
-            text, self._start = self._begin(found)
+            text = self._begin(found)
         if self._until is not None:
             return self._reason(self._until, text)
         return self._answer(text)
@@ -37,22 +37,22 @@ class ReasoningParser:
     def end(self) -> Sequence[Part]:
         parts: list[Part] = []
         if self._start:
-            text, self._start = self._begin(self._start)
-            parts += self.feed(text)
+            parts += self.feed(self._begin(self._start))
         if self._until is not None and (held := self._until.end()):
             parts.append(Reasoning(held))
-        return [*parts, *self._rest.end()]
+        return [*parts, *self._inner.end()]
 
-    def _begin(self, found: str) -> tuple[str, None]:
-        """The text that is left."""
+    def _begin(self, found: str) -> str:
+        """Decide how the output begins; returns the text that is left. `found`: the output without leading blanks."""
+        start, self._start = self._start, None
         if found.startswith(BEGIN):
             self._until = UntilTag(END)
             self._strips = True
-            return found.removeprefix(BEGIN), None
+            return found.removeprefix(BEGIN)
         if self._begun:
             self._until = UntilTag(END)
-            return found, None
-        return self._start or found, None
+            return found
+        return start or found
 
     def _reason(self, until: UntilTag, text: str) -> Sequence[Part]:
         before, after = until.feed(text)
@@ -64,7 +64,7 @@ class ReasoningParser:
         return parts
 
     def _answer(self, text: str) -> Sequence[Part]:
-        return self._rest.feed(self._stripped(text))
+        return self._inner.feed(self._stripped(text))
 
     def _stripped(self, text: str) -> str:
         if self._strips:

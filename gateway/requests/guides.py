@@ -80,7 +80,7 @@ def guide_of(given: Guided) -> Guide | None:
 
 
 def json_text(value: msgspec.Raw) -> str:
-    """JSON as it was written; in quotes, it is JSON in JSON."""
+    """JSON as it was written; a JSON string is taken to contain JSON."""
     data = bytes(value)
     return str(msgspec.json.decode(data)) if data.startswith(b'"') else data.decode()
 

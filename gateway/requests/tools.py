@@ -31,7 +31,7 @@ class NamedTool(msgspec.Struct, tag="function"):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-def offered(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Tool]:
+def offered_tools(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Tool]:
     """The tools that go into the prompt. Raises ApiError."""
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -42,7 +42,7 @@ def offered(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Tool]:
     return [] if choice == "none" else tools
 
 
-def demanded(tools: list[Tool], choice: ToolChoice | None) -> list[Function]:
+def required_functions(tools: list[Tool], choice: ToolChoice | None) -> list[Function]:
     """The functions of which one must be called; empty: the model is free. Raises ApiError."""
     if choice == "required":
         return [tool.function for tool in tools]

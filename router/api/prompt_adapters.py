@@ -25,7 +25,7 @@ ID_FIELD = "prompt_adapter_id"
 MAX_LOADING = 4
 """At a time: each may take twice its size in memory."""
 CONFIGURED_SECONDS = 1.0
-"""Between two looks for engines, and until engines have said what they know."""
+"""Interval at which engines are looked for, and time for them to report what they know."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class ResponseBuilder:
         prompt = self._request.prompt
         found = [pb.TokenLogprob(token_id=prompt[0], token=self._vocabulary.bytes_of(prompt[0]))]
         for token, (logprob, rank, best) in zip(prompt[1:], rows, strict=False):
-            top = [self._logprob(other, its, place) for place, (other, its) in enumerate(best, 1)]
+            top = [self._logprob(other, value, place) for place, (other, value) in enumerate(best, 1)]
             found.append(self._logprob(token, logprob, rank, top))
             if len(found) % BUILT_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -198,9 +198,9 @@ class ResponseBuilder:
 
     def _logprobs(self, sequence: SequenceLog) -> list[pb.TokenLogprob]:
         found = []
-        for token, its in zip(sequence.undelivered_ids, sequence.logprobs, strict=False):
-            top = [self._logprob(other, logprob, rank) for rank, (other, logprob) in enumerate(its.top, 1)]
-            found.append(self._logprob(token, its.logprob, its.rank, top))
+        for token, entry in zip(sequence.undelivered_ids, sequence.logprobs, strict=False):
+            top = [self._logprob(other, logprob, rank) for rank, (other, logprob) in enumerate(entry.top, 1)]
+            found.append(self._logprob(token, entry.logprob, entry.rank, top))
         return found
 
     def _logprob(self, token: int, logprob: float, rank: int, top: Sequence[pb.TokenLogprob] = ()) -> pb.TokenLogprob:

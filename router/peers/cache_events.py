@@ -1,7 +1,7 @@
 """Readers of the KV cache events that engines keep. Nothing is kept here: each reader asks engines for what comes next.
 
-An engine is asked again once its last answer was read. So a slow reader costs nobody anything but the oldest events of
-the engine's buffer, and where these are missing is seen by the numbers.
+An engine is asked again once its last answer was read. So a slow reader misses no more than the oldest events
+of the engine's buffer, affects no other reader, and sees by the numbers which events it missed.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.timing import HEARTBEAT_SECONDS
 
 MAX_READERS = 64
-LOOK_SECONDS = 0.1
-"""Between two looks at which engines there are."""
+CHECK_SECONDS = 0.1
+"""Interval at which readers check which engines there are."""
 ASK_AGAIN_SECONDS = 4 * HEARTBEAT_SECONDS
 """Without an answer, which comes with a heartbeat: the question or the answer was lost."""
 MAX_POSITIONS = 1024
@@ -68,7 +68,7 @@ class CacheEventReader:
             self._ask()
             self._answered.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(self._answered.wait(), CHECK_SECONDS)
         epoch = next(iter(self._answers))
         return self._answers.pop(epoch)
 

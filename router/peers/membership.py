@@ -19,9 +19,9 @@ from sluice.ring.timing import HELLO_SECONDS, WATCH_SECONDS
 from sluice.settings.router import PeerSettings
 
 RESOLVE_SECONDS = 2.0
-"""Between two look-ups of the peers' names and files: a new replica takes part about this soon."""
+"""Interval at which the peers' names and files are looked up: the delay before a new replica is used."""
 PAUSE_SECONDS = 0.25
-"""A look at the peers that comes later than this shows that this process was paused."""
+"""A check of the peers that comes this late shows that this process was paused."""
 MAX_WARNED = 1000
 
 OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool, bool], None]

@@ -6,6 +6,6 @@ from enum import Enum
 class Appended(Enum):
     TAKEN = 0
     SEEN = 1
-    """All of it had come before, or nobody wants it any more."""
+    """All of it had come before, or is no longer wanted."""
     HOLE = 2
     """Something before it is missing."""

@@ -11,10 +11,12 @@ from router.errors import Reason, RequestError, Violation
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.appended import Appended
-from router.requests.attempts import AttemptSender, reaches
+from router.requests.attempt_sender import AttemptSender
+from router.requests.candidates import reaches
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
-from router.requests.request_state import RequestPhase, RequestState
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
@@ -121,7 +123,7 @@ class Dispatcher:
             request = self._current(part.request, part.attempt)
             if request is not None and request.log.append_prompt_logprobs(part) is Appended.HOLE:
                 message = f"log-probabilities of the prompt are missing before {part.start}"
-                self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
+                self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         for row in batch.rows():
             request = self._current(row.request, row.attempt)
             if request is None or not 0 <= row.sequence < request.spec.n:
@@ -137,11 +139,11 @@ class Dispatcher:
             else:
                 self._ingest_tensor(request, part)
 
-    def lose_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
+    def give_up_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
         """Give up the attempt on the ring, and have the request recovered if possible."""
-        self._lose_attempt(request, RequestError(code, message))
+        self._give_up_attempt(request, RequestError(code, message))
 
-    def _lose_attempt(self, request: RequestState, error: RequestError) -> None:
+    def _give_up_attempt(self, request: RequestState, error: RequestError) -> None:
         """All lost attempts come here."""
         if self._recovery.recover(request, error):
             return
@@ -155,7 +157,7 @@ class Dispatcher:
         # All of them: a gap does not show whose rows were lost, and a terminal row may be among them.
         concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
         for request in concerned:
-            self.lose_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
         return len(concerned)
 
     def on_frames_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
@@ -164,7 +166,7 @@ class Dispatcher:
         concerned = [request for request in at if request.attempt.engine.epoch == engine]
         for request in concerned:
             message = f"messages of {request.engine} to {detokenizer.name} were lost"
-            self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         return len(concerned)
 
     def on_tensor_frames_lost(self, engine: int) -> int:
@@ -172,7 +174,7 @@ class Dispatcher:
         at = [request for request in self._requests.on_ring if request.attempt.engine.epoch == engine]
         concerned = [request for request in at if request.spec.tensors]
         for request in concerned:
-            self.lose_attempt(request, ErrorCode.ROWS_LOST, f"tensors of {request.engine} were lost")
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"tensors of {request.engine} were lost")
         return len(concerned)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
@@ -184,7 +186,7 @@ class Dispatcher:
             if request is poison:
                 self._end_poison(request)
             else:
-                self.lose_attempt(request, code, f"{peer.name} {why}")
+                self.give_up_attempt(request, code, f"{peer.name} {why}")
         self._attempts.forget_peer(peer, gone)
 
     def move_off_cut_off(self) -> None:
@@ -193,7 +195,7 @@ class Dispatcher:
         for request in self._requests.on_ring if cut_off else ():
             engine, detokenizer = request.attempt.engine, request.attempt.detokenizer
             if engine in cut_off and not reaches(engine, detokenizer):
-                self.lose_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
+                self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
 
     def move_off_draining(self) -> None:
         """Give up the attempts at peers that have drained for DRAIN_SETTLE_SECONDS, as soon as others can take them."""
@@ -206,7 +208,7 @@ class Dispatcher:
             at = next((peer for peer in draining if _is_at(request, peer)), None)
             # An attempt that is being cancelled ends soon of itself.
             if at is not None and request.phase is RequestPhase.ON_RING and self._attempts.can_move(request):
-                self.lose_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
+                self.give_up_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
 
     def close(self) -> None:
         self._recovery.close()
@@ -230,7 +232,7 @@ class Dispatcher:
         deaths = request.suspicion.deaths
         details = {"engine": request.engine, "engine_deaths": deaths, "received_tokens": request.log.received}
         self._log.error("poison_request_ended", **request.log_ids, tenant=request.tenant, **details)
-        self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
+        self.give_up_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:
         """End the request, whatever its phase. No effect if it has ended."""
@@ -265,7 +267,7 @@ class Dispatcher:
                     self._suspects.clear(request.suspicion)
         if appended is Appended.HOLE and not failed:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
-            self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
             # Also if the log refused the row, as after a fault: the attempt has ended all the same.
             self._end_sequence(request, row.sequence, row.end)
@@ -275,7 +277,7 @@ class Dispatcher:
         waiting = [sequence for sequence in request.log.sequences if sequence.held_end is not None]
         if request.log.append_tensor(part) is Appended.HOLE:
             message = f"rows of the tensor {part.name} are missing before {part.start}"
-            self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
             return
         for sequence in waiting:
             if sequence.end is not None and sequence.end.reason is FinishReason.STOP_STRING:
@@ -294,7 +296,7 @@ class Dispatcher:
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
-            self._lose_attempt(request, error_of(fault))
+            self._give_up_attempt(request, error_of(fault))
             return
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.

@@ -21,11 +21,12 @@ from router.requests.trace import RequestTrace, trace_ended, trace_refused
 from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import check_adapter
+from router.validate.context import fit
 from router.validate.images import check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.sampling import ban_words, check_processors
-from router.validate.spec import fit, parse
+from router.validate.spec import parse
 from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.errors import ErrorCode, FinishReason

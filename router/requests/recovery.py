@@ -10,9 +10,10 @@ from router.errors import RequestError
 from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.requests.admission import Admission
-from router.requests.attempts import AttemptSender
+from router.requests.attempt_sender import AttemptSender
 from router.requests.registry import RequestCounters
-from router.requests.request_state import RequestPhase, RequestState
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.settings.router import RecoverySettings

@@ -6,7 +6,9 @@ import time
 from collections import Counter, deque
 
 from router.errors import RequestError
-from router.requests.request_state import Attempt, RequestPhase, RequestState
+from router.requests.attempt import Attempt
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode

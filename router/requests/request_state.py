@@ -3,14 +3,12 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Final
 
-from router.peers.peers import DetokenizerPeer, EnginePeer
-from router.peers.placement import Choice
 from router.requests.admission import Permit
+from router.requests.attempt import Attempt, LostAttempt
+from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
@@ -19,83 +17,11 @@ from sluice.ring.params import RetentionParams, SamplingParams
 from sluice.ring.tables import NO_TABLES, PromptTables, VirtualTokens
 from sluice.ring.wire import PROBATION_TOKENS, Started, Times
 
-
-class RequestPhase(Enum):
-    """Where a request is between its arrival and the end of its last attempt; the value says what happens there."""
-
-    TOKENIZING = "its prompt becomes token ids"
-    QUEUED = "it waits for a permit"
-    PLACING = "it waits for peers that can take its first attempt"
-    ON_RING = "an attempt runs"
-    CANCELLING = "a Cancel was sent for its attempt, whose terminal rows are awaited"
-    RECOVERING = "its attempt was lost; it waits for peers that can take the next one"
-    PAUSED = "its client reads too slowly: no attempt and no permit until the client has caught up"
-    ENDED = "no attempt runs, and none will follow"
-
-
 MAX_LOST_KEPT = 32
 """Lost attempts of a request that are remembered: a client that reads slowly may pause it any number of times."""
 UNCONNECTED_TOKENS = 16
 """Per sequence: what an engine may draw before a new lane to its detokenizer is connected; all of it is lost if the
 engine dies by then. Half a second at 30 ms per token, where connecting takes milliseconds."""
-
-P = RequestPhase
-PREPARING = frozenset({P.TOKENIZING, P.QUEUED, P.PLACING})
-SUBMITTED = frozenset({P.ON_RING, P.CANCELLING})
-WITHOUT_PERMIT = frozenset({P.PAUSED, P.ENDED})
-
-TRANSITIONS: Mapping[P, Mapping[P, str]] = {
-    P.TOKENIZING: {P.QUEUED: "prompt tokenized", P.ENDED: "refused or stopped"},
-    P.QUEUED: {P.PLACING: "permit granted", P.ENDED: "refused or stopped"},
-    P.PLACING: {P.ON_RING: "submitted", P.ENDED: "no peers, or stopped"},
-    P.ON_RING: {
-        P.CANCELLING: "stopped",
-        P.RECOVERING: "attempt lost",
-        P.PAUSED: "client too slow",
-        P.ENDED: "last terminal row, or attempt lost beyond recovery",
-    },
-    P.CANCELLING: {P.ENDED: "last terminal row, or attempt lost"},
-    P.RECOVERING: {P.ON_RING: "submitted again", P.ENDED: "no peers, or stopped"},
-    P.PAUSED: {P.RECOVERING: "client caught up, permit granted", P.ENDED: "stopped"},
-    P.ENDED: {},
-}
-"""Every legal change of phase, with its cause. "Stopped": by an abort, a client that has gone, the time limit, or a
-router that drains. docs/architecture.md has the diagram, generated from this table."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One submission of a request to an engine."""
-
-    number: int
-    engine: EnginePeer
-    detokenizer: DetokenizerPeer
-    choice: Choice
-    """What placement charges for it."""
-    tokens_before: int
-    """Tokens received by the attempts before this one."""
-    progress_before: int
-    """`RequestLog.progress` by the attempts before this one."""
-    submitted: float = field(default_factory=lambda: time.monotonic())
-    """On time.monotonic's clock, as all times here."""
-    started: bool = False
-    has_tokens: bool = False
-    """Its first token has come, so the prompt is computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LostAttempt:
-    """One that was given up."""
-
-    number: int
-    engine: str
-    detokenizer: str
-    submitted: float
-    ended: float
-    reason: str
-    """An error code."""
-    received_tokens: int
-    """By this attempt and those before it."""
 
 
 class RequestState:

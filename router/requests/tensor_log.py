@@ -127,6 +127,6 @@ class TensorLog:
             yield from self._rows[sequence, name].take(tokens)
 
     def clear(self) -> None:
-        """Nobody takes rows any more."""
+        """Drop all rows, and those that still come: the reader has gone."""
         self._rows.clear()
         self.wanted = NO_TENSORS

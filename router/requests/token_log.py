@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.errors import RequestError
 from router.requests.appended import Appended
+from router.requests.prompt_log import PromptLog
 from router.requests.tensor_log import TensorLog
 from sluice.ring.errors import FinishReason
-from sluice.ring.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
+from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.tensors import TensorParams, TensorRows
 from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 
@@ -62,48 +63,6 @@ class SequenceLog:
 
     def drop_content(self) -> None:
         self.ids, self.text, self.logprobs = array("q"), [], []
-
-
-class PromptLog:
-    """Log-probabilities of the prompt, packed: there may be a quarter of a million."""
-
-    def __init__(self, rows: int = 0, top: int = 0) -> None:
-        """`rows`: how many are awaited, one less than the prompt has tokens."""
-        self._awaited = rows
-        self._top = top
-        self._data = bytearray()
-        self._delivered = False
-
-    @property
-    def received(self) -> int:
-        return len(self._data) // row_bytes(self._top)
-
-    @property
-    def complete(self) -> bool:
-        return self._delivered or self.received >= self._awaited
-
-    def append(self, part: PromptLogprobs) -> Appended:
-        if self._delivered:
-            return Appended.SEEN
-        if part.top != self._top or part.start > self.received or part.start + part.rows > self._awaited:
-            return Appended.HOLE
-        seen = self.received - part.start
-        if seen >= part.rows:
-            return Appended.SEEN
-        self._data += part.data[seen * row_bytes(self._top) :]
-        return Appended.TAKEN
-
-    def forget(self) -> None:
-        """The attempt that brought them was lost, and the next one may have another model."""
-        self._data.clear()
-
-    def mark_delivered(self) -> None:
-        self._delivered = True
-        self._data.clear()
-
-    def rows(self) -> Iterator[Row]:
-        """What has come so far, of the prompt's second token first."""
-        return unpack(bytes(self._data), self._top)
 
 
 class RequestLog:
@@ -174,7 +133,7 @@ class RequestLog:
         if self._closed or self.fault is not None or self.complete or part.sequence >= len(self.sequences):
             return Appended.SEEN
         own = self.sequences[part.sequence]
-        # After a stop string its engine draws more, until it hears of it.
+        # After a stop string its engine draws more, until the cancel arrives.
         if own.end is not None and not part.context:
             return Appended.SEEN
         appended = self.tensors.append(part)

@@ -1,13 +1,10 @@
-"""One validated request: `parse` makes it from a sluice.v1.GenerationSpec, `fit` checks it against the context."""
+"""One validated request: `parse` makes it from a sluice.v1.GenerationSpec."""
 
-import os
-import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.errors import Range, Reason, RequestError, Violation, Violations, shown
-from router.validate.adapter import VERSION, Began, Find, parse_adapter, split_fingerprint
+from router.errors import Range, Reason, RequestError, Violations, shown
+from router.validate.adapter import Began, Find, parse_adapter
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
@@ -15,6 +12,8 @@ from router.validate.images import GivenImages, parse_images
 from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
+from router.validate.request_id import parse_request_id
+from router.validate.resume import check_seed, parse_began, parse_resume
 from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
 from router.validate.speculation import parse_speculation
 from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
@@ -30,8 +29,6 @@ from sluice.v1 import generation_pb2 as pb
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request: a failed attempt loses fewer than this."""
 ENGINE_DEATHS_RANGE = Range(0, 8)
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ def parse(
         check_model(spec.model, model, "spec.model")
     reject_unbuilt(spec)
     bad = Violations()
-    began = _began(spec.resume, bad)
+    began = parse_began(spec.resume, bad)
     adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
@@ -163,10 +160,10 @@ def parse(
     sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
     sampling = parse_beams(spec, sampling, n, bad)
     table = parse_table(spec, limits, bad, find_table, began)
-    resume = _resume(spec.resume, n, stopping, model, bad)
-    _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
+    resume = parse_resume(spec.resume, n, stopping, model, bad)
+    check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
-        request_id=_request_id(spec.request_id, bad),
+        request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad, table),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
@@ -209,54 +206,6 @@ def check_model(name: str, model: Model, field: str) -> None:
         message = f"{field} is {shown(name)}; the model served here is {model.name!r}"
         metadata = {"model": shown(name), "served": model.name}
         raise RequestError(ErrorCode.MODEL_NOT_FOUND, message, metadata=metadata, private=True)
-
-
-def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
-    """The request's max_tokens, at least 1; as many as fit if the caller set none.
-
-    Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW with both numbers.
-    """
-    if prompt_tokens == 0:
-        raise RequestError.invalid(
-            [Violation(spec.prompt.field, "has no tokens, must have at least one", reason=Reason.MISSING)]
-        )
-    room = context_tokens - prompt_tokens
-    wanted = spec.stopping.max_tokens
-    with_prompt = f"with {prompt_tokens} prompt tokens"
-    context = f"the context of {context_tokens} tokens"
-    if room < 1:
-        raise _overflow(spec.prompt.field, f"has {prompt_tokens} tokens, which leaves no room in {context}")
-    if wanted is not None and wanted > room:
-        total = prompt_tokens + wanted
-        raise _overflow("spec.stopping.max_tokens", f"is {wanted}, {with_prompt} that is {total}, more than {context}")
-    if spec.stopping.min_tokens > room:
-        least = spec.stopping.min_tokens
-        raise _overflow("spec.stopping.min_tokens", f"is {least}, but {with_prompt} only {room} fit {context}")
-    for index, ids in spec.resume.items():
-        if len(ids) > room:
-            found = f"has {len(ids)} tokens of output {index}"
-            raise _overflow("spec.resume", f"{found}, but {with_prompt} only {room} fit {context}")
-    return wanted or room
-
-
-def new_request_id() -> str:
-    """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
-    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    # The version, 7, and the variant, 0b10.
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    text = f"{value:032x}"
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-def _request_id(given: str, bad: Violations) -> str:
-    if given and not REQUEST_ID.fullmatch(given):
-        bad.add(
-            "spec.request_id",
-            f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]",
-            reason=Reason.INVALID_FORMAT,
-        )
-    return given or new_request_id()
 
 
 def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
@@ -321,56 +270,3 @@ def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> flo
     if not spec.HasField("time_limit"):
         return None
     return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)
-
-
-def _resume(
-    given: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
-) -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
-    most = stopping.max_tokens or model.max_context_tokens
-    for i, part in enumerate(given):
-        field = f"spec.resume[{i}]"
-        if part.index >= n:
-            bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}", reason=Reason.OUT_OF_RANGE)
-            return {}
-        if part.index in found:
-            bad.add(f"{field}.index", f"is {part.index}, which was given before", reason=Reason.DUPLICATE)
-            return {}
-        if bad.at_most(f"{field}.token_ids", len(part.token_ids), most, "ids"):
-            bad.token_ids(f"{field}.token_ids", part.token_ids, model.vocab_size)
-        found[part.index] = tuple(part.token_ids)
-    return found
-
-
-def _began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
-    found = given[0].model_fingerprint if given else ""
-    began = split_fingerprint(found)
-    versions = [version for version in began[1:] if version]
-    if found and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
-        bad.add(
-            "spec.resume[0].model_fingerprint",
-            f"is {shown(found)}, must be what Started returned",
-            reason=Reason.CONFLICT,
-        )
-        return Began()
-    for i, part in enumerate(given):
-        if part.model_fingerprint != found:
-            both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
-            bad.add(f"spec.resume[{i}].model_fingerprint", both, reason=Reason.CONFLICT)
-            break
-    return began
-
-
-def _check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:
-    # Only the seed that drew the tokens so far continues the same sequence.
-    if any(resumed.values()) and not greedy and not seed_given:
-        field = "spec.sampling.seed"
-        bad.add(
-            field,
-            "is not set: with resume and a temperature above 0 it must be what Started returned",
-            reason=Reason.MISSING,
-        )
-
-
-def _overflow(field: str, description: str) -> RequestError:
-    return RequestError.invalid([Violation(field, description, reason=Reason.TOO_MANY)], ErrorCode.CONTEXT_OVERFLOW)

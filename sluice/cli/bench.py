@@ -1,4 +1,4 @@
-"""`sluice bench`: a load for one server or several, and what they make of it."""
+"""`sluice bench`: the same load for one server or several, and their figures."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Plan:
     warmup: int
     seed: int
 
-    def rehearsal(self, tokens_per_word: float, server: int) -> list[workload.Request]:
+    def warmup_requests(self, tokens_per_word: float, server: int) -> list[workload.Request]:
         return workload.random_requests(
             self.warmup, self.lengths, tokens_per_word, self.seed, f"{server}, before the first round"
         )
@@ -61,7 +61,7 @@ class Contender:
 
     server: BenchServer
     target: Target
-    rehearsal: Sequence[workload.Request]
+    warmup: Sequence[workload.Request]
     loads: Sequence[Sequence[workload.Request]]
     """One per round."""
 
@@ -148,12 +148,12 @@ async def _measure(
             target = await connect(server, access, asked)
             stack.push_async_callback(target.close)
             tokens_per_word = await _tokens_per_word(server, target)
-            rehearsal, loads = plan.rehearsal(tokens_per_word, number), plan.loads(tokens_per_word, number)
-            contenders.append(Contender(server, target, rehearsal, loads))
+            warmup, loads = plan.warmup_requests(tokens_per_word, number), plan.loads(tokens_per_word, number)
+            contenders.append(Contender(server, target, warmup, loads))
         with Progress(*BAR, console=notes(), transient=True) as bar:
-            at_once = Pace(concurrency=plan.pace.concurrency)
+            unpaced = Pace(concurrency=plan.pace.concurrency)
             for each in contenders:
-                await _send(each, each.rehearsal, at_once, plan.seed, bar)
+                await _send(each, each.warmup, unpaced, plan.seed, bar)
             rounds: list[list[Measured]] = [[] for _ in contenders]
             for turn in range(plan.rounds):
                 for each, own in zip(contenders, rounds, strict=True):

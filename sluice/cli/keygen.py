@@ -122,7 +122,7 @@ def _create(secrets: list[Secret]) -> None:
             )
         for secret in [] if existing else secrets:
             if not cluster.create(secret):
-                raise fail(f"{secret['metadata']['name']} has just been created by somebody else: try again")
+                raise fail(f"{secret['metadata']['name']} has just been created by another process: try again")
     except ClusterError as error:
         raise fail(str(error)) from error
     for name in names:

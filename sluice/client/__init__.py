@@ -27,7 +27,7 @@ from sluice.client.errors import (
 )
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
 from sluice.client.loras import Lora, LoraWeights, RouterLoras, read_lora
-from sluice.client.options import KvCache, Message, Options, Prompt, PromptEmbeds, TokenRangeRetention
+from sluice.client.options import KvCache, Message, Options, Prompt, PromptEmbeds, TokenizeOptions, TokenRangeRetention
 from sluice.client.prompt_adapters import PromptAdapter, RouterPromptAdapters
 from sluice.client.results import (
     Chunk,
@@ -50,6 +50,6 @@ __all__ = [
     "LostEvents", "Message", "Metadata", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
     "Overloaded", "Poison", "Prompt", "PromptAdapter", "PromptEmbeds", "RankAnswer", "RouterLoras",
     "RouterPromptAdapters", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor", "Timings",
-    "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable", "Usage",
-    "Violation", "embeddings_of", "read_lora",
+    "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "TokenizeOptions", "Unauthenticated",
+    "Unavailable", "Usage", "Violation", "embeddings_of", "read_lora",
 ]  # fmt: skip

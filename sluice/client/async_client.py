@@ -1,22 +1,20 @@
 """The asyncio client."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
-import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from sluice.client import loras, prompt_adapters, requests
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Method, Router, Routers, any_yes
-from sluice.client.each_router import Listing
+from sluice.client.calls import AsyncCalls
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Routers
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
-from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
+from sluice.client.errors import ModelNotFound
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
 from sluice.client.loras import AdapterFolder, Folder, RouterLoras, Upload
-from sluice.client.options import Message, Options, Prompt
+from sluice.client.options import Message, Options, Prompt, TokenizeOptions
 from sluice.client.prompt_adapters import RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
@@ -31,6 +29,7 @@ class AsyncClient:
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
         asyncio.get_running_loop()
         self._routers = Routers(aio, addresses, **options)
+        self._calls = AsyncCalls(self._routers)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -44,7 +43,9 @@ class AsyncClient:
         `metadata` is sent with this call, instead of the client's entries of the same name.
         """
         request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
-        return read_generation(await self._call(lambda router: router.generation.Generate, request, timeout, metadata))
+        return read_generation(
+            await self._calls.call(lambda router: router.generation.Generate, request, timeout, metadata)
+        )
 
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
@@ -58,32 +59,15 @@ class AsyncClient:
     async def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
         request = pb.AbortRequest(request_id=request_id, reason=reason)
-        return await self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
+        return await self._calls.any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     async def tokenize(
-        self,
-        text: str | Sequence[Message],
-        *,
-        model: str = "",
-        add_special_tokens: bool | None = None,
-        offsets: bool = False,
-        tools_json: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool | None = None,
-        metadata: Metadata = (),
+        self, text: str | Sequence[Message], *, metadata: Metadata = (), **options: Unpack[TokenizeOptions]
     ) -> Tokenization:
-        """Token ids of a text or of the messages of a chat, as the server would tokenize them as a prompt.
-
-        `offsets` are for texts, the options from `tools_json` on for chats.
-        """
-        chat = {
-            "tools_json": tools_json,
-            "template_kwargs": template_kwargs,
-            "continue_final_message": continue_final_message,
-        }
-        request = requests.tokenize_request(text, model, add_special_tokens, offsets, chat)
+        """Token ids of a text or of the messages of a chat, as the server would tokenize them as a prompt."""
+        request = requests.tokenize_request(text, options)
         return read_tokenization(
-            await self._call(lambda router: router.generation.Tokenize, request, metadata=metadata)
+            await self._calls.call(lambda router: router.generation.Tokenize, request, metadata=metadata)
         )
 
     async def detokenize(
@@ -96,13 +80,15 @@ class AsyncClient:
     ) -> str:
         """Text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
-        return str((await self._call(lambda router: router.generation.Detokenize, request, metadata=metadata)).text)
+        return str(
+            (await self._calls.call(lambda router: router.generation.Detokenize, request, metadata=metadata)).text
+        )
 
     async def models(self, *, metadata: Metadata = ()) -> list[admin_pb2.Model]:
         found: list[admin_pb2.Model] = []
         request = admin_pb2.ListModelsRequest()
         while True:
-            answer = await self._call(lambda router: router.models.ListModels, request, metadata=metadata)
+            answer = await self._calls.call(lambda router: router.models.ListModels, request, metadata=metadata)
             found += answer.models
             if not answer.next_page_token:
                 return found
@@ -110,14 +96,16 @@ class AsyncClient:
 
     async def stats(self) -> admin_pb2.Stats:
         """Statistics of the engines and detokenizers."""
-        response = await self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest())
+        response = await self._calls.call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest())
         stats: admin_pb2.Stats = response.stats
         return stats
 
     async def server_info(self) -> admin_pb2.GetServerInfoResponse:
         """The router that answers, and the engines, detokenizers and models that it knows."""
         request = admin_pb2.GetServerInfoRequest()
-        info: admin_pb2.GetServerInfoResponse = await self._call(lambda router: router.admin.GetServerInfo, request)
+        info: admin_pb2.GetServerInfoResponse = await self._calls.call(
+            lambda router: router.admin.GetServerInfo, request
+        )
         return info
 
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
@@ -146,7 +134,9 @@ class AsyncClient:
         second time, since the method may have run. Raises TypeError, ValueError for arguments that JSON cannot hold.
         """
         request = call_request(method, args, kwargs, ranks, timeout)
-        return read_answers(await self._call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
+        return read_answers(
+            await self._calls.call_once(lambda router: router.admin.CallEngines, request, deadline(timeout))
+        )
 
     async def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
         """The model version that new requests go to, of each router by itself, in the order of `addresses`.
@@ -154,7 +144,9 @@ class AsyncClient:
         One that did not answer has an `error`. With AdminService on a port of its own, give the addresses of that port.
         """
         request = admin_pb2.GetServerInfoRequest()
-        return read_info(self.addresses, await self._each(lambda router: router.admin.GetServerInfo, request, timeout))
+        return read_info(
+            self.addresses, await self._calls.call_each(lambda router: router.admin.GetServerInfo, request, timeout)
+        )
 
     async def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
         """Send new requests to engines with this label (`model_version`), or to any if it is empty, at every router.
@@ -164,7 +156,7 @@ class AsyncClient:
         restarts begins with its setting `serving_version` again.
         """
         request = admin_pb2.SetServingVersionRequest(version=version)
-        answers = await self._each(lambda router: router.admin.SetServingVersion, request, timeout)
+        answers = await self._calls.call_each(lambda router: router.admin.SetServingVersion, request, timeout)
         return read_set(self.addresses, answers)
 
     async def load_lora(
@@ -186,12 +178,12 @@ class AsyncClient:
         loras.check_source(path, folder)
         if folder is None:
             request = loras.load_request(lora_id, path or "", model)
-            answers = await self._each(lambda router: router.models.LoadLora, request, timeout)
+            answers = await self._calls.call_each(lambda router: router.models.LoadLora, request, timeout)
         else:
             files = await asyncio.to_thread(AdapterFolder, folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, uploads, strict=True)
-            answers = await self._all(lambda router: router.models.UploadLora, calls, timeout)
+            answers = await self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout)
             loras.raise_read_error(uploads)
         return loras.read_loaded(self.addresses, answers)
 
@@ -201,7 +193,7 @@ class AsyncClient:
         Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        answers = await self._each(lambda router: router.models.UnloadLora, request, timeout)
+        answers = await self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout)
         return loras.read_unloaded(self.addresses, answers)
 
     async def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
@@ -209,7 +201,7 @@ class AsyncClient:
 
         Answers and errors are as those of `load_lora`.
         """
-        lists = await self._list(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
+        lists = await self._calls.list_each(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
         return loras.read_lists(self.addresses, lists)
 
     async def load_prompt_adapter(
@@ -231,7 +223,7 @@ class AsyncClient:
         TypeError unless one of the three is given.
         """
         request = await asyncio.to_thread(prompt_adapters.load_request, prompt_adapter_id, path, folder, rows, model)
-        answers = await self._each(lambda router: router.models.LoadPromptAdapter, request, timeout)
+        answers = await self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
         return prompt_adapters.read_loaded(self.addresses, answers)
 
     async def unload_prompt_adapter(
@@ -242,7 +234,7 @@ class AsyncClient:
         Answers and errors are as those of `load_prompt_adapter`. Raises AdapterNotFound if no router knows the id.
         """
         request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
-        answers = await self._each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
+        answers = await self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
         return prompt_adapters.read_unloaded(self.addresses, answers)
 
     async def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
@@ -250,14 +242,16 @@ class AsyncClient:
 
         Answers and errors are as those of `load_prompt_adapter`.
         """
-        lists = await self._list(prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout)
+        lists = await self._calls.list_each(
+            prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout
+        )
         return prompt_adapters.read_lists(self.addresses, lists)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            return await self._any(lambda router: router.health.Check, request, is_serving, timeout)
+            return await self._calls.any(lambda router: router.health.Check, request, is_serving, timeout)
         except ModelNotFound:
             return False
 
@@ -271,70 +265,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def _call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        retries = self._routers.begin(timeout)
-        while True:
-            router = self._routers.current
-            try:
-                left = retries.time_left(time.monotonic())
-                answer = await self._send(router, method, request, left, metadata)
-                retries.on_admitted()
-                return answer
-            except SluiceError as failure:
-                error = failure
-            await asyncio.sleep(self._routers.on_failure(router, error, retries))
-            self._routers.check_open()
-            requests.set_engine_deaths(request, retries.engine_deaths)
-
-    async def _call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
-        router = self._routers.current
-        left = self._routers.begin(timeout).time_left(time.monotonic())
-        try:
-            return await self._send(router, method, request, left)
-        except SluiceError as error:
-            self._routers.on_only_failure(router, error)
-            raise
-
-    async def _any(
-        self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None
-    ) -> bool:
-        return any_yes(yes, await self._each(method, request, timeout))
-
-    async def _list(
-        self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
-    ) -> list[Listing]:
-        """All pages of each router."""
-        lists = [listing(router) for router in self._routers.all]
-        while unread := [each for each in lists if not each.is_complete]:
-            calls = [(each.router, each.next_request()) for each in unread]
-            answers = await self._all(method, calls, timeout, metadata)
-            for each, answer in zip(unread, answers, strict=True):
-                each.add(answer)
-        return lists
-
-    async def _each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
-        """The answer or the error of each router."""
-        return await self._all(method, [(router, request) for router in self._routers.all], timeout)
-
-    async def _all(
-        self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
-    ) -> list[Any]:
-        """The answer or the error of each call; all run at once."""
-        left = self._routers.begin(timeout).time_left(time.monotonic())
-        running = (self._send(router, method, request, left, metadata) for router, request in calls)
-        return await asyncio.gather(*running, return_exceptions=True)
-
-    async def _send(
-        self, router: Router, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
-    ) -> Any:
-        for tries_left in reversed(range(loras.UPLOADS)):
-            try:
-                return await self._routers.start(router, method, request, timeout, metadata)
-            except (grpc.RpcError, asyncio.CancelledError) as error:
-                if is_task_cancelled():
-                    raise
-                if tries_left and loras.is_cut_short(request, error):
-                    continue
-                raise from_rpc_error(error) from None
-        raise AssertionError("the last try returns or raises")

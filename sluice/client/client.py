@@ -1,20 +1,19 @@
 """The blocking client."""
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 from sluice.client import loras, prompt_adapters, requests
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Method, Router, Routers, any_yes
-from sluice.client.each_router import Listing
+from sluice.client.calls import Calls
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Routers
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
-from sluice.client.errors import ModelNotFound, from_rpc_error
+from sluice.client.errors import ModelNotFound
 from sluice.client.feeds import CacheEvents, Steps
 from sluice.client.loras import AdapterFolder, Folder, RouterLoras, Upload
-from sluice.client.options import Message, Options, Prompt
+from sluice.client.options import Message, Options, Prompt, TokenizeOptions
 from sluice.client.prompt_adapters import RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
@@ -31,6 +30,7 @@ class Client:
 
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
         self._routers = Routers(grpc, addresses, **options)
+        self._calls = Calls(self._routers)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Client:
         `metadata` is sent with this call, instead of the client's entries of the same name.
         """
         request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
-        return read_generation(self._call(lambda router: router.generation.Generate, request, timeout, metadata))
+        return read_generation(self._calls.call(lambda router: router.generation.Generate, request, timeout, metadata))
 
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
@@ -58,31 +58,16 @@ class Client:
     def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
         request = pb.AbortRequest(request_id=request_id, reason=reason)
-        return self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
+        return self._calls.any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     def tokenize(
-        self,
-        text: str | Sequence[Message],
-        *,
-        model: str = "",
-        add_special_tokens: bool | None = None,
-        offsets: bool = False,
-        tools_json: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool | None = None,
-        metadata: Metadata = (),
+        self, text: str | Sequence[Message], *, metadata: Metadata = (), **options: Unpack[TokenizeOptions]
     ) -> Tokenization:
-        """Token ids of a text or of the messages of a chat, as the server would tokenize them as a prompt.
-
-        `offsets` are for texts, the options from `tools_json` on for chats.
-        """
-        chat = {
-            "tools_json": tools_json,
-            "template_kwargs": template_kwargs,
-            "continue_final_message": continue_final_message,
-        }
-        request = requests.tokenize_request(text, model, add_special_tokens, offsets, chat)
-        return read_tokenization(self._call(lambda router: router.generation.Tokenize, request, metadata=metadata))
+        """Token ids of a text or of the messages of a chat, as the server would tokenize them as a prompt."""
+        request = requests.tokenize_request(text, options)
+        return read_tokenization(
+            self._calls.call(lambda router: router.generation.Tokenize, request, metadata=metadata)
+        )
 
     def detokenize(
         self,
@@ -94,13 +79,13 @@ class Client:
     ) -> str:
         """Text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
-        return str(self._call(lambda router: router.generation.Detokenize, request, metadata=metadata).text)
+        return str(self._calls.call(lambda router: router.generation.Detokenize, request, metadata=metadata).text)
 
     def models(self, *, metadata: Metadata = ()) -> list[admin_pb2.Model]:
         found: list[admin_pb2.Model] = []
         request = admin_pb2.ListModelsRequest()
         while True:
-            answer = self._call(lambda router: router.models.ListModels, request, metadata=metadata)
+            answer = self._calls.call(lambda router: router.models.ListModels, request, metadata=metadata)
             found += answer.models
             if not answer.next_page_token:
                 return found
@@ -108,13 +93,15 @@ class Client:
 
     def stats(self) -> admin_pb2.Stats:
         """Statistics of the engines and detokenizers."""
-        stats: admin_pb2.Stats = self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest()).stats
+        stats: admin_pb2.Stats = self._calls.call(
+            lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest()
+        ).stats
         return stats
 
     def server_info(self) -> admin_pb2.GetServerInfoResponse:
         """The router that answers, and the engines, detokenizers and models that it knows."""
         request = admin_pb2.GetServerInfoRequest()
-        info: admin_pb2.GetServerInfoResponse = self._call(lambda router: router.admin.GetServerInfo, request)
+        info: admin_pb2.GetServerInfoResponse = self._calls.call(lambda router: router.admin.GetServerInfo, request)
         return info
 
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
@@ -143,7 +130,7 @@ class Client:
         second time, since the method may have run. Raises TypeError, ValueError for arguments that JSON cannot hold.
         """
         request = call_request(method, args, kwargs, ranks, timeout)
-        return read_answers(self._call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
+        return read_answers(self._calls.call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
 
     def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
         """The model version that new requests go to, of each router by itself, in the order of `addresses`.
@@ -151,7 +138,9 @@ class Client:
         One that did not answer has an `error`. With AdminService on a port of its own, give the addresses of that port.
         """
         request = admin_pb2.GetServerInfoRequest()
-        return read_info(self.addresses, self._each(lambda router: router.admin.GetServerInfo, request, timeout))
+        return read_info(
+            self.addresses, self._calls.call_each(lambda router: router.admin.GetServerInfo, request, timeout)
+        )
 
     def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
         """Send new requests to engines with this label (`model_version`), or to any if it is empty, at every router.
@@ -161,7 +150,9 @@ class Client:
         restarts begins with its setting `serving_version` again.
         """
         request = admin_pb2.SetServingVersionRequest(version=version)
-        return read_set(self.addresses, self._each(lambda router: router.admin.SetServingVersion, request, timeout))
+        return read_set(
+            self.addresses, self._calls.call_each(lambda router: router.admin.SetServingVersion, request, timeout)
+        )
 
     def load_lora(
         self,
@@ -182,12 +173,12 @@ class Client:
         loras.check_source(path, folder)
         if folder is None:
             request = loras.load_request(lora_id, path or "", model)
-            answers = self._each(lambda router: router.models.LoadLora, request, timeout)
+            answers = self._calls.call_each(lambda router: router.models.LoadLora, request, timeout)
         else:
             files = AdapterFolder(folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, map(iter, uploads), strict=True)
-            answers = self._all(lambda router: router.models.UploadLora, calls, timeout)
+            answers = self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout)
             loras.raise_read_error(uploads)
         return loras.read_loaded(self.addresses, answers)
 
@@ -198,7 +189,7 @@ class Client:
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
         return loras.read_unloaded(
-            self.addresses, self._each(lambda router: router.models.UnloadLora, request, timeout)
+            self.addresses, self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout)
         )
 
     def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
@@ -206,7 +197,7 @@ class Client:
 
         Answers and errors are as those of `load_lora`.
         """
-        lists = self._list(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
+        lists = self._calls.list_each(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
         return loras.read_lists(self.addresses, lists)
 
     def load_prompt_adapter(
@@ -228,7 +219,7 @@ class Client:
         TypeError unless one of the three is given.
         """
         request = prompt_adapters.load_request(prompt_adapter_id, path, folder, rows, model)
-        answers = self._each(lambda router: router.models.LoadPromptAdapter, request, timeout)
+        answers = self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
         return prompt_adapters.read_loaded(self.addresses, answers)
 
     def unload_prompt_adapter(
@@ -239,7 +230,7 @@ class Client:
         Answers and errors are as those of `load_prompt_adapter`. Raises AdapterNotFound if no router knows the id.
         """
         request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
-        answers = self._each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
+        answers = self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
         return prompt_adapters.read_unloaded(self.addresses, answers)
 
     def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
@@ -247,14 +238,14 @@ class Client:
 
         Answers and errors are as those of `load_prompt_adapter`.
         """
-        lists = self._list(prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout)
+        lists = self._calls.list_each(prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout)
         return prompt_adapters.read_lists(self.addresses, lists)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            return self._any(lambda router: router.health.Check, request, is_serving, timeout)
+            return self._calls.any(lambda router: router.health.Check, request, is_serving, timeout)
         except ModelNotFound:
             return False
 
@@ -269,63 +260,3 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        retries = self._routers.begin(timeout)
-        while True:
-            router = self._routers.current
-            left = retries.time_left(time.monotonic())
-            try:
-                answer = method(router)(request, timeout=left, metadata=self._routers.metadata_with(metadata))
-                retries.on_admitted()
-                return answer
-            except grpc.RpcError as failure:
-                error = from_rpc_error(failure)
-            time.sleep(self._routers.on_failure(router, error, retries))
-            self._routers.check_open()
-            requests.set_engine_deaths(request, retries.engine_deaths)
-
-    def _call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
-        router = self._routers.current
-        left = self._routers.begin(timeout).time_left(time.monotonic())
-        try:
-            return method(router)(request, timeout=left, metadata=self._routers.metadata)
-        except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
-            self._routers.on_only_failure(router, error)
-            raise error from None
-
-    def _any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
-        return any_yes(yes, self._each(method, request, timeout))
-
-    def _list(
-        self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
-    ) -> list[Listing]:
-        """All pages of each router."""
-        lists = [listing(router) for router in self._routers.all]
-        while unread := [each for each in lists if not each.is_complete]:
-            calls = [(each.router, each.next_request()) for each in unread]
-            answers = self._all(method, calls, timeout, metadata)
-            for each, answer in zip(unread, answers, strict=True):
-                each.add(answer)
-        return lists
-
-    def _each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
-        """The answer or the error of each router."""
-        return self._all(method, [(router, request) for router in self._routers.all], timeout)
-
-    def _all(
-        self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
-    ) -> list[Any]:
-        """The answer or the error of each call; all run at once."""
-        left = self._routers.begin(timeout).time_left(time.monotonic())
-        sent = self._routers.metadata_with(metadata)
-        running = [method(router).future(request, timeout=left, metadata=sent) for router, request in calls]
-        return [_answer(call) for call in running]
-
-
-def _answer(call: Any) -> Any:
-    try:
-        return call.result()
-    except grpc.RpcError as error:
-        return from_rpc_error(error)

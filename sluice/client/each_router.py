@@ -66,6 +66,6 @@ def of_unloads(answers: Sequence[Any]) -> list[Any]:
     """Results of calls that unload an adapter."""
     results = [failed(each) or () for each in answers]
     if () in results:
-        # Routers tell each other: one may have been told before it was asked.
+        # Routers pass changes on to each other: one may have unloaded it before our call came.
         results = [() if isinstance(each, AdapterNotFound) else each for each in results]
     return results

@@ -122,4 +122,18 @@ class Options(TypedDict, total=False):
     continue_final_message: bool | None
 
 
+class TokenizeOptions(TypedDict, total=False):
+    """Options of `tokenize`, named as in sluice.v1.TokenizeRequest and ChatPrompt."""
+
+    model: str | None
+    add_special_tokens: bool | None
+    offsets: bool | None
+    """Of texts only."""
+    tools_json: str | None
+    """This and those below: of chats only."""
+    template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool | None
+
+
 OPTION_NAMES = frozenset(Options.__annotations__)
+TOKENIZE_OPTION_NAMES = frozenset(TokenizeOptions.__annotations__)

@@ -1,6 +1,6 @@
 """Builds request messages: each option sets the field of its name, in the first message of PARTS that has one."""
 
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence, Set
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
@@ -11,11 +11,13 @@ from google.protobuf.message import Message as ProtoMessage
 from sluice.client.draft_logits import pack_draft_logits
 from sluice.client.embeddings import embeddings_of
 from sluice.client.errors import InvalidRequest, Violation
-from sluice.client.options import OPTION_NAMES, Message, Prompt
+from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, Prompt
 from sluice.v1 import generation_pb2 as pb
 
 PARTS = ("sampling", "stopping", "output", "chat", "")
 """Sub-messages of the spec that hold options, in search order; "" is the spec itself."""
+CHAT_OPTIONS = ("tools_json", "template_kwargs", "continue_final_message")
+"""Those of `tokenize` that set a field of its chat."""
 
 
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
@@ -24,20 +26,23 @@ def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
         request.spec.engine_deaths = engine_deaths
 
 
-def tokenize_request(
-    text: str | Sequence[Message], model: str, add_special_tokens: bool | None, offsets: bool, chat: Mapping[str, Any]
-) -> pb.TokenizeRequest:
-    """`chat`: options of chats. Raises InvalidRequest for text that is not valid Unicode, TypeError."""
-    request = pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens, offsets=offsets)
-    options = {name: value for name, value in chat.items() if value is not None}
+def tokenize_request(text: str | Sequence[Message], options: Mapping[str, Any]) -> pb.TokenizeRequest:
+    """Raises TypeError for an unknown option, or one of chats with a text; InvalidRequest for an unencodable value."""
+    _reject_unknown(options, TOKENIZE_OPTION_NAMES)
+    request = pb.TokenizeRequest()
+    given = {name: value for name, value in options.items() if value is not None}
+    of_chat = [name for name in given if name in CHAT_OPTIONS]
     if isinstance(text, str):
-        if options:
-            raise TypeError(f"{', '.join(options)}: for chats only")
+        if of_chat:
+            raise TypeError(f"{', '.join(of_chat)}: for chats only")
         _assign(request, "text", text, "text")
-        return request
-    _assign(request, "chat", {"messages": list(map(_message, text))}, "chat")
-    for name, value in options.items():
-        _assign(request.chat, name, value, f"chat.{name}")
+    else:
+        _assign(request, "chat", {"messages": list(map(_message, text))}, "chat")
+    for name, value in given.items():
+        if name in CHAT_OPTIONS:
+            _assign(request.chat, name, value, f"chat.{name}")
+        else:
+            _assign(request, name, value, name)
     return request
 
 
@@ -50,7 +55,7 @@ def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens
 
 def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     """Raises TypeError for an unknown option or a value of the wrong type, InvalidRequest for an unencodable value."""
-    _reject_unknown(options)
+    _reject_unknown(options, OPTION_NAMES)
     spec = pb.GenerationSpec()
     _set_prompt(spec, prompt)
     for name, value in options.items():
@@ -59,9 +64,9 @@ def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     return spec
 
 
-def _reject_unknown(options: Mapping[str, Any]) -> None:
-    for name in options.keys() - OPTION_NAMES:
-        close = get_close_matches(name, OPTION_NAMES, n=1)
+def _reject_unknown(options: Mapping[str, Any], known: Set[str]) -> None:
+    for name in options.keys() - known:
+        close = get_close_matches(name, known, n=1)
         raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
 
 

@@ -56,7 +56,7 @@ class AdaptersOfKind:
             self._drop_unloaded(adapter)
 
     async def load(self, adapter: UsedAdapter) -> Loading:
-        """Returns what `lose` needs. Raises SluiceError, OSError, ValueError."""
+        """Returns what `mark_missing` needs. Raises SluiceError, OSError, ValueError."""
         loading = adapter.loading
         if loading is None:
             loading = adapter.loading = asyncio.get_running_loop().create_task(self._load(adapter.request))
@@ -65,7 +65,7 @@ class AdaptersOfKind:
         await asyncio.shield(loading)
         return loading
 
-    def lose(self, adapter: UsedAdapter, loading: Loading) -> None:
+    def mark_missing(self, adapter: UsedAdapter, loading: Loading) -> None:
         """The server does not have what was loaded: the next `load` loads it again."""
         # Unless another request has noticed that before.
         if adapter.loading is loading:
@@ -94,7 +94,7 @@ class AdaptersOfKind:
             await self._load_at_server(request.name, path=request.path)
 
     async def _unload_one(self) -> bool:
-        """The least recently used one that no request needs now. False: there is none."""
+        """The least recently used one without users. False: every one has some."""
         idle = next((each for each in self._used.values() if each.is_idle), None)
         # On a server that has other users, they may need it.
         if idle is None or not self._uploads:
@@ -106,7 +106,7 @@ class AdaptersOfKind:
 
     def _on_loaded(self, adapter: UsedAdapter, loading: Loading) -> None:
         if loading.cancelled() or loading.exception() is not None:
-            self.lose(adapter, loading)
+            self.mark_missing(adapter, loading)
             self._drop_unloaded(adapter)
 
     def _drop_unloaded(self, adapter: UsedAdapter) -> None:
@@ -132,13 +132,13 @@ class RequestAdapters:
         return bool(self._found)
 
     async def load(self) -> list[Loading]:
-        """Returns what `lose` needs. Raises SluiceError, OSError, ValueError."""
+        """Returns what `mark_missing` needs. Raises SluiceError, OSError, ValueError."""
         return [await kind.load(adapter) for kind, adapter in self._found]
 
-    def lose(self, loadings: list[Loading]) -> None:
+    def mark_missing(self, loadings: list[Loading]) -> None:
         """The server does not have all of what was loaded: the next `load` loads it again."""
         for (kind, adapter), loading in zip(self._found, loadings, strict=True):
-            kind.lose(adapter, loading)
+            kind.mark_missing(adapter, loading)
 
 
 class Adapters:
@@ -153,12 +153,11 @@ class Adapters:
     @contextmanager
     def use(self, request: GenerationRequest) -> Iterator[RequestAdapters]:
         """Raises ValueError for a name that stands for another adapter."""
-        asked = ((self._loras, request.lora_request), (self._prompts, request.prompt_adapter_request))
+        named = ((self._loras, request.lora_request), (self._prompts, request.prompt_adapter_request))
         with ExitStack() as stack:
-            # Without a path the server knows the name.
-            yield RequestAdapters(
-                [InUse(kind, stack.enter_context(kind.use(its))) for kind, its in asked if its is not None and its.path]
-            )
+            # An adapter without a path is on the server already.
+            found = [(kind, adapter) for kind, adapter in named if adapter is not None and adapter.path]
+            yield RequestAdapters([InUse(kind, stack.enter_context(kind.use(adapter))) for kind, adapter in found])
 
     def close(self) -> list[Loading]:
         """Cancels the loads that run, and returns them."""

@@ -66,14 +66,15 @@ def batch_requests(
 ) -> list[GenerationRequest]:
     """`options` apply to all; those of PER_PROMPT may be sequences, one value per prompt. Raises ValueError."""
     count = len(prompts)
-    own = {name: each(name, options[name], count) for name in PER_PROMPT if name in options}
+    own = {name: per_prompt(name, options[name], count) for name in PER_PROMPT if name in options}
+    all_params = per_prompt("sampling_params", params, count)
     return [
-        GenerationRequest(prompt, its_params, **options | {name: values[i] for name, values in own.items()})
-        for i, (prompt, its_params) in enumerate(zip(prompts, each("sampling_params", params, count), strict=True))
+        GenerationRequest(prompt, all_params[i], **options | {name: values[i] for name, values in own.items()})
+        for i, prompt in enumerate(prompts)
     ]
 
 
-def each(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
+def per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     """`count` values, from one or a sequence of that length. Raises ValueError."""
     if not isinstance(value, Sequence):
         return [value] * count

@@ -93,7 +93,7 @@ class PendingCall:
                     loads -= 1
                     if not loadings or self.begun or not loads:
                         raise
-                    used.lose(loadings)
+                    used.mark_missing(loadings)
                     delay = 0.0
                 self.sent = False
                 await self._in_time(partial(asyncio.sleep, delay))

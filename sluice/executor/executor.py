@@ -29,8 +29,8 @@ log = logging.getLogger("sluice.executor")
 MAX_IN_FLIGHT = 1024
 BATCH_IN_FLIGHT = 256
 MAX_ITERATIONS = 1000
-LOOK_SECONDS = 0.05
-"""Between two looks for events from another event loop."""
+POLL_SECONDS = 0.05
+"""Interval at which `aget_kv_cache_events` looks for events, which arrive in another event loop."""
 
 
 class GenerationExecutor:
@@ -263,7 +263,7 @@ class GenerationExecutor:
         """As `get_kv_cache_events`, in any event loop."""
         deadline = Deadline(timeout)
         while not (events := self.get_kv_cache_events(0)) and deadline.left != 0:
-            await asyncio.sleep(min(LOOK_SECONDS, deadline.slice))
+            await asyncio.sleep(min(POLL_SECONDS, deadline.slice))
         return events
 
     def follow_kv_cache_events(self) -> None:

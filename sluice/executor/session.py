@@ -37,12 +37,12 @@ CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 ABORT_AGAIN_SECONDS = 0.2
 ABORT_TRIES = 10
-STEPS_AGAIN_SECONDS = 1.0
+RECONNECT_SECONDS = 1.0
 # Final errors: AdminService may be on another port or need another token.
 NO_STATISTICS = (NotImplementedByServer, Unauthenticated, Forbidden)
 NO_EVENTS = (*NO_STATISTICS, InvalidRequest, UnknownEventError)
 FULL_SECONDS = 0.1
-"""Between two looks whether KV cache events were read."""
+"""Interval between checks whether a full log of KV cache events has been read."""
 
 
 class Session:
@@ -212,7 +212,7 @@ class Session:
             except SluiceError as error:
                 log.info("statistics are unavailable for now: %s", error)
             # Also after an orderly end: the router may be draining, and its successor not up yet.
-            await asyncio.sleep(STEPS_AGAIN_SECONDS)
+            await asyncio.sleep(RECONNECT_SECONDS)
             steps = self._client.stream_steps()
 
     def _put_stats(self, response: pb.StreamStepsResponse) -> None:
@@ -234,7 +234,7 @@ class Session:
                 return
             except SluiceError as error:
                 log.info("KV cache events are unavailable for now: %s", error)
-            await asyncio.sleep(STEPS_AGAIN_SECONDS)
+            await asyncio.sleep(RECONNECT_SECONDS)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         # The loop itself holds its tasks by weak references only.

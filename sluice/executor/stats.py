@@ -152,15 +152,7 @@ def read_step(stats: pb.EngineStats) -> IterationStats:
         max_num_active_requests=stats.max_requests,
         num_queued_requests=stats.queued_requests,
         tokens_per_second=stats.tokens_per_second,
-        kv_cache_stats=KvCacheStats(
-            max_num_blocks=stats.max_kv_blocks,
-            free_num_blocks=stats.free_kv_blocks,
-            used_num_blocks=stats.used_kv_blocks,
-            tokens_per_block=stats.tokens_per_kv_block,
-            cache_hit_rate=stats.prefix_cache_hit_ratio,
-            max_num_host_blocks=stats.max_host_blocks,
-            used_num_host_blocks=stats.used_host_blocks,
-        ),
+        kv_cache_stats=_read_kv_cache(stats),
         inflight_batching_stats=InflightBatchingStats(
             num_scheduled_requests=stats.scheduled_requests,
             num_context_requests=stats.context_requests,
@@ -182,6 +174,18 @@ def read_step(stats: pb.EngineStats) -> IterationStats:
             num_requests_with_draft_tokens=stats.drafting_requests,
             acceptance_length=_acceptance_length(stats),
         ),
+    )
+
+
+def _read_kv_cache(stats: pb.EngineStats) -> KvCacheStats:
+    return KvCacheStats(
+        max_num_blocks=stats.max_kv_blocks,
+        free_num_blocks=stats.free_kv_blocks,
+        used_num_blocks=stats.used_kv_blocks,
+        tokens_per_block=stats.tokens_per_kv_block,
+        cache_hit_rate=stats.prefix_cache_hit_ratio,
+        max_num_host_blocks=stats.max_host_blocks,
+        used_num_host_blocks=stats.used_host_blocks,
     )
 
 

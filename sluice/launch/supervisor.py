@@ -176,13 +176,13 @@ class Supervisor(threading.Thread):
                 if slot.restarted is not None:
                     slot.restarted.set_result(None)
                     slot.restarted = None
-        self._tell_peers()
+        self._announce_peers()
         if not self.up.is_set() and not self.not_serving:
             self.up.set()
         if now - self._freeze_checked_at >= FREEZE_CHECK_SECONDS:
             self._kill_frozen(now)
 
-    def _tell_peers(self) -> None:
+    def _announce_peers(self) -> None:
         peers: Peers = {
             role: tuple(slot.inbox for slot in self.slots.values() if slot.service.role == role and slot.inbox)
             for role in ("engine", "detok")

@@ -60,7 +60,7 @@ def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def percentile(samples: Sequence[float], percent: float) -> float:
     """With linear interpolation, as numpy.percentile computes it; 0 without samples."""
-    if not samples:
+    if not len(samples):
         return 0.0
     ordered = sorted(samples)
     place = (len(ordered) - 1) * percent / 100

@@ -68,7 +68,7 @@ class AdapterFiles(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What an id stands for, as of a moment. Routers and engines tell each other; the latest change counts."""
+    """What an id stands for, as of a moment. Routers and engines exchange these; the latest change counts."""
 
     id: AdapterId
     changed_at: Moment

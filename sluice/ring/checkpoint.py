@@ -52,7 +52,7 @@ class Checkpoint:
     name: str
     """Served name, which clients put into `model`."""
     config: dict[str, Any]
-    """config.json; of a model that sees, that of its decoder."""
+    """config.json; of a vision-language model, that of its decoder."""
     generation: dict[str, Any]
     """generation_config.json; empty if there is none."""
     tokenizer_config: dict[str, Any]

@@ -92,8 +92,8 @@ class Endpoint:
     def named(self) -> bool:
         return bool(self._name)
 
-    def follow(self, *, elsewhere: bool = False) -> bool:
-        """Look the name up; returns whether `text` has changed. `elsewhere`: no service answers at `text`, so take the
+    def follow(self, *, try_next: bool = False) -> bool:
+        """Look the name up; returns whether `text` has changed. `try_next`: no service answers at `text`, so take the
         next of the name's addresses."""
         if not self._name:
             return False
@@ -101,6 +101,6 @@ class Endpoint:
         former = self.text
         if former not in found:
             self.text = found[0] if found else former
-        elif elsewhere:
+        elif try_next:
             self.text = found[(found.index(former) + 1) % len(found)]
         return self.text != former

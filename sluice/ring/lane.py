@@ -157,8 +157,8 @@ class Lane:
 
     @property
     def refused_at(self) -> float | None:
-        """When `hung_up` learned, on the monotonic clock, that a connection ended and nobody listens at the address any
-        more: the receiver's process has ended. None if it may live.
+        """When `hung_up` learned, on the monotonic clock, that a connection ended and no process listens at the address
+        any more: the receiver has ended. None if it may live.
         """
         # A receiver whose key changes closes its connections, and may not listen for a moment.
         return None if self._refused_at is None or self._rotating() else self._refused_at
@@ -263,7 +263,7 @@ class Lane:
             stuck = stopped >= (STUCK_SECONDS if self._connected else HANDSHAKE_SECONDS)
             former, self._keys = self._keys, self._current_keys()
             # A lane that is full for a moment asks no DNS.
-            moved = stopped >= KEYS_SECONDS and self._endpoint.follow(elsewhere=stuck)
+            moved = stopped >= KEYS_SECONDS and self._endpoint.follow(try_next=stuck)
             if moved or former != self._keys or (stuck and self._keys is not None):
                 self.close()
                 self._opened_at = now

@@ -11,9 +11,9 @@ KEEP_ALIVE_SECONDS = 1.0
 """engine → detokenizer. Sent by the step loop, so a long step delays it."""
 
 RECONNECT_SECONDS = 0.05
-"""From the end of a connection until the first attempt at another one. Refused, it tells a death from a cut."""
+"""From the end of a connection until the first attempt at another one. If that is refused, the process has died."""
 WATCH_SECONDS = 0.05
-"""Between two looks of a router at the connections to its peers."""
+"""Interval at which a router checks the connections to its peers."""
 DEATH_SECONDS = 0.3
 """A router notices the death of a process within this time, if the kernel closes its connections at once."""
 HUNG_UP_SECONDS = 2 * HEARTBEAT_SECONDS

@@ -76,7 +76,7 @@ class Submit(Message, frozen=True):
     """The caller's, for logits processors."""
     prompt_logprobs: Logprobs | None = None
     """Number of alternatives to report with each token of the prompt; None: no logprobs of the prompt. Not with
-    `resume`: whoever has tokens has these too."""
+    `resume`: a caller that has tokens has these too."""
     tensors: TensorParams = TensorParams()
     adapter: Adapter | None = None
     """None: the model alone."""
@@ -223,7 +223,7 @@ class TokenBatch(Message, frozen=True):
     accepted: dict[Count, Count] = {}
     """By row index; only rows with drafted tokens."""
     prompt_logprobs: list[PromptLogprobs] = []
-    """Before the rows of their requests: whoever has tokens has these too."""
+    """Before the rows of their requests: a receiver that has tokens has these too."""
 
     def __post_init__(self) -> None:
         _check_columns(self)

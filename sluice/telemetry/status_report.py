@@ -8,7 +8,7 @@ from sluice.ring.stats import StepStats
 from sluice.telemetry.histogram import Histogram
 
 PeerState = Literal["serving", "draining", "stalled", "unreachable", "lost", "unknown"]
-"""`unreachable`: its connection has ended; `lost`: it has fallen silent; `unknown`: it has not been heard yet."""
+"""`unreachable`: its connection has ended; `lost`: it has fallen silent; `unknown`: it has sent no heartbeat yet."""
 
 
 class EngineReport(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
-"""Inputs of a request beside its tokens. All can be made and pickled; of these, LoraConfig and PromptTuningConfig are
-taken."""
+"""Inputs of a request beside its tokens. All can be made and pickled; an executor accepts LoraConfig and
+PromptTuningConfig."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ class WantedTensors:
         if not (names or context):
             return ALL
         new = [chunk.tensor for chunk in unread if chunk.tensor is not None]
-        first, own = ([*outputs[each].tensors, *(its for its in new if its.index == each)] for each in (0, index))
+        first, own = ([*outputs[i].tensors, *(each for each in new if each.index == i)] for i in (0, index))
         if any(_rows(first, name, context=True) < self._num_prompt for name in context):
             return 0
         return min((_rows(own, name) for name in names), default=ALL)

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES, KillPlan, measure
-from bench.deaths.streams import KINDS
+from bench.deaths.requests import KINDS
 
 
 @pytest.mark.timeout(600)

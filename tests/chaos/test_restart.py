@@ -8,7 +8,7 @@ from bench.deaths.restart import GOES_ON, QUICK, QUIET, RESTARTS, STOPPED, measu
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
+def test_nobody_notices_restarts_and_a_freeze(tmp_path):
     steps = []
     result = measure(QUICK, tmp_path, steps.append)
     assert steps

@@ -153,7 +153,7 @@ def test_failures_are_counted_and_shown(sluice, http_address, openai) -> None:
 def test_concurrency_is_kept(sluice, http_address, openai) -> None:
     openai.pause = 0.002
     result = sluice("bench", http_address, "--api", "openai", "--requests", "9", "--concurrency", "3", "--json", "-")
-    assert openai.most == 3
+    assert openai.max_in_flight == 3
     assert json.loads(result.stdout)["max_concurrent_requests"] <= 3
 
 

@@ -25,7 +25,7 @@ def test_system_message_survives_clear(sluice, script) -> None:
     assert script.seen[-1].spec.stopping.max_tokens == 7
 
 
-def test_a_refused_turn_is_told_and_forgotten(sluice, script) -> None:
+def test_a_refused_turn_is_reported_and_forgotten(sluice, script) -> None:
     script.failure, script.fail_after = bad_request("spec.chat", "is too long"), 0
     result = sluice("chat", stdin="one\ntwo\n")
     assert result.exit_code == 0
@@ -33,7 +33,7 @@ def test_a_refused_turn_is_told_and_forgotten(sluice, script) -> None:
     assert chats(script) == [[("user", "one")], [("user", "two")]]
 
 
-def test_a_model_without_a_chat_template_is_told_before_anything_is_typed(sluice, script) -> None:
+def test_a_model_without_a_chat_template_is_reported_before_anything_is_typed(sluice, script) -> None:
     script.capabilities = []
     result = sluice("chat", stdin="one\n")
     assert result.exit_code == 1
@@ -54,7 +54,7 @@ def test_exit_leaves(sluice, script) -> None:
     assert chats(script) == [[("user", "one")]]
 
 
-def test_an_unknown_command_is_told_and_a_path_is_a_message(sluice, script) -> None:
+def test_an_unknown_command_is_reported_and_a_path_is_a_message(sluice, script) -> None:
     result = sluice("chat", stdin="/clera\n/etc/passwd\n")
     assert result.stderr.startswith("error: unknown command /clera\n")
     assert chats(script) == [[("user", "/etc/passwd")]]

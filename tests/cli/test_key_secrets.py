@@ -136,7 +136,7 @@ def test_a_rotation_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "either a FOLDER or --kubernetes"),
         (["keys", "--kubernetes", "ring"], "either a FOLDER or --kubernetes"),
@@ -149,11 +149,11 @@ def test_a_rotation_is_ended(tmp_path: Path) -> None:
         (["--kubernetes", "ring", "--create"], "only in a pod of Kubernetes"),
     ],
 )
-def test_what_does_not_go_together(arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_together(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     done = keygen(*arguments)
     assert done.exit_code == 1
-    assert told in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
     assert done.stdout == ""
 
 
@@ -184,14 +184,14 @@ def test_half_a_set_is_not_completed_with_other_keys(api: type[Api]) -> None:
     assert "ring-key-engine" not in api.secrets
 
 
-def test_a_refusal_is_told(api: type[Api]) -> None:
+def test_a_refusal_is_reported(api: type[Api]) -> None:
     api.allowed = False
     done = keygen("--kubernetes", "ring", "--create")
     assert done.exit_code == 1
     assert '"ring-key-public" is forbidden' in " ".join(done.stderr.split())
 
 
-def test_an_unreachable_server_is_told(api: type[Api], tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported(api: type[Api], tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_bytes(Authority(tmp_path, "another").certificate.read_bytes())
     done = keygen("--kubernetes", "ring", "--create")
     assert done.exit_code == 1

@@ -59,13 +59,13 @@ def test_keys_are_not_rotated_and_retired_at_once(folder):
 
 
 @pytest.mark.parametrize("option", ["--rotate", "--retire"])
-def test_a_role_that_is_none_is_told(folder, option):
+def test_an_unknown_role_is_reported(folder, option):
     done = run(str(folder), option, "nobody")
     assert done.exit_code == 1
     assert f"{option} must be router, engine, detok, not nobody" in done.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     done = run(str(tmp_path / "file"))
     assert done.exit_code == 1

@@ -28,9 +28,9 @@ def test_upload_to_every_router(sluice, script, address, folder) -> None:
         )
     assert result.exit_code == 0
     assert [line.split(",")[0] for line in result.stdout.splitlines()] == [f"{each}: sql" for each in (address, second)]
-    for told in (script, other):
-        assert told.uploads == {"sql": [b"{}", b"weights"]}
-        assert told.metadata[0]["authorization"] == "Bearer key"
+    for router in (script, other):
+        assert router.uploads == {"sql": [b"{}", b"weights"]}
+        assert router.metadata[0]["authorization"] == "Bearer key"
 
 
 @pytest.mark.parametrize("given", [[], ["/a", "--upload", "FOLDER"]])

@@ -152,7 +152,7 @@ def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
     assert serve.end()[0] == 130
 
 
-def test_deaths_and_returns_are_told_until_nothing_is_left(serving, tmp_path) -> None:
+def test_deaths_and_returns_are_reported_until_nothing_is_left(serving, tmp_path) -> None:
     serve = serving()
     serve.ready()
     killed = serve.pid("detok-0")
@@ -200,7 +200,7 @@ def test_a_death_at_start_shows_why(serving, tmp_path) -> None:
     assert json.loads(err.splitlines()[-1])["error"] == "engine-0 ended with code 3 while starting"
 
 
-def test_why_a_service_cannot_start_is_told_once(serving, tmp_path) -> None:
+def test_why_a_service_cannot_start_is_reported_once(serving, tmp_path) -> None:
     (tmp_path / "engine-0.do").write_text("refuse")
     code, _, err = serving().end()
     assert code == 1
@@ -209,7 +209,7 @@ def test_why_a_service_cannot_start_is_told_once(serving, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["port", "admin_port", "metrics_port", "http_port"])
-def test_a_port_in_use_is_told_before_anything_is_started(serving, setting) -> None:
+def test_a_port_in_use_is_reported_before_anything_is_started(serving, setting) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         flag = f"--{setting.replace('_', '-')}"

@@ -121,7 +121,7 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_starts():
         ("--tls-client-ca", "router.tls_client_ca"),
     ],
 )
-def test_an_option_that_is_a_setting_is_told_how_to_set_it(refused, option, key):
+def test_the_error_for_an_option_that_is_a_setting_shows_how_to_set_it(refused, option, key):
     assert f"it is a setting: --set {key}=" in refused(option, "1")
 
 

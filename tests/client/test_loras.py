@@ -51,8 +51,8 @@ async def test_every_router_loads_a_path(addresses, script, other) -> None:
         assert client.load_lora("sql", path="/adapters/sql") == loaded
     async with AsyncClient(addresses) as client:
         assert await client.load_lora("sql", path="/adapters/sql", model="tiny") == loaded
-    told = [admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql", model=model) for model in ("", "tiny")]
-    assert script.seen == other.seen == told
+    expected = [admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql", model=model) for model in ("", "tiny")]
+    assert script.seen == other.seen == expected
 
 
 async def test_a_folder_is_uploaded_to_every_router(addresses, script, other, folder) -> None:
@@ -62,9 +62,9 @@ async def test_a_folder_is_uploaded_to_every_router(addresses, script, other, fo
     assert (first.loras[0].lora_id, first.loras[0].path) == ("sql", "")
     async with AsyncClient(addresses) as client:
         assert await client.load_lora("again", folder=str(folder)) != [first, second]
-    for told in (script, other):
-        assert set(told.uploads) == {"sql", "again"}
-        for parts in told.uploads.values():
+    for router in (script, other):
+        assert set(router.uploads) == {"sql", "again"}
+        for parts in router.uploads.values():
             assert parts == [CONFIG, WEIGHTS[:PART_BYTES], b"the end"]
 
 
@@ -167,7 +167,7 @@ async def test_pages_are_followed(addresses, script, other) -> None:
 
 
 async def test_unloading(addresses, script, other) -> None:
-    """A router that had been told by another one has done it."""
+    """A router that another one has informed has done it."""
     script.loras = {"sql": admin_pb2.Lora(lora_id="sql")}
     with Client(addresses) as client:
         assert client.unload_lora("sql") == [RouterLoras(each) for each in addresses]

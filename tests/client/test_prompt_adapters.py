@@ -68,7 +68,7 @@ async def test_unloading_needs_one_router_that_knows_it(addresses, script, other
     for forget in (script, other):
         for each in (script, other):
             each.prompt_adapters["x"] = admin_pb2.PromptAdapter(prompt_adapter_id="x")
-        # It has been told by the other one before.
+        # The other one has passed it on before.
         del forget.prompt_adapters["x"]
         with Client(addresses) as client:
             assert client.unload_prompt_adapter("x") == [RouterPromptAdapters(each) for each in addresses]

@@ -1,4 +1,4 @@
-"""The model version in service: asked of and told to every router, with one answer for each."""
+"""The model version in service: asked of and set at every router, with one answer for each."""
 
 import grpc
 import pytest
@@ -19,23 +19,23 @@ def addresses(address, other):
         yield [address, second]
 
 
-def told(addresses) -> list[ServingVersion]:
+def expected(addresses) -> list[ServingVersion]:
     first, second = addresses
     return [ServingVersion(first, "v2", 0, former=""), ServingVersion(second, "v2", 3, former="v1")]
 
 
-def test_every_router_is_told(addresses, script, other) -> None:
+def test_every_router_is_changed(addresses, script, other) -> None:
     with Client(addresses) as client:
-        assert client.set_serving_version("v2") == told(addresses)
+        assert client.set_serving_version("v2") == expected(addresses)
         assert [each.version for each in client.serving_versions()] == ["v2", "v2"]
         assert [(each.version, each.former) for each in client.set_serving_version("")] == [("", "v2"), ("", "v2")]
     assert script.seen == other.seen
     assert script.seen[0] == admin_pb2.SetServingVersionRequest(version="v2")
 
 
-async def test_every_router_is_told_async(addresses) -> None:
+async def test_every_router_is_changed_async(addresses) -> None:
     async with AsyncClient(addresses) as client:
-        assert await client.set_serving_version("v2") == told(addresses)
+        assert await client.set_serving_version("v2") == expected(addresses)
         assert [each.version for each in await client.serving_versions()] == ["v2", "v2"]
 
 
@@ -54,7 +54,7 @@ async def test_each_failure_is_of_its_router(addresses, script, other) -> None:
         refused, changed = client.set_serving_version("v2")
     assert isinstance(refused.error, ModelNotFound)
     assert (refused.address, refused.version, refused.former) == (addresses[0], "", None)
-    assert changed == told(addresses)[1]
+    assert changed == expected(addresses)[1]
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     async with AsyncClient(addresses, retry_timeout=10) as async_client:
         refused, changed = await async_client.set_serving_version("v3")

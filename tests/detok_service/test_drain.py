@@ -32,7 +32,7 @@ def test_one_that_nobody_knows_goes_at_once():
     assert not bench.stays(0.1)
 
 
-def test_it_stays_until_routers_have_heard():
+def test_it_stays_until_routers_know():
     bench = Draining()
     bench.handle(Hello("r", "router"))
     bench.heartbeat()
@@ -44,7 +44,7 @@ def test_it_stays_until_routers_have_heard():
     assert not bench.stays(0.2)
 
 
-def test_a_router_whose_lane_is_full_has_not_heard():
+def test_a_router_whose_lane_is_full_does_not_know():
     bench = Draining()
     bench.handle(Hello("r", "router"), Hello("s", "slow"))
     bench.lanes["slow"].room = 0

@@ -6,7 +6,7 @@ from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_S
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
 
-def test_heartbeats_tell_what_never_came_by_engine_epoch():
+def test_heartbeats_report_what_never_came_by_engine_epoch():
     bench = Bench()
     bench.handle(Hello("r", "router"), KeepAlive("one", 11), KeepAlive("two", 22))
     bench.heartbeat()

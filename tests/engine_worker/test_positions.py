@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen2VLConfig, Qwen2VLModel
 
-from engine_worker.positions import PlaceError, Positions
+from engine_worker.positions import Positions, SplitImageError
 from sluice.ring.images import Image
 from sluice.ring.tables import PromptTables, Table, VirtualTokens
 from tests.examples import examples
@@ -79,5 +79,5 @@ def test_without_grids_there_are_none():
 
 @pytest.mark.parametrize("prompt", [[5], [VOCAB], [VOCAB, VOCAB + 2, VOCAB + 1], [VOCAB + 1, VOCAB + 2]])
 def test_an_image_in_pieces(prompt):
-    with pytest.raises(PlaceError, match="must stand together"):
+    with pytest.raises(SplitImageError, match="must stand together"):
         Positions.of(prompt, virtual_of(Image.of(3, b"one", 3)))

@@ -147,7 +147,7 @@ async def test_a_stream_that_breaks_keeps_what_came(executor, script) -> None:
         _ = [each async for each in executor.generate_async("x", streaming=True)]
 
 
-async def test_an_iteration_tells_of_an_error_that_was_read_elsewhere(executor, script) -> None:
+async def test_an_iteration_raises_an_error_that_was_read_elsewhere(executor, script) -> None:
     script.failure = Failure(grpc.StatusCode.INTERNAL, "boom")
     first, second = (executor.generate_async("x", streaming=True) for _ in range(2))
     for result in (first, second):

@@ -4,12 +4,12 @@ from sluice.ring.heartbeats import CacheNews
 
 
 class FakeJournal:
-    """Changes are numbered from 1; `most` of them are kept."""
+    """Changes are numbered from 1; `max_kept` of them are kept."""
 
-    def __init__(self, most: int = 1000) -> None:
+    def __init__(self, max_kept: int = 1000) -> None:
         self.findable: set[int] = set()
         self.changes: list[tuple[int, bool]] = []
-        self._most = most
+        self._max_kept = max_kept
 
     @property
     def last(self) -> int:
@@ -24,13 +24,13 @@ class FakeJournal:
     def flush(self) -> None:
         self.remove(*self.findable)
 
-    def news(self, heard: int) -> CacheNews:
-        """For a router that has heard so much; what it has heard of another epoch is nothing."""
-        if not 0 <= heard <= self.last or heard < self.last - self._most or not heard:
+    def news(self, since: int) -> CacheNews:
+        """For a router that knows the changes up to number `since`; 0 if it knows another epoch."""
+        if not 0 <= since <= self.last or since < self.last - self._max_kept or not since:
             return CacheNews(0, self.last, sorted(self.findable), whole=True)
-        latest = dict(self.changes[heard:])
+        latest = dict(self.changes[since:])
         return CacheNews(
-            heard,
+            since,
             self.last,
             [block for block, stored in latest.items() if stored],
             [block for block, stored in latest.items() if not stored],

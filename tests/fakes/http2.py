@@ -54,11 +54,11 @@ class Connection:
         self._stream += 2
         return await self._answered(self._stream - 2)
 
-    async def pings(self, most: int) -> int:
-        """Pings of the server, each of which is answered, until there were so many or it closed the connection."""
+    async def pings(self, limit: int) -> int:
+        """Pings of the server, each of which is answered, until there were `limit` or it closed the connection."""
         count = 0
         try:
-            while count < most:
+            while count < limit:
                 kind, flags, _, payload = await self._receive()
                 if kind == PING and not flags & ACK:
                     count += 1

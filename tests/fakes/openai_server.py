@@ -31,7 +31,7 @@ class Script:
     tokens: list[str | None] = field(default_factory=list)
     """The Authorization headers."""
     in_flight: int = 0
-    most: int = 0
+    max_in_flight: int = 0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Ends before the last event: behind that one the client may already send its next request."""
         with self.lock:
             self.script.in_flight += 1
-            self.script.most = max(self.script.most, self.script.in_flight)
+            self.script.max_in_flight = max(self.script.max_in_flight, self.script.in_flight)
         try:
             yield
         finally:

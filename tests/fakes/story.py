@@ -115,8 +115,8 @@ def _events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.Generat
             yield event(delta=pb.Delta(index=tale.index, text=f"<{spec.text}>"))
     at = {tale.index: len(resumed.get(tale.index, ())) for tale in tales}
     for tale in tales:
-        told = [tale.token(position) for position in range(at[tale.index])]
-        assert resumed.get(tale.index, []) == told, "resumed from other tokens than were told"
+        expected = [tale.token(position) for position in range(at[tale.index])]
+        assert resumed.get(tale.index, []) == expected, "resumed from other tokens than were sent"
     live, tensors = list(tales), Rows(spec, tales)
     while live:
         tale = rows.choice(live)

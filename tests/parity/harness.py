@@ -118,7 +118,7 @@ class EngineHarness:
         mailbox = Mailbox(EPOCH, self._receive, outbox, tensors, log)
         self.steps: list[StepStats] = []
         self.requests: dict[int, RequestStats] = {}
-        """The last that was told of each."""
+        """The last report of each."""
         self._inbox: list[Submit] = []
         self._numbers = iter(range(1, 1 << 30))
         self.engine = Engine(

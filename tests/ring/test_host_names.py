@@ -138,7 +138,7 @@ def test_the_systems_resolver_puts_ipv4_first():
 @pytest.mark.parametrize("address", ["ipc:///tmp/a", "tcp://127.0.0.1:5", "tcp://[::1]:5", "mem://1", "tcp://*:5"])
 def test_only_names_are_looked_up(names, dns, address):
     endpoint = Endpoint(address, names)
-    assert (endpoint.text, endpoint.named, endpoint.follow(elsewhere=True)) == (address, False, False)
+    assert (endpoint.text, endpoint.named, endpoint.follow(try_next=True)) == (address, False, False)
     assert dns.asked == 0
 
 
@@ -146,15 +146,15 @@ def test_an_endpoint_follows_its_name(names, dns, clock):
     endpoint = Endpoint("tcp://peer:7", names)
     until(lambda: endpoint.text or endpoint.follow())
     assert endpoint.text == f"tcp://{FIRST}:7"
-    assert not endpoint.follow(elsewhere=True)
+    assert not endpoint.follow(try_next=True)
     dns.known["peer"] = (SECOND, "fd00::1")
     clock.now += AGAIN_SECONDS
     until(endpoint.follow)
     assert endpoint.text == f"tcp://{SECOND}:7"
     assert not endpoint.follow()
-    assert endpoint.follow(elsewhere=True)
+    assert endpoint.follow(try_next=True)
     assert endpoint.text == "tcp://[fd00::1]:7"
-    assert endpoint.follow(elsewhere=True)
+    assert endpoint.follow(try_next=True)
     assert endpoint.text == f"tcp://{SECOND}:7"
 
 

@@ -194,5 +194,5 @@ def test_a_sequence_in_a_sequence_is_spread_out():
     assert Vocabulary(tokenizer).bytes_of(tokenizer.token_to_id("<0x41>")) == b"A"
 
 
-def test_special_tokens_are_told_from_added_ones():
+def test_special_tokens_are_reported_from_added_ones():
     assert built("GPT-2")[1].special == {"<|end|>", "🏁"}

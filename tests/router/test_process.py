@@ -69,7 +69,7 @@ def test_what_keeps_it_from_starting_is_said_in_one_line(folder, arguments, name
 
 
 @pytest.mark.parametrize("address", ["ipc://{}/router", "tcp://127.0.0.1:*"])
-def test_a_ring_address_in_use_is_told_in_one_line(folder, address):
+def test_a_ring_address_in_use_is_reported_in_one_line(folder, address):
     security = Security(insecure=True)
     with zmq.Context() as context:
         inbox = Inbox(context, address.format(folder), Hello, security=security)

@@ -58,7 +58,7 @@ class Asked:
 
 @dataclass
 class Story:
-    """What a client was told, by output."""
+    """What a client received, by output."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
@@ -98,20 +98,20 @@ class Connection:
         self._done = self._done or kind == "done"
         if kind == "tensor":
             self._check_tensor(event.tensor)
-        told = event.delta if kind == "delta" else event.finished if kind == "finished" else None
-        if told is None:
+        found = event.delta if kind == "delta" else event.finished if kind == "finished" else None
+        if found is None:
             return
-        known = self._known.get(told.index, 0)
-        if told.index in self._ended:
-            self._faults.append(f"output {told.index} has {kind} after its end")
+        known = self._known.get(found.index, 0)
+        if found.index in self._ended:
+            self._faults.append(f"output {found.index} has {kind} after its end")
         if kind == "delta":
-            if told.token_offset != known:
-                self._faults.append(f"output {told.index} has a delta at {told.token_offset} after {known} tokens")
-            self._known[told.index] = known + told.token_count
+            if found.token_offset != known:
+                self._faults.append(f"output {found.index} has a delta at {found.token_offset} after {known} tokens")
+            self._known[found.index] = known + found.token_count
         else:
-            self._ended.add(told.index)
-            if told.completion_tokens != known:
-                self._faults.append(f"output {told.index} ends after {told.completion_tokens} tokens, {known} came")
+            self._ended.add(found.index)
+            if found.completion_tokens != known:
+                self._faults.append(f"output {found.index} ends after {found.completion_tokens} tokens, {known} came")
 
     def _check_tensor(self, chunk: pb.TensorChunk) -> None:
         first = self._context_rows if chunk.context else self._resumed_rows.get(chunk.index, 0)

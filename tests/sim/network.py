@@ -26,7 +26,7 @@ class SimInbox(Inbox):
         self.malformed = self.gaps = 0
         self.address = address
         self.news = asyncio.Event()
-        self.told: Callable[[], None] = lambda: None
+        self.on_arrival: Callable[[], None] = lambda: None
         self._expected = OrderedDict()
         self._decoder = msgspec.msgpack.Decoder(messages)
         self._network = network
@@ -44,7 +44,7 @@ class SimInbox(Inbox):
     def put(self, lane: "SimLane", frame: bytes) -> None:
         self._frames.append((lane, frame))
         self.news.set()
-        self.told()
+        self.on_arrival()
 
     def receive(self, limit: int = 256):
         received = []

@@ -93,7 +93,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What clients were told, and what was left behind."""
+    """What clients received, and what was left behind."""
 
     stories: list[Story]
     left: list[str]

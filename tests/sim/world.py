@@ -105,7 +105,7 @@ class SimRouterInbox:
 
     def start(self) -> None:
         self._begun = True
-        self._inbox.told = lambda: asyncio.get_running_loop().call_soon(self._drain)
+        self._inbox.on_arrival = lambda: asyncio.get_running_loop().call_soon(self._drain)
         self._drain()
 
     def close(self) -> None:

@@ -34,8 +34,8 @@ class Mortal(MaxUtilization):
 
 
 @dataclass
-class Told:
-    """What a neighbour was told, and when."""
+class Received:
+    """What a neighbour received, and when."""
 
     text: str = ""
     at: list[float] = field(default_factory=list)
@@ -53,14 +53,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-async def neighbour(client, i, begun=lambda: None) -> Told:
-    told = Told()
+async def neighbour(client, i, begun=lambda: None) -> Received:
+    received = Received()
     async for chunk in client.stream(f"# {i}\ndef f(x):\n", seed=i, max_tokens=TOKENS, ignore_eos=True):
-        told.text += chunk.text
-        told.at.append(time.monotonic())
-        if len(told.at) == 5:
+        received.text += chunk.text
+        received.at.append(time.monotonic())
+        if len(received.at) == 5:
             begun()
-    return told
+    return received
 
 
 @pytest.mark.timeout(600)
@@ -83,11 +83,11 @@ async def test_it_ends_with_a_final_error_and_its_neighbours_do_not(folder, posi
                 await begun.acquire()
             with pytest.raises(Poison) as caught:
                 await ask(client, f"poison-{position}", streaming)
-            told = await asyncio.gather(*others)
-    assert [each.text for each in told[:2]] == [each.text for each in calm]
+            received = await asyncio.gather(*others)
+    assert [each.text for each in received[:2]] == [each.text for each in calm]
     assert caught.value.reason == "POISON"
     deaths = [int(line) for line in (folder / "deaths").read_text().split()]
-    print(f"requests at each death: {deaths}, longest pause: {max(each.longest_pause for each in told):.1f} s")
+    print(f"requests at each death: {deaths}, longest pause: {max(each.longest_pause for each in received):.1f} s")
     assert 2 <= len(deaths) <= most
     assert deaths[-1] == 1
 

@@ -62,6 +62,6 @@ def test_certificates_and_tokens_together(authority, tmp_path):
                 http.with_options(api_key="unknown-0123456789").completions.create(**asked)
         flags = ["--tls-ca", authority.certificate, "--tls-cert", ours.certificate, "--tls-key", ours.key]
         command = [sys.executable, "-m", "sluice", "stats", "--once", "--address", ring.address, "--token", CHIEF]
-        told = subprocess.run([*command, *map(str, flags)], capture_output=True, text=True, timeout=60)
-        assert told.returncode == 0, told.stderr
-        assert "engine-0" in told.stdout
+        done = subprocess.run([*command, *map(str, flags)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "engine-0" in done.stdout

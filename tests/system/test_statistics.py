@@ -86,7 +86,7 @@ def test_steps_and_requests_add_up(run):
     assert steps[-1].prefix_cache_hit_ratio == pytest.approx(sum(cached) / (3 * len(PROMPT)))
 
 
-def test_a_request_is_told_whole(run):
+def test_a_request_is_reported_whole(run):
     _, requests = run
     for request in requests:
         moments = [
@@ -112,7 +112,7 @@ def test_an_idle_ring_is_silent(ring, run):
     assert heard == []
 
 
-def test_the_callback_was_told_the_same(run, told_file):
+def test_the_callback_got_the_same(run, told_file):
     steps, _ = run
     names = {"run-0", "run-1", "run-2"}
     assert wait_until(lambda: {each["request_id"] for each in told(told_file) if each.get("stage") == "ended"} >= names)

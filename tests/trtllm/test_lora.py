@@ -209,8 +209,8 @@ def test_the_error_at_which_programs_send_the_weights(kind) -> None:
         (response,) = request.read(None, failed, 1)
         return response.error_msg
 
-    told = "LoRA task 10 not found in cache. Please send LoRA weights with request"
-    assert message(kind("lora_id is '10'"), lora_config=trtllm.LoraConfig(10)) == told == not_cached(10)
+    expected = "LoRA task 10 not found in cache. Please send LoRA weights with request"
+    assert message(kind("lora_id is '10'"), lora_config=trtllm.LoraConfig(10)) == expected == not_cached(10)
     assert message(kind("spec.model is '10'")) == "spec.model is '10'"
     assert message(Overloaded("full"), lora_config=trtllm.LoraConfig(10)) == "full"
 

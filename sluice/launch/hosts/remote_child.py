@@ -16,7 +16,7 @@ from sluice.ring.process import START_FAILED
 from sluice.telemetry.service_status import NO_VERSION, Version
 
 REPORT_SECONDS = 0.25
-# A service that has not started by then waits for room in the cluster, and somebody should know.
+# A service that has not started by then waits for room in the cluster, which is reported.
 PLACE_SECONDS = 15.0
 
 

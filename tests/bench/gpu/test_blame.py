@@ -26,10 +26,10 @@ def holds_if(condition):
     ],
 )
 def test_the_layer_without_which_it_holds(layer, condition):
-    found, told = blame(holds_if(condition))
+    found, lines = blame(holds_if(condition))
     assert found == layer
-    assert len(told) == len(WITHOUT)
-    assert all("off by 2" in line for line in told)
+    assert len(lines) == len(WITHOUT)
+    assert all("off by 2" in line for line in lines)
 
 
 def test_a_trial_that_raises_does_not_end_the_search():
@@ -38,6 +38,6 @@ def test_a_trial_that_raises_does_not_end_the_search():
             raise RuntimeError("out of memory\nwith much more")
         return Outcome(options.get("attention") == "reference" and len(options) == 1, "")
 
-    found, told = blame(recheck)
+    found, lines = blame(recheck)
     assert found == "an attention kernel"
-    assert told[0] == "without CUDA graphs: DOES NOT HOLD: RuntimeError: out of memory"
+    assert lines[0] == "without CUDA graphs: DOES NOT HOLD: RuntimeError: out of memory"

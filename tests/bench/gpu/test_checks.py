@@ -51,19 +51,19 @@ GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "detail"),
     [
         ({"attention": "reference", "attention_reason": "nothing faster runs"}, "reference: nothing faster runs"),
         ({"fused": "no: in a test, the norm is off by 0.21"}, "fused = no: in a test, the norm is off by 0.21"),
         (GRAPHS, "cuda_graphs = none: the model waits for the device"),
     ],
 )
-def test_a_gpu_that_falls_back_is_found(others, told):
+def test_a_gpu_that_falls_back_is_found(others, detail):
     assert check_choices(chose()).passed
     assert check_choices(chose(**others, device="cpu")).passed
     found = check_choices(chose(**others))
     assert not found.passed
-    assert told in found.detail
+    assert detail in found.detail
 
 
 def test_graphs_that_are_not_there_are_not_as_eager_steps():

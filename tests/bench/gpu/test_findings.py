@@ -62,7 +62,7 @@ def test_goals_are_missed(found):
     assert "SGLang" in goals(found)[1].name
 
 
-def test_goals_of_which_a_side_is_missing_are_not_told(found):
+def test_goals_of_which_a_side_is_missing_are_not_reported(found):
     found.rates = None
     del found.decode[2], found.gaps[1], found.throughput[1]
     assert goals(found) == []

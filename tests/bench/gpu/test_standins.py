@@ -56,14 +56,14 @@ def outcome(call: Any) -> Any:
 @pytest.mark.slow
 @given(VALUES, VALUES)
 def test_structs_are_those_of_msgspec(values, changes):
-    def told(package: Any) -> Any:
+    def views(package: Any) -> Any:
         _, kind = kinds(package)
         made = kind(**values)
         changed = package.structs.replace(made, **changes)
         both = [package.structs.asdict(one) for one in (made, changed)]
         return both, made == changed, made == kind(**values), changed.twice, made != 1
 
-    real, ours = (outcome(lambda package=package: told(package)) for package in PACKAGES)
+    real, ours = (outcome(lambda package=package: views(package)) for package in PACKAGES)
     assert ours == real
 
 

@@ -15,9 +15,9 @@ PLACE = TrialPlace(HeadShape(2, 1, 16), 32, False, torch.float32, CPU)
 GOOD = {"ended": RUNS, "absent": False, "first": 0.5, "fastest": 0.001}
 
 
-def reports(*places: str, last: str | None = None, **told) -> list:
+def reports(*places: str, last: str | None = None, **facts) -> list:
     """Of a process that came through these places, and began the last."""
-    found = [one for place in places for one in ({"begun": place}, {"place": place, **GOOD, **told})]
+    found = [one for place in places for one in ({"begun": place}, {"place": place, **GOOD, **facts})]
     return found + ([] if last is None else [{"begun": last}])
 
 
@@ -27,7 +27,7 @@ def test_a_kernel_that_runs():
     ]
 
 
-def test_a_process_that_dies_is_told_with_the_place_it_died_at():
+def test_a_process_that_dies_is_reported_with_the_place_it_died_at():
     *before, died = judge("Triton", reports("a", last="b"), "ended with status -11: Segmentation fault")
     assert [one.ended for one in before] == [RUNS]
     assert died == Tried("Triton", "b", "its process ended with status -11: Segmentation fault", crashed=True)

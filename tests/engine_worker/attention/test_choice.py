@@ -36,15 +36,15 @@ def has_torch(monkeypatch, version: str) -> None:
     monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor))))
 
 
-def told(found: ChosenBackend) -> tuple[str, int]:
+def summary(found: ChosenBackend) -> tuple[str, int]:
     return found.backend.name, found.tokens_per_block
 
 
 def test_a_cpu_gets_its_own():
     site = Site(CPU, None, torch.float32, HEADS, (None,), 0)
-    assert told(choose("auto", site)) == ("cpu", 16)
-    assert told(choose("cpu", dataclasses.replace(site, tokens_per_block=5))) == ("cpu", 5)
-    assert told(choose("reference", site)) == ("reference", 16)
+    assert summary(choose("auto", site)) == ("cpu", 16)
+    assert summary(choose("cpu", dataclasses.replace(site, tokens_per_block=5))) == ("cpu", 5)
+    assert summary(choose("reference", site)) == ("reference", 16)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -53,7 +53,7 @@ def test_half_precision_on_a_cpu_is_refused_but_by_the_reference(dtype):
     for wanted in ("auto", "cpu"):
         with pytest.raises(ValueError, match=rf"^dtype = {dtype} is slower than float32 on a CPU, .*dtype = float32"):
             choose(wanted, site)
-    assert told(choose("reference", site)) == ("reference", 16)
+    assert summary(choose("reference", site)) == ("reference", 16)
 
 
 @pytest.mark.parametrize("name", ["flash", "varlen", "triton"])
@@ -69,7 +69,7 @@ def test_a_gpu_does_not_get_a_cpus():
 
 def test_without_anything_it_is_the_reference_and_says_why():
     found = choose("auto", HOPPER)
-    assert told(found) == ("reference", 16)
+    assert summary(found) == ("reference", 16)
     for title in ("FlashAttention-3", "FlashAttention-4", "FlashAttention-2", "Triton"):
         assert f"{title} is not available: " in found.reason
     assert "torch's varlen_attn is not available: torch 2.11.0 has it without" in found.reason
@@ -79,7 +79,7 @@ def test_without_anything_it_is_the_reference_and_says_why():
 def test_torch_alone(installed, version):
     has_torch(installed, version)
     found = choose("auto", HOPPER)
-    assert told(found) == ("varlen", 256)
+    assert summary(found) == ("varlen", 256)
     assert found.reason.startswith("torch's varlen_attn runs here. ")
     assert "FlashAttention-3 is not available: " in found.reason
 
@@ -96,21 +96,21 @@ def test_generation_on_varlen_packs_grouped_heads_without_a_window(installed, ve
     major, minor, _ = version.split(".")
     installed.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor)), calls))
     site = dataclasses.replace(HOPPER, heads=heads, windows=windows)
-    assert told(choose("auto", site)) == ("varlen", 256)
+    assert summary(choose("auto", site)) == ("varlen", 256)
     generation_steps, windows_tried = 2, len(set(windows))
     assert calls.count(True) == (generation_steps if heads is HEADS else 0)
     assert len(calls) == 3 * windows_tried
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_attend())
-    assert told(choose("auto", site)) == (("varlen", 256) if packs else ("triton", 16))
+    assert summary(choose("auto", site)) == (("varlen", 256) if packs else ("triton", 16))
 
 
 def test_the_best_that_is_there(installed):
     has_torch(installed, "2.13.0")
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
-    assert told(choose("auto", HOPPER)) == ("flash", 256)
-    assert told(choose("varlen", HOPPER)) == ("varlen", 256)
+    assert summary(choose("auto", HOPPER)) == ("flash", 256)
+    assert summary(choose("varlen", HOPPER)) == ("varlen", 256)
     installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
-    assert told(choose("auto", HOPPER)) == ("flash", 16)
+    assert summary(choose("auto", HOPPER)) == ("flash", 16)
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store_by_torch))
     assert choose("flash", HOPPER).reason == "FlashAttention-3 runs here"
 
@@ -122,7 +122,7 @@ def test_the_gpu_must_be_one_that_it_is_for(installed):
     assert found.reason.startswith("FlashAttention-2 runs here. ")
     assert "FlashAttention-3 is not available: it does not support compute capability 8.0" in found.reason
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
-    assert told(choose("auto", turing)) == ("reference", 16)
+    assert summary(choose("auto", turing)) == ("reference", 16)
 
 
 def test_blocks_of_another_size(installed):
@@ -130,11 +130,11 @@ def test_blocks_of_another_size(installed):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     small = dataclasses.replace(AMPERE, tokens_per_block=32)
     found = choose("auto", small)
-    assert told(found) == ("reference", 32)
+    assert summary(found) == ("reference", 32)
     assert "tokens_per_block = 32 is not a multiple of 256" in found.reason
     with pytest.raises(ValueError, match=r"attention = flash cannot run here.*32 is not a multiple of 256"):
         choose("flash", small)
-    assert told(choose("flash", dataclasses.replace(AMPERE, tokens_per_block=512))) == ("flash", 512)
+    assert summary(choose("flash", dataclasses.replace(AMPERE, tokens_per_block=512))) == ("flash", 512)
 
 
 @pytest.mark.parametrize(

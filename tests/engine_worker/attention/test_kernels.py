@@ -121,7 +121,7 @@ def test_what_a_kernel_does_not_ask_for_is_not_made(kernel):
     assert (prepared.key_start is None) == (kernel.title in ("FlashAttention-3", "FlashAttention-4"))
 
 
-def test_attending_unprepared_is_told(kernel):
+def test_attending_unprepared_is_reported(kernel):
     step = paged_step(SHARED, [(3, 1)], tokens_per_block=256)
     with pytest.raises(TypeError, match="prepare"):
         PagedAttention(kernel, SHARED, store_by_torch).attend(

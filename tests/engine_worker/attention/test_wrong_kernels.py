@@ -46,10 +46,10 @@ def test_the_reference_is_itself():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"), [("window", "off by"), ("padding", "not in their slots"), ("nan", "off by inf")]
+    ("what", "message"), [("window", "off by"), ("padding", "not in their slots"), ("nan", "off by inf")]
 )
-def test_a_wrong_backend_is_found(what, told):
-    with pytest.raises(AssertionError, match=told):
+def test_a_wrong_backend_is_found(what, message):
+    with pytest.raises(AssertionError, match=message):
         check(lambda heads, windowed, size: Wrong(heads, what))
 
 

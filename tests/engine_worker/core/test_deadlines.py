@@ -13,7 +13,7 @@ def request(number: int, limit: float | None, now: float = 0.0) -> Request:
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 20)), max_size=40), st.lists(st.integers(0, 39)))
-def test_each_is_told_once_when_its_time_has_come(limits, ended):
+def test_each_is_reported_once_when_its_time_has_come(limits, ended):
     deadlines = Deadlines()
     requests = [request(number, limit) for number, limit in enumerate(limits)]
     for one in requests:
@@ -21,13 +21,13 @@ def test_each_is_told_once_when_its_time_has_come(limits, ended):
     for number in ended:
         if number < len(requests):
             requests[number].num_live = 0
-    told = []
+    expired = []
     for now in range(22):
         reached = deadlines.pop_expired(now)
         assert all(one.deadline == now for one in reached)
-        told += reached
-    assert set(told) == {one for one in requests if one.num_live and one.spec.time_limit is not None}
-    assert len(told) == len(set(told))
+        expired += reached
+    assert set(expired) == {one for one in requests if one.num_live and one.spec.time_limit is not None}
+    assert len(expired) == len(set(expired))
 
 
 def test_ended_requests_with_far_deadlines_do_not_gather():

@@ -154,9 +154,9 @@ def test_whoever_starts_again_because_a_step_failed_has_not_paused():
     assert bench.fault(failing) == "STEP_FAILED"
     assert bench.output(starting_again) == bench.expected(starting_again)
     assert bench.cache.preemptions == before == 0
-    told = [found for report in bench.reports for found in report.requests if found.request == starting_again]
-    assert {found.pauses for found in told} == {0}
-    assert Stage.PAUSED not in {found.stage for found in told}
+    reported = [found for report in bench.reports for found in report.requests if found.request == starting_again]
+    assert {found.pauses for found in reported} == {0}
+    assert Stage.PAUSED not in {found.stage for found in reported}
     assert all(report.step.paused_requests == 0 for report in bench.reports if report.step)
 
 

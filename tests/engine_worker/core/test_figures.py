@@ -14,7 +14,7 @@ PROMPT = 10
 """Tokens: two full blocks, and a part of one."""
 
 
-def told(bench: EngineBench, request: int) -> list[RequestStats]:
+def reported(bench: EngineBench, request: int) -> list[RequestStats]:
     return [found for report in bench.reports for found in report.requests if found.request == request]
 
 
@@ -61,7 +61,7 @@ def test_blocks_that_were_found_and_missed_are_counted_anew_after_a_pause(presse
     bench, begins, requests = pressed
     bench.run()
     for request in requests:
-        ended, found = told(bench, request)[-1], begins.of(request)
+        ended, found = reported(bench, request)[-1], begins.of(request)
         assert ended.pauses == len(found) - 1
         assert ended.blocks_reused == sum(found)
         assert ended.blocks_missed == sum(max(0, PROMPT // BLOCK - blocks) for blocks in found)
@@ -74,11 +74,11 @@ def test_what_a_pause_leaves_in_the_cache_is_no_cached_prompt(pressed):
     bench, begins, requests = pressed
     bench.run()
     assert any(max(begins.of(request)[1:], default=0) for request in requests)
-    assert {found.cached_tokens for request in requests for found in told(bench, request)} == {0}
+    assert {found.cached_tokens for request in requests for found in reported(bench, request)} == {0}
     assert bench.cache.cached_tokens == 0
 
 
-def test_a_paused_request_is_told_as_one(pressed):
+def test_a_paused_request_is_reported_as_one(pressed):
     bench, _, requests = pressed
     seen = set()
     while bench.step() or bench.engine.live.requests:
@@ -91,7 +91,7 @@ def test_a_paused_request_is_told_as_one(pressed):
                 seen.add((found.request, found.stage))
     paused = {request for request, stage in seen if stage is Stage.PAUSED}
     assert paused
-    assert paused == {request for request in requests if told(bench, request)[-1].pauses}
+    assert paused == {request for request in requests if reported(bench, request)[-1].pauses}
 
 
 def test_blocks_behind_a_window_are_not_reused():
@@ -99,8 +99,8 @@ def test_blocks_behind_a_window_are_not_reused():
     bench = EngineBench(tokens_per_block=BLOCK, window=8)
     first, second = (bench.submit(range(33), max_tokens=2) for _ in range(2))
     bench.run()
-    assert (told(bench, first)[-1].blocks_reused, told(bench, first)[-1].blocks_missed) == (0, 8)
-    ended = told(bench, second)[-1]
+    assert (reported(bench, first)[-1].blocks_reused, reported(bench, first)[-1].blocks_missed) == (0, 8)
+    ended = reported(bench, second)[-1]
     assert (ended.cached_tokens, ended.blocks_reused, ended.blocks_missed) == (32, 2, 0)
 
 
@@ -114,9 +114,9 @@ def test_steps_of_a_request_by_number(overlap):
         requests.append(bench.submit(range(20 * i, 20 * i + PROMPT), max_tokens=length))
         bench.step()
     bench.run()
-    assert told(bench, requests[0])[0].first_iteration == 1
+    assert reported(bench, requests[0])[0].first_iteration == 1
     for request, length in zip(requests, lengths, strict=True):
-        reports = told(bench, request)
+        reports = reported(bench, request)
         first, last = reports[-1].first_iteration, reports[-1].iteration
         assert last == first + length - 1
         by_number = {report.step.iteration: report for report in bench.reports if report.step is not None}
@@ -125,7 +125,7 @@ def test_steps_of_a_request_by_number(overlap):
         assert all(each.first_iteration == 0 for each in reports if each.first_scheduled is None)
 
 
-def test_the_host_tier_is_told_with_what_lies_there():
+def test_the_host_tier_is_reported_with_what_lies_there():
     bench = EngineBench(num_blocks=8, tokens_per_block=BLOCK, num_host_blocks=16)
     latest = bench.engine.stats.latest
     assert (latest.max_host_blocks, latest.used_host_blocks) == (16, 0)

@@ -34,7 +34,7 @@ def test_names_and_paths_do_not(checkpoint, tmp_path):
     assert fingerprint(other, "checkpoint", "float32", ()) == fingerprint(checkpoint, "checkpoint", "float32", ())
 
 
-def test_a_runner_tells_in_which_dtype_it_computes(checkpoint):
+def test_a_runner_reports_in_which_dtype_it_computes(checkpoint):
     config = RunnerConfig(device="cpu", dtype="auto", kv_cache_tokens=64, threads=1)
     runner = load_runner(checkpoint, config, lambda *_: None)
     assert runner.dtype == runner.choices["dtype"] == "float32"

@@ -65,8 +65,8 @@ def test_requests_in_rows_and_figures_out():
     steps = [report.step for report in driver.reports if report.step]
     assert [step.iteration for step in steps] == list(range(1, len(steps) + 1))
     assert steps[0].context_requests == 2
-    told = [request for report in driver.reports for request in report.requests if request.stage is Stage.ENDED]
-    assert [(request.request, request.generated_tokens) for request in told] == [(1, 5), (2, 5), (3, 5)]
+    ended = [request for report in driver.reports for request in report.requests if request.stage is Stage.ENDED]
+    assert [(request.request, request.generated_tokens) for request in ended] == [(1, 5), (2, 5), (3, 5)]
     assert driver.engine.stats.latest.active_requests == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.core.intake import HOLD_SECONDS
+from engine_worker.core.quarantine import HOLD_SECONDS
 from sluice.ring.errors import FinishReason
 from sluice.ring.wire import PROBATION_TOKENS
 from tests.fakes.engine import EngineBench

@@ -24,7 +24,7 @@ def whole(max_tokens: int, sequence: int = 0, **asked) -> list[int]:
     return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
 
 
-def told(bench: EngineBench, request: int):
+def reported(bench: EngineBench, request: int):
     return [found for report in bench.reports for found in report.requests if found.request == request]
 
 
@@ -52,7 +52,7 @@ def test_it_goes_on_over_any_cached_prefix(cached):
     bench.run()
     assert bench.output(request, attempt=1) == expected
     assert bench.receiver.opens[request, 1].cached_tokens == min(cached, 10)
-    last = told(bench, request)[-1]
+    last = reported(bench, request)[-1]
     assert (last.stage, last.cached_tokens, last.generated_tokens) == (Stage.ENDED, min(cached, 10), 2)
     assert last.first_scheduled is not None
 
@@ -110,7 +110,7 @@ def test_what_is_complete_ends_without_a_step():
         stream = bench.stream(request, attempt=1)
         assert (stream.end.reason, stream.end.stop_token) == (reason, stop_token)
         assert (stream.resumed, stream.tokens, bench.runner.steps) == (size, output[:size], [])
-        assert told(bench, request)[-1].stage is Stage.ENDED
+        assert reported(bench, request)[-1].stage is Stage.ENDED
 
 
 def test_an_end_token_before_min_tokens_ends_nothing():
@@ -129,12 +129,12 @@ def test_a_complete_one_beside_one_that_goes_on():
     request = bench.submit(PROMPT, 6, n=3, attempt=1, resume={0: outputs[0], 1: outputs[1][:2]})
     bench.step()
     assert bench.ended(request, 0, 1) is FinishReason.LENGTH
-    assert told(bench, request)[-1].stage is Stage.QUEUED
+    assert reported(bench, request)[-1].stage is Stage.QUEUED
     assert bench.engine.stats.latest.queued_requests == 2
     bench.run()
     assert [bench.output(request, i, 1) for i in range(3)] == outputs
     assert bench.output(neighbour) == bench.expected(neighbour)
-    last = told(bench, request)[-1]
+    last = reported(bench, request)[-1]
     assert (last.generated_tokens, last.stage, last.first_scheduled is None) == (4 + 6, Stage.ENDED, False)
 
 
@@ -145,7 +145,7 @@ def test_times_begin_with_this_attempt():
     times = bench.stream(request, attempt=1).end.times
     assert times.queue == 0
     assert times.generation == pytest.approx(0.02)
-    assert told(bench, request)[-1].first_token is not None
+    assert reported(bench, request)[-1].first_token is not None
     assert bench.engine.stats.generated_tokens == 3
 
 

@@ -18,12 +18,12 @@ def steps(bench) -> list[StepStats]:
     return [report.step for report in bench.reports if report.step is not None]
 
 
-def told(bench, request: int) -> list[RequestStats]:
+def reported(bench, request: int) -> list[RequestStats]:
     return [found for report in bench.reports for found in report.requests if found.request == request]
 
 
 def last(bench, request: int) -> RequestStats:
-    return told(bench, request)[-1]
+    return reported(bench, request)[-1]
 
 
 def test_the_rate_of_short_steps_is_that_of_the_last_second():
@@ -147,7 +147,7 @@ def test_a_request_is_followed_from_its_arrival_to_its_end():
     assert last(bench, second).first_scheduled is None
     bench.run()
     for request in (first, second):
-        stages = [found.stage for found in told(bench, request)]
+        stages = [found.stage for found in reported(bench, request)]
         assert stages == sorted(stages)
         assert stages.count(Stage.ENDED) == 1
         ended = last(bench, request)
@@ -156,7 +156,7 @@ def test_a_request_is_followed_from_its_arrival_to_its_end():
         assert ended.blocks_allocated == 3
 
 
-def test_a_request_that_is_cancelled_in_the_queue_is_told_without_a_step():
+def test_a_request_that_is_cancelled_in_the_queue_is_reported_without_a_step():
     bench = EngineBench(max_batch_size=1)
     running, waiting = bench.submit([1], max_tokens=3), bench.submit([2], max_tokens=3)
     bench.step()
@@ -178,7 +178,7 @@ def test_all_sequences_of_a_request_count():
     assert sum(step.generation_requests for step in steps(bench)) == 9
 
 
-def test_what_runs_on_is_told_now_and_then_a_few_at_a_time():
+def test_what_runs_on_is_reported_now_and_then_a_few_at_a_time():
     bench = EngineBench(num_blocks=256, max_batch_size=10, max_tokens_per_step=64)
     requests = [bench.submit([i], max_tokens=30) for i in range(10)]
     for _ in range(3):
@@ -207,7 +207,7 @@ def test_pauses_are_counted_with_the_request_and_with_the_engine():
     assert pauses[0] == 0
 
 
-def test_a_static_batch_tells_its_tokens_and_its_empty_slots():
+def test_a_static_batch_reports_its_tokens_and_its_empty_slots():
     schedulers = SchedulerNames(capacity_scheduler_policy="static_batch")
     bench = EngineBench(max_batch_size=2, schedulers=schedulers)
     lengths = [2, 5, 3]

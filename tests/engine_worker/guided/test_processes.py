@@ -173,7 +173,7 @@ def test_a_guide_that_nobody_waits_for_any_more_is_not_compiled(own):
 def test_what_is_too_complex_for_new_streams_is_not_refused_to_recovered_ones(own):
     guide = regex("[ab]+")
     followed(own, guide)
-    own._remembered.refuse(key_of(guide), too_complex(guide, signal.SIGPROF, own._limits))
+    own._refused_guides.refuse(key_of(guide), too_complex(guide, signal.SIGPROF, own._limits))
     assert own.prepare(guide).fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
     assert own.prepare(guide, recovered=True) is None
 

@@ -133,15 +133,15 @@ def test_a_failed_step_forgets_what_it_was_to_move(when):
     assert bench.output(second) == bench.expected(second)
 
 
-def test_what_a_failed_step_did_not_bring_is_not_told_as_findable():
+def test_what_a_failed_step_did_not_bring_is_not_reported_as_findable():
     cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     evicting = one(range(50, 64))
     cache.allocate([evicting])
-    heard = cache.tiers.journal.since(0).last
+    version = cache.tiers.journal.since(0).last
     assert cache.undo(cache.tiers.take_moves()) == []
     cache.check()
-    assert len(cache.tiers.journal.since(heard).removed) == 2
+    assert len(cache.tiers.journal.since(version).removed) == 2
     again = one(range(9))
     cache.release(evicting)
     cache.allocate([again])

@@ -1,4 +1,4 @@
-"""What is told of the cache, and to whom all of it."""
+"""Which changes of the cache a router gets, and when all of its content."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def test_nothing_new_is_no_news():
     assert journal.since(1) is None
 
 
-def test_changes_are_told_once_each():
+def test_changes_are_reported_once_each():
     journal = Journal()
     journal.store(digest(1))
     journal.store(digest(2))
@@ -33,19 +33,19 @@ def test_changes_are_told_once_each():
     assert journal.since(2) == CacheNews(2, 3, [], [block(1)])
 
 
-def test_who_is_too_far_behind_or_ahead_hears_everything():
+def test_who_is_too_far_behind_or_ahead_gets_everything():
     journal = Journal(capacity=2)
     for number in range(5):
         journal.store(digest(number))
     everything = CacheNews(0, 5, [block(number) for number in range(5)], whole=True)
-    for heard in (0, 2, 6, 99):
-        news = journal.since(heard)
+    for version in (0, 2, 6, 99):
+        news = journal.since(version)
         assert sorted(news.stored) == sorted(everything.stored)
         assert (news.after, news.last, news.whole, news.removed) == (0, 5, True, [])
     assert journal.since(3) == CacheNews(3, 5, [block(3), block(4)])
 
 
-def test_after_a_flush_everything_is_told():
+def test_after_a_flush_everything_is_reported():
     journal = Journal()
     journal.store(digest(1))
     journal.clear()
@@ -55,11 +55,11 @@ def test_after_a_flush_everything_is_told():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["store", "remove", "clear", "hear", "hear twice"]))),
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["store", "remove", "clear", "read", "read twice"]))),
     st.integers(1, 8),
 )
 def test_who_listens_knows_what_is_findable(actions, capacity):
-    journal, findable, heard, known = Journal(capacity), set(), 0, set()
+    journal, findable, version, known = Journal(capacity), set(), 0, set()
     for number, action in actions:
         if action == "store" and number not in findable:
             findable.add(number)
@@ -70,10 +70,10 @@ def test_who_listens_knows_what_is_findable(actions, capacity):
         elif action == "clear":
             findable.clear()
             journal.clear()
-        elif action.startswith("hear"):
-            news = journal.since(heard)
-            for _ in range(2 if action == "hear twice" else 1):
+        elif action.startswith("read"):
+            news = journal.since(version)
+            for _ in range(2 if action == "read twice" else 1):
                 if news is not None:
                     known = (set() if news.whole else known) - set(news.removed) | set(news.stored)
-                    heard = news.last
+                    version = news.last
             assert known == {block(found) for found in findable}

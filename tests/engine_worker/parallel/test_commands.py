@@ -1,4 +1,4 @@
-"""What is told is what is heard."""
+"""Commands arrive as they were sent."""
 
 import msgspec
 import numpy as np

@@ -67,7 +67,7 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     routers.on_hello(Hello("r1", "mem://r1"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
     heartbeats = Heartbeats(
-        None, routers, lambda: heartbeat, stats_log, lambda heard: None, no_events, structlog.get_logger()
+        None, routers, lambda: heartbeat, stats_log, lambda known: None, no_events, structlog.get_logger()
     )
     stats_log.append(Report(StepStats(iteration=1), []))
     heartbeats._send()
@@ -79,12 +79,12 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     lanes["mem://r1"].full = False
     heartbeats._send()
     heartbeats._send()
-    told = {
+    received = {
         address: [[step.iteration for step in message.steps] for message in lane.messages]
         for address, lane in lanes.items()
     }
-    # Nobody is told what was before it came.
-    assert told == {"mem://r0": [[], [2], [3], [], []], "mem://r1": [[], [2, 3], []]}
+    # No router gets what was before it came.
+    assert received == {"mem://r0": [[], [2], [3], [], []], "mem://r1": [[], [2, 3], []]}
     # Of a request only the latest.
     tokens = [request.generated_tokens for message in lanes["mem://r1"].messages for request in message.requests]
     assert tokens == [3]
@@ -98,7 +98,7 @@ def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, 
         routers = RouterTable()
         heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
         heartbeats = Heartbeats(
-            context, routers, lambda: heartbeat, StatsLog(), lambda heard: None, no_events, structlog.get_logger()
+            context, routers, lambda: heartbeat, StatsLog(), lambda known: None, no_events, structlog.get_logger()
         )
         monkeypatch.setattr(Lane, "send", refuse_first(Lane.send))
         heartbeats.start()
@@ -140,7 +140,7 @@ def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monk
     routers.on_hello(Hello("r0", "mem://r0"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
     heartbeats = Heartbeats(
-        None, routers, lambda: heartbeat, StatsLog(), lambda heard: None, no_events, structlog.get_logger()
+        None, routers, lambda: heartbeat, StatsLog(), lambda known: None, no_events, structlog.get_logger()
     )
     heartbeats._send()
     lane.full = True
@@ -162,7 +162,7 @@ def test_cache_events_go_with_a_heartbeat_to_those_who_asked(monkeypatch):
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
     reads = EventReads(EventLog(8, 4, 2), "e", 1)
     heartbeats = Heartbeats(
-        None, routers, lambda: heartbeat, StatsLog(), lambda heard: None, reads.take, structlog.get_logger()
+        None, routers, lambda: heartbeat, StatsLog(), lambda known: None, reads.take, structlog.get_logger()
     )
     heartbeats._send()
     assert reads.put(ReadCacheEvents(1, "mem://r0", 5, 0))

@@ -79,7 +79,7 @@ def test_a_reader_in_another_thread_misses_nothing():
     assert seen == list(range(count))
 
 
-class Told:
+class Recorder:
     """A user's function that remembers, and can fail."""
 
     def __init__(self, wanted: int, fails: bool = False) -> None:
@@ -98,15 +98,15 @@ class Told:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_function_gets_json_and_may_raise(fails):
-    stats_log, told, logs = StatsLog(), Told(3, fails), []
+    stats_log, recorder, logs = StatsLog(), Recorder(3, fails), []
     log = structlog.wrap_logger(None, processors=[lambda _, __, event: logs.append(event) or event, drop])
-    callback = StatsCallback(told, SOURCE, lambda: True, stats_log, log)
+    callback = StatsCallback(recorder, SOURCE, lambda: True, stats_log, log)
     callback.start()
     stats_log.append(step_of(1))
     stats_log.append(step_of(2, request_of(7, 3)))
-    assert told.complete.wait(PATIENCE)
+    assert recorder.complete.wait(PATIENCE)
     callback.stop()
-    found = [json.loads(text) for text in told.texts]
+    found = [json.loads(text) for text in recorder.texts]
     assert {(each["type"], each["engine_id"]) for each in found} == {("step", "e"), ("request", "e")}
     assert {each["model_version"] for each in found if each["type"] == "step"} == {"v1"}
     assert {each["draining"] for each in found if each["type"] == "step"} == {True}
@@ -121,33 +121,33 @@ def drop(_, __, event):
 
 
 def test_a_function_gets_each_report_of_a_request():
-    stats_log, told = StatsLog(), Told(4)
-    callback = StatsCallback(told, SOURCE, lambda: False, stats_log, structlog.get_logger())
+    stats_log, recorder = StatsLog(), Recorder(4)
+    callback = StatsCallback(recorder, SOURCE, lambda: False, stats_log, structlog.get_logger())
     for tokens in range(4):
         stats_log.append(Report(None, [request_of(7, tokens)]))
     callback.start()
-    assert told.complete.wait(PATIENCE)
+    assert recorder.complete.wait(PATIENCE)
     callback.stop()
-    assert [json.loads(text)["generated_tokens"] for text in told.texts] == [0, 1, 2, 3]
+    assert [json.loads(text)["generated_tokens"] for text in recorder.texts] == [0, 1, 2, 3]
 
 
-def test_what_is_left_is_told_at_the_end():
-    stats_log, told = StatsLog(), Told(1)
-    callback = StatsCallback(told, SOURCE, lambda: False, stats_log, structlog.get_logger())
+def test_what_is_left_is_reported_at_the_end():
+    stats_log, recorder = StatsLog(), Recorder(1)
+    callback = StatsCallback(recorder, SOURCE, lambda: False, stats_log, structlog.get_logger())
     callback.start()
     stats_log.append(step_of(1))
     callback.stop()
-    assert len(told.texts) == 1
+    assert len(recorder.texts) == 1
 
 
 def test_a_slow_function_misses_the_oldest_and_they_are_counted():
-    stats_log, go, told = StatsLog(capacity=2), threading.Event(), Told(5)
+    stats_log, go, recorder = StatsLog(capacity=2), threading.Event(), Recorder(5)
     busy = threading.Event()
 
     def slow(text: str) -> None:
         busy.set()
         go.wait(PATIENCE)
-        told(text)
+        recorder(text)
 
     callback = StatsCallback(slow, SOURCE, lambda: False, stats_log, structlog.get_logger())
     callback.start()
@@ -156,16 +156,16 @@ def test_a_slow_function_misses_the_oldest_and_they_are_counted():
     for iteration in range(2, 7):
         stats_log.append(step_of(iteration, request_of(iteration, 1), request_of(iteration, 2)))
     go.set()
-    assert told.complete.wait(PATIENCE)
+    assert recorder.complete.wait(PATIENCE)
     callback.stop()
-    found = [json.loads(text) for text in told.texts]
+    found = [json.loads(text) for text in recorder.texts]
     assert [each["iteration"] for each in found if each["type"] == "step"] == [1, 5, 6]
     assert [each["generated_tokens"] for each in found if each["type"] == "request"] == [1, 2]
     assert (callback.lost_steps, callback.lost_requests) == (3, 8)
 
 
 @pytest.mark.parametrize("name", ["json", "json:", ":dumps", "no_such_module:f", "json:nothing", "json:__name__"])
-def test_a_wrong_name_is_told(name):
+def test_a_wrong_name_is_reported(name):
     with pytest.raises(ValueError, match="stats_callback: "):
         find_function(name)
 

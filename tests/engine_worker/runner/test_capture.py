@@ -86,7 +86,7 @@ def failing(cuda: FakeCuda, error: Exception, run: int, *, spoils: bool = True):
 
 
 @pytest.mark.parametrize("spoils", [True, False])
-def test_a_failed_capture_is_told_by_its_cause_and_leaves_nothing_behind(monkeypatch, spoils):
+def test_a_failed_capture_is_reported_by_its_cause_and_leaves_nothing_behind(monkeypatch, spoils):
     cuda = FakeCuda(monkeypatch)
     error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nand much more")
     with pytest.raises(CaptureError, match=r"^CUDA error: operation not permitted when stream is capturing$"):
@@ -148,27 +148,27 @@ def loaded(tmp_path, monkeypatch):
         monkeypatch.setattr(
             load, "choose", lambda _, site: ChosenBackend(backend(site.heads), "fake", site.tokens_per_block)
         )
-        told = []
-        runner = load_runner(open_written(tmp_path), config, lambda *_: None, warn=lambda *news: told.append(news))
-        return runner, told, again
+        warnings = []
+        runner = load_runner(open_written(tmp_path), config, lambda *_: None, warn=lambda *news: warnings.append(news))
+        return runner, warnings, again
 
     return loaded
 
 
 def test_what_cannot_be_captured_is_served_without_graphs(loaded):
     expected = generate(loaded(PagedTorch)[0], PROMPTS, 8, temperature=0.0)
-    runner, told, again = loaded(Copying)
+    runner, warnings, again = loaded(Copying)
     why = "none: the capture failed: operation not permitted when stream is capturing: aten::lift_fresh"
     assert runner.choices["cuda_graphs"] == why
-    assert told == [("cuda_graphs_failed", why)]
+    assert warnings == [("cuda_graphs_failed", why)]
     assert generate(runner, PROMPTS, 8, temperature=0.0) == expected
     assert len(again) == 2
 
 
 def test_what_a_capture_gave_back_is_taken_again(loaded):
-    runner, told, again = loaded(PagedTorch)
+    runner, warnings, again = loaded(PagedTorch)
     assert runner.choices["cuda_graphs"] == "4 up to 5"
-    assert told == []
+    assert warnings == []
     assert again == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
 
 
@@ -205,9 +205,9 @@ def test_ranks_give_up_at_the_same_graph():
     assert captured(Third(), 0) == [1, 1, 0]
 
 
-def test_attention_fell_back_on_a_gpu_is_told():
+def test_attention_fell_back_on_a_gpu_is_reported():
     model, attention, _ = make("llama")
-    told = []
+    warnings = []
     reference = ChosenBackend(
         ReferenceAttention(model.config.heads), "nothing faster runs here. Triton: no compiler", 16
     )
@@ -216,5 +216,5 @@ def test_attention_fell_back_on_a_gpu_is_told():
         (reference, torch.device("cpu")),
         (ChosenBackend(attention, "fine", 16), CUDA),
     ):
-        load._warn_if_slow(chosen, device, lambda *news: told.append(news))
-    assert told == [("attention_fell_back", "nothing faster runs here. Triton: no compiler")]
+        load._warn_if_slow(chosen, device, lambda *news: warnings.append(news))
+    assert warnings == [("attention_fell_back", "nothing faster runs here. Triton: no compiler")]

@@ -86,16 +86,16 @@ def test_what_a_compiler_says_is_why_not():
 def test_all_ranks_or_none():
     class Second(Shard):
         def __init__(self) -> None:
-            self.told: list[int] = []
+            self.proposed: list[int] = []
 
         def all_min(self, number: int) -> int:
-            self.told.append(number)
+            self.proposed.append(number)
             return 0
 
     shard, broken = Second(), CountedKernels().kernels._replace(gate=lambda x: x)
     assert fused(CountedKernels().kernels, shard=shard) == ("no: another rank cannot", False, torch_gumbel_max)
     assert fused(broken, shard=shard)[0] != "no: another rank cannot"
-    assert shard.told == [1, 0]
+    assert shard.proposed == [1, 0]
 
 
 @torch.inference_mode()

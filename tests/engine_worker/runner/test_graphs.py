@@ -81,15 +81,15 @@ def test_a_loaded_runner_has_them(checkpoint, monkeypatch):
     """As on a GPU, but for the GPU."""
     config = RunnerConfig("cpu", tokens_per_block=TOKENS_PER_BLOCK, kv_cache_tokens=256, max_batch_size=5)
     expected = generate(load_runner(checkpoint, config, lambda *_: None), PROMPTS[:3], 12, temperature=0.0)
-    capture, told = FakeCapture(), []
+    capture, progress = FakeCapture(), []
     monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
     monkeypatch.setattr(load, "CudaCapture", lambda device: capture)
     monkeypatch.setattr(
         load, "choose", lambda _, site: ChosenBackend(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
     )
-    runner = load_runner(checkpoint, config, lambda *_: None, capturing=lambda *at: told.append(at))
+    runner = load_runner(checkpoint, config, lambda *_: None, capturing=lambda *at: progress.append(at))
     assert runner.choices["cuda_graphs"] == "4 up to 5"
-    assert told == [(done, 4) for done in range(5)]
+    assert progress == [(done, 4) for done in range(5)]
     assert generate(runner, PROMPTS[:3], 12, temperature=0.0) == expected
     assert sum(graph.replays for graph in capture.graphs) == 11
 
@@ -200,7 +200,7 @@ def test_a_very_large_batch_has_no_graph_of_its_own():
 
 
 def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
-    sizes, told = [], []
+    sizes, progress = [], []
 
     def compute(token_ids, positions, inputs):
         sizes.append((len(token_ids), len(positions), len(inputs.slots), *inputs.block_tables.shape))
@@ -211,10 +211,10 @@ def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
 
     with torch.inference_mode():
         graphs = Graphs(
-            compute, lambda inputs: inputs, Buffers(20, 3, 4, CPU), FakeCapture(), lambda *at: told.append(at)
+            compute, lambda inputs: inputs, Buffers(20, 3, 4, CPU), FakeCapture(), lambda *at: progress.append(at)
         )
     assert list(dict.fromkeys(sizes)) == [(n, n, n, n, 3) for n in (20, 16, 8, 4, 2, 1)]
-    assert told == [(done, 6) for done in range(7)]
+    assert progress == [(done, 6) for done in range(7)]
 
     def arrays(rows: int, blocks: int = 1):
         return build_arrays([Slice([1], blocks * 4 - 1, range(blocks), ()) for _ in range(rows)], 4, None)

@@ -94,7 +94,7 @@ class Greedy:
 
 
 @torch.inference_mode()
-def test_too_little_memory_is_told_with_the_numbers(monkeypatch):
+def test_too_little_memory_is_reported_with_the_numbers(monkeypatch):
     monkeypatch.setattr(warmup, "free_memory", lambda device: 300 << 20)
     model, attention, cache = make("llama")
     with pytest.raises(

@@ -145,13 +145,13 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
     """Put together the ranks' tensors are those that one rank alone has; each reports the whole checkpoint as done."""
     write_checkpoint(tmp_path, CONFIGS[config])
     checkpoint = open_written(tmp_path)
-    found, told = [], []
+    found, progress = [], []
     for shard in (UNSHARDED, Rank(0), Rank(1)):
         model = _model(checkpoint, shard)
         cuts = model.cuts()
         if source == "files":
-            load_weights(tmp_path, model.targets(), lambda *done: told.append(done), cuts)
-            assert told[-1][0] == told[-1][1] == (tmp_path / "model.safetensors").stat().st_size
+            load_weights(tmp_path, model.targets(), lambda *done: progress.append(done), cuts)
+            assert progress[-1][0] == progress[-1][1] == (tmp_path / "model.safetensors").stat().st_size
         else:
             random_weights(model.targets(), 5, 0.02, lambda *_: None, cuts)
         found.append((model.targets(), cuts))

@@ -80,25 +80,25 @@ def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n
         ({"whole": "MadWhole"}, "scheduler_answer_corrected"),
     ],
 )
-def test_it_is_told_and_not_at_every_step(names, event):
+def test_it_is_logged_and_not_at_every_step(names, event):
     with capture_logs() as logs:
         bench = bench_with(**names, num_blocks=8, max_batch_size=4, max_tokens_per_step=12)
         serve(bench)
-    told = [entry for entry in logs if entry["event"] == event]
-    assert 1 <= len(told) < bench.engine.stats.latest.iteration / 4
+    logged = [entry for entry in logs if entry["event"] == event]
+    assert 1 <= len(logged) < bench.engine.stats.latest.iteration / 4
 
 
 @pytest.mark.parametrize("names", [{"capacity": "OwnStatic"}, {"whole": "OwnStaticWhole"}])
-def test_a_static_batch_of_ones_own_is_told(names):
-    def told(bench: EngineBench) -> list[tuple[int, int]]:
+def test_a_static_batch_of_ones_own_is_reported(names):
+    def sizes(bench: EngineBench) -> list[tuple[int, int]]:
         for i, length in enumerate((2, 5, 3)):
             bench.submit([i], max_tokens=length)
         bench.run()
         found = [report.step for report in bench.reports if report.step]
         return [(step.total_generation_tokens, step.empty_generation_slots) for step in found]
 
-    known = told(EngineBench(max_batch_size=2, schedulers=SchedulerNames("static_batch")))
-    assert told(bench_with(**names, max_batch_size=2)) == known
+    known = sizes(EngineBench(max_batch_size=2, schedulers=SchedulerNames("static_batch")))
+    assert sizes(bench_with(**names, max_batch_size=2)) == known
     assert max(known) > (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""One batch after the other, and what is told about it."""
+"""One batch after the other, and its statistics."""
 
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench

@@ -3,7 +3,7 @@
 import pytest
 
 from engine_worker.speculative.drafter import Drafter
-from engine_worker.speculative.looks import REST
+from engine_worker.speculative.searches import INTERVAL
 from sluice.ring.params import Speculation
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.runner import continuation
@@ -19,8 +19,8 @@ def bench():
 
 
 @pytest.fixture
-def looks(bench, monkeypatch):
-    """The clock's seconds at each look of a sequence, which takes as long as a step does."""
+def searches(bench, monkeypatch):
+    """The clock's seconds at each search for a sequence, which takes as long as a step does."""
     times = []
 
     def propose(drafter, *arguments):
@@ -40,13 +40,13 @@ def generate(bench, **asked):
     assert bench.output(spec.request) == continuation(PROMPT, spec.stopping, 1)
 
 
-def test_looks_that_find_nothing_become_rare(bench, looks):
+def test_searches_that_find_nothing_become_rare(bench, searches):
     generate(bench)
-    assert STEPS / REST - 5 < len(looks) < STEPS / REST + 50
+    assert STEPS / INTERVAL - 5 < len(searches) < STEPS / INTERVAL + 50
 
 
-def test_looks_that_bring_more_than_they_cost_do_not(bench, looks):
+def test_searches_that_bring_more_than_they_cost_do_not(bench, searches):
     expected = continuation(PROMPT, spec_of(PROMPT, STEPS).stopping, 1)
     generate(bench, draft_token_ids=tuple(expected))
     assert bench.engine.stats.accepted_draft_tokens > STEPS / 2
-    assert len(looks) > 0.9 * (bench.engine.stats.latest.iteration - 10)
+    assert len(searches) > 0.9 * (bench.engine.stats.latest.iteration - 10)

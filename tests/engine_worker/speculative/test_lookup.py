@@ -19,16 +19,16 @@ def searched(tokens, guesses):
     return None
 
 
-@given(parts=st.lists(TOKENS, max_size=4), most=st.integers(1, 9))
-def test_it_finds_what_a_search_finds(parts, most):
+@given(parts=st.lists(TOKENS, max_size=4), limit=st.integers(1, 9))
+def test_it_finds_what_a_search_finds(parts, limit):
     lookup, tokens = Lookup(), []
     for part in parts:
         lookup.extend(part)
         tokens += part
         expected = []
-        while len(expected) < most and (guess := searched(tokens, expected)) is not None:
+        while len(expected) < limit and (guess := searched(tokens, expected)) is not None:
             expected.append(guess)
-        assert lookup.propose(most) == expected
+        assert lookup.propose(limit) == expected
 
 
 def test_too_few_tokens_find_nothing():

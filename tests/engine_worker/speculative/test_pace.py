@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.speculative.pace import MOST, Pace
+from engine_worker.speculative.pace import MAX_ACCURACY, Pace
 
 
-def after(*drafts, most=20, accuracy=0.5):
-    pace = Pace(most, accuracy)
+def after(*drafts, max_tokens=20, accuracy=0.5):
+    pace = Pace(max_tokens, accuracy)
     for guessed, right in drafts:
         pace.record(guessed, right)
     return pace
@@ -28,14 +28,14 @@ def test_a_draft_ends_where_the_next_token_costs_more_than_it_brings(cost, lengt
     assert [Pace(64, accuracy).length(cost) for accuracy in (0.4, 0.5 + 1e-9, 0.9)] == lengths
 
 
-@given(st.floats(0.01, MOST), st.integers(1, 64))
+@given(st.floats(0.01, MAX_ACCURACY), st.integers(1, 64))
 def test_what_is_expected_of_a_draft(accuracy, drafted):
     expected = sum(accuracy**count for count in range(1, drafted + 1))
     assert Pace(64, accuracy).expects(drafted) == pytest.approx(expected)
 
 
 @given(st.integers(0, 64), st.lists(st.tuples(st.integers(1, 64), st.integers(0, 64)), max_size=60), st.floats(0.01, 1))
-def test_never_more_than_asked(most, drafts, cost):
-    pace = after(*[(guessed, min(guessed, right)) for guessed, right in drafts], most=most)
-    assert 0 <= pace.accuracy <= MOST
-    assert 0 <= pace.length(cost) <= most
+def test_never_more_than_asked(max_tokens, drafts, cost):
+    pace = after(*[(guessed, min(guessed, right)) for guessed, right in drafts], max_tokens=max_tokens)
+    assert 0 <= pace.accuracy <= MAX_ACCURACY
+    assert 0 <= pace.length(cost) <= max_tokens

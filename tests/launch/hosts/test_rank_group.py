@@ -133,7 +133,7 @@ def test_a_rank_whose_seat_is_made_anew_ends_all_and_a_second_run_starts(seats, 
     assert second.over.wait(LIMIT)
 
 
-def test_one_that_is_told_to_end_while_it_waits_for_a_machine_ends_at_once(seats, service):
+def test_one_that_is_stopped_while_it_waits_for_a_machine_ends_at_once(seats, service):
     seats[1].away = True
     watched = Watched(seats, service)
     watched.group.terminate()
@@ -142,7 +142,7 @@ def test_one_that_is_told_to_end_while_it_waits_for_a_machine_ends_at_once(seats
     assert watched.ends == 1
 
 
-def test_rank_0_on_another_machine_than_the_others_were_told_is_refused(service):
+def test_rank_0_on_another_machine_than_the_others_know_is_refused(service):
     seat = Seat("127.0.0.1", {})
     moved = ranks_of(RANKS, 1)[0]
     try:

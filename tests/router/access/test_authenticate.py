@@ -193,7 +193,7 @@ async def test_tokens_change_while_it_runs(guarded, tokens, ring):
         (sha256(ALICE).upper().replace("SHA", "sha") + " alice\n", "64 hexadecimal digits"),
     ],
 )
-async def test_a_broken_file_is_told_by_line_and_never_by_what_it_holds(guarded, tokens, text, problem):
+async def test_a_broken_file_is_reported_by_line_and_never_by_what_it_holds(guarded, tokens, text, problem):
     tokens.write_text(text)
     with pytest.raises(ValueError, match="tokens") as error:
         read_tokens(str(tokens))
@@ -220,13 +220,13 @@ async def test_what_cannot_be_used_keeps_it_from_starting(start, settings):
 
 
 class Asked:
-    """A logger that keeps what it is told."""
+    """A logger that keeps its lines."""
 
     def __init__(self):
-        self.told = []
+        self.lines = []
 
     def error(self, event, **fields):
-        self.told.append((event, fields))
+        self.lines.append((event, fields))
 
 
 def hook(function, seconds=10.0):
@@ -277,7 +277,7 @@ async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
         with pytest.raises(RequestError) as error:
             await asked.ask({"authorization": ALICE}, PEER)
         assert error.value.metadata["cause"] == reason
-        assert ALICE not in str(asked._log.told)
+        assert ALICE not in str(asked._log.lines)
 
 
 async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_ever():

@@ -135,8 +135,8 @@ async def test_statistics_are_the_heartbeats(ring, start):
     assert {name: getattr(engine, name) for name in plain} == {name: names.index(name) + 1 for name in plain}
     assert engine.time.ToNanoseconds() == (names.index("time") + 1) * 10**9
     assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
-    told = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
-    assert told == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint", "model_version"}
+    fields = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
+    assert fields == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint", "model_version"}
     assert [found.detokenizer_id for found in stats.detokenizers] == ["detok"]
     assert stats.time.seconds > 1_700_000_000
 
@@ -184,7 +184,7 @@ async def test_one_line_per_request_and_no_text_in_it(client):
     assert "secret" not in str(client.logs)
 
 
-async def test_the_line_of_a_unary_request_has_its_first_token_as_the_engine_tells(client):
+async def test_the_line_of_a_unary_request_has_its_first_token_by_the_engines_times(client):
     await client.generate(text_spec())
     assert client.lines()[0]["first_token_seconds"] >= TIMES.queue + TIMES.context
 

@@ -56,8 +56,8 @@ async def test_new_requests_go_where_they_are_sent_and_back(labelled):
     assert await set_version(client, "v1") == answer("v2", "v1", 2)
     assert {await model_of(client) for _ in range(6)} == {MODELS["v1"]}
     assert await set_version(client) == answer("v1", "", 3)
-    told = [(line["former"], line["version"]) for line in client.lines("serving_version_set")]
-    assert told == [("v1", "v2"), ("v2", "v1"), ("v1", "")]
+    logged = [(line["former"], line["version"]) for line in client.lines("serving_version_set")]
+    assert logged == [("v1", "v2"), ("v2", "v1"), ("v1", "")]
 
 
 async def test_it_is_shown(labelled):
@@ -120,7 +120,7 @@ async def test_a_stream_goes_on_with_the_model_it_began_with(labelled, ring):
     assert await model_of(client) == MODELS["v2"]
 
 
-async def test_routers_are_told_one_by_one(labelled, start):
+async def test_routers_are_changed_one_by_one(labelled, start):
     first = await labelled("v1", "v2", serving_version="v1")
     second = await start(serving_version="v1", listen=f"{first.router.settings.listen}-2")
     await set_version(first, "v2")

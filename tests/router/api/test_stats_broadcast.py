@@ -88,7 +88,7 @@ async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, st
     await client.until(lambda: client.router._stats_broadcast.subscribers == 0)
 
 
-async def test_nobody_hears_what_came_before(client, ring):
+async def test_nobody_gets_what_came_before(client, ring):
     (engine,) = ring.engines.values()
     call = await subscribe(client)
     engine.steps = steps_of(1)

@@ -34,13 +34,13 @@ def blocks(prompt, salt=""):
     return [short_hash(block) for block in block_chain(root_hash("fingerprint", salt), prompt, SIZE)]
 
 
-def heard(client, engine):
+def version(client, engine):
     return client.router.ring.placement.cache_version(engine.epoch)
 
 
-async def told(client, *engines):
-    """Until the router has heard of everything."""
-    await client.until(lambda: all(heard(client, engine) == engine.journal.last for engine in engines))
+async def caught_up(client, *engines):
+    """Wait until the router knows all changes."""
+    await client.until(lambda: all(version(client, engine) == engine.journal.last for engine in engines))
 
 
 async def engines_of(client, prompt, times=8, salt=""):
@@ -59,7 +59,7 @@ async def test_a_prefix_draws_requests_to_the_engine_that_says_it_holds_it(two):
     for holder, free in ((one, other), (other, one)):
         holder.journal.store(*blocks(PROMPT))
         free.journal.remove(*blocks(PROMPT))
-        await told(client, one, other)
+        await caught_up(client, one, other)
         assert await engines_of(client, [*PROMPT, 7, 7, 7]) == {holder.name}
 
 
@@ -67,14 +67,14 @@ async def test_the_longer_prefix_draws_more(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT)[:5])
     other.journal.store(*blocks(PROMPT)[:6])
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT) == {"other"}
 
 
 async def test_another_salt_shares_nothing(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT, salt="a"))
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT, salt="a") == {"one"}
     assert await engines_of(client, PROMPT, times=40) == {"one", "other"}
 
@@ -83,9 +83,9 @@ async def test_what_was_evicted_draws_nobody(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT))
     other.journal.store(*blocks(PROMPT)[:2])
-    await told(client, one, other)
+    await caught_up(client, one, other)
     one.journal.remove(*blocks(PROMPT))
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT) == {"other"}
 
 
@@ -94,64 +94,64 @@ async def test_a_hole_in_a_prefix_ends_it(two):
     one.journal.store(*blocks(PROMPT))
     one.journal.remove(blocks(PROMPT)[1])
     other.journal.store(*blocks(PROMPT)[:2])
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT) == {"other"}
 
 
 async def test_a_flush_shows(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT))
-    await told(client, one, other)
+    await caught_up(client, one, other)
     await client.admin.FlushCache(admin_pb2.FlushCacheRequest())
     other.journal.store(blocks(PROMPT)[0])
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT) == {"other"}
 
 
 async def test_a_restarted_engine_starts_from_nothing(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT))
-    await told(client, one, other)
+    await caught_up(client, one, other)
     former = one.epoch
     one.journal, one.epoch = FakeJournal(), former + 1
     other.journal.store(blocks(PROMPT)[0])
     await client.until(lambda: client.lines("peer_restarted"))
-    await told(client, one, other)
-    assert (heard(client, one), client.router.ring.placement.cache_version(former)) == (0, 0)
+    await caught_up(client, one, other)
+    assert (version(client, one), client.router.ring.placement.cache_version(former)) == (0, 0)
     assert await engines_of(client, PROMPT) == {"other"}
     one.journal.store(*blocks(PROMPT))
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT) == {"one"}
 
 
 async def test_news_in_heartbeats_that_were_lost_come_again(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT)[:4])
-    await told(client, one, other)
-    heard_before = heard(client, one)
+    await caught_up(client, one, other)
+    version_before = version(client, one)
     one.journal.store(*blocks(PROMPT)[4:])
-    lost = one.journal.news(heard_before)
+    lost = one.journal.news(version_before)
     one.journal.remove(*blocks(PROMPT)[10:])
-    # A heartbeat from after the lost one, as if this router had heard that one.
+    # A heartbeat from after the lost one, as if this router had got that one.
     client.router.ring.placement.on_engine_heartbeat(
         one.heartbeat(Hello("router", client.router.ring.address, lost.last))
     )
     assert not client.router.ring.placement.update_cache()
-    await told(client, one, other)
+    await caught_up(client, one, other)
     other.journal.store(*blocks(PROMPT)[:11])
-    await told(client, one, other)
+    await caught_up(client, one, other)
     assert await engines_of(client, PROMPT) == {"other"}
 
 
 async def test_a_router_that_comes_later_gets_the_whole(two, ring, start):
     client, one, other = two
-    one.journal = FakeJournal(most=10)
+    one.journal = FakeJournal(max_kept=10)
     one.journal.store(*blocks(PROMPT))
     one.journal.store(*range(3 * SLICE_BLOCKS))
     other.journal.store(blocks(PROMPT)[0])
     late = await start(listen=f"ipc://{ring.folder}/late", id="late")
     for router in (late, client):
-        await told(router, one, other)
+        await caught_up(router, one, other)
         assert await engines_of(router, PROMPT) == {"one"}
 
 
@@ -159,5 +159,5 @@ async def test_requests_are_served_while_much_news_is_applied(two, ring):
     client, one, other = two
     one.journal.store(*range(8 * SLICE_BLOCKS))
     requests = (client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=[i + 1]))) for i in range(8))
-    await asyncio.gather(*requests, told(client, one, other))
+    await asyncio.gather(*requests, caught_up(client, one, other))
     assert len(ring.calls) == 8

@@ -5,7 +5,7 @@ import pytest
 import structlog
 import zmq
 
-from router.ring_side import BATCH_MESSAGES, RouterInbox
+from router.peers.inbox import BATCH_MESSAGES, RouterInbox
 from sluice.ring.lane import Lane
 from tests.fakes.lanes import connected
 from tests.fakes.rows import text_batch

@@ -44,12 +44,14 @@ def test_a_hello_follows_as_soon_as_its_lane_is_connected(tmp_path):
 def test_late_heartbeats_of_those_that_were_replaced_replace_nobody(peers):
     """A router that slept through two restarts finds heartbeats of all three, each lane's in turn."""
 
-    def hear(epoch: int) -> HeartbeatSource:
-        heard, former = peers.on_heartbeat(EngineHeartbeat("engine", epoch, ADDRESS, "f", 100, False, StepStats()), 0.0)
+    def receive(epoch: int) -> HeartbeatSource:
+        source, former = peers.on_heartbeat(
+            EngineHeartbeat("engine", epoch, ADDRESS, "f", 100, False, StepStats()), 0.0
+        )
         if former is not None:
             former.lane.close()
-        return heard
+        return source
 
-    assert [hear(epoch) for epoch in (1, 2, 3)] == [HeartbeatSource.NEW] * 3
-    assert [hear(epoch) for epoch in (1, 2, 1, 3)] == [HeartbeatSource.STALE] * 3 + [HeartbeatSource.ALIVE]
+    assert [receive(epoch) for epoch in (1, 2, 3)] == [HeartbeatSource.NEW] * 3
+    assert [receive(epoch) for epoch in (1, 2, 1, 3)] == [HeartbeatSource.STALE] * 3 + [HeartbeatSource.ALIVE]
     assert [peer.epoch for peer in peers.usable] == [3]

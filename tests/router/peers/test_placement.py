@@ -28,7 +28,7 @@ def place(placement, prompt, engines=ENGINES, salt="", n=1):
     return choice
 
 
-def tell(placement, heartbeat, prompt):
+def report(placement, heartbeat, prompt):
     """That engine holds this prompt."""
     stored = [short_hash(block) for block in block_chain(root_hash("f"), prompt, 16)]
     news = CacheNews(0, len(stored), stored, whole=True)
@@ -105,9 +105,9 @@ def test_a_new_epoch_has_nothing_cached():
     assert run(placement, range(200), engines=[ENGINES[first.engine - 1]]).uncached_tokens == 200
 
 
-def test_what_an_engine_tells_is_cached_there():
+def test_what_an_engine_reports_is_cached_there():
     placement = Placement(1000)
-    tell(placement, ENGINES[1], range(160))
+    report(placement, ENGINES[1], range(160))
     assert placement.cache_version(2) == 10
     choices = [run(placement, [*range(160), i]) for i in range(8)]
     assert {(choice.engine, choice.uncached_tokens) for choice in choices} == {(2, 1)}
@@ -120,7 +120,7 @@ def test_no_engine_would_be_through_with_the_prompt_sooner(engines, tokens):
     heartbeats = [engine(epoch) for epoch in range(1, len(engines) + 1)]
     sooner = []
     for heartbeat, (blocks, requests) in zip(heartbeats, engines, strict=True):
-        tell(placement, heartbeat, range(16 * blocks))
+        report(placement, heartbeat, range(16 * blocks))
         for _ in range(requests):
             place(placement, [], engines=[heartbeat])
         sooner.append(requests * SEQUENCE_WORK + tokens - 16 * min(blocks, tokens // 16))
@@ -131,13 +131,13 @@ def test_no_engine_would_be_through_with_the_prompt_sooner(engines, tokens):
 
 def test_an_engine_that_is_clearly_more_loaded_gets_nothing_cached_or_not():
     placement = Placement(1000)
-    tell(placement, ENGINES[1], range(160))
+    report(placement, ENGINES[1], range(160))
     for i in range(SPREAD_SLACK + 1):
         place(placement, [i], engines=[ENGINES[1]])
     assert place(placement, range(160)).engine == 1
 
 
-def test_what_was_placed_is_expected_until_the_news_had_time_to_tell():
+def test_what_was_placed_is_expected_until_the_news_had_time_to_come():
     now = 0.0
     placement = Placement(1000, lambda: now)
     waiting = place(placement, range(160))

@@ -13,7 +13,7 @@ MOST = 100_000
 CHAIN = (1, 2, 3, 4)
 
 
-def hear(cache, *news):
+def apply(cache, *news):
     for found in news:
         cache.begin_update(found)
         while cache.continue_update():
@@ -25,7 +25,7 @@ def knows(cache, blocks):
     return {block for block in blocks if cache.prefix((block,), 0.0)}
 
 
-def told(*blocks, after=0, last=1, removed=(), whole=False):
+def news_of(*blocks, after=0, last=1, removed=(), whole=False):
     return CacheNews(after, last, list(blocks), list(removed), whole)
 
 
@@ -45,11 +45,11 @@ def test_any_heartbeats_that_come_through_in_any_order_give_what_the_engine_said
             getattr(journal, what)(*blocks)
         heartbeats.append(journal.news(cache.version))
         for where in arriving:
-            heard = cache.version
-            hear(cache, heartbeats[round(where * (len(heartbeats) - 1))])
-            assert cache.version >= heard
+            before = cache.version
+            apply(cache, heartbeats[round(where * (len(heartbeats) - 1))])
+            assert cache.version >= before
             assert knows(cache, range(12)) == journal.at(cache.version)
-    hear(cache, journal.news(cache.version))
+    apply(cache, journal.news(cache.version))
     assert cache.version == journal.last
     assert knows(cache, range(12)) == journal.findable
 
@@ -67,34 +67,34 @@ def test_it_understands_the_engines_own_journal(rounds, capacity):
                 findable ^= set(blocks)
         news = journal.since(cache.version)
         if arrives and news is not None:
-            hear(cache, news)
+            apply(cache, news)
             assert knows(cache, range(12)) == findable
 
 
 def test_news_that_do_not_follow_on_are_ignored():
     cache = PrefixIndex(MOST)
-    hear(cache, told(1, after=5, last=6))
+    apply(cache, news_of(1, after=5, last=6))
     assert (cache.version, knows(cache, CHAIN)) == (0, set())
-    hear(cache, told(1, 2, last=6, whole=True), told(3, after=7, last=8))
+    apply(cache, news_of(1, 2, last=6, whole=True), news_of(3, after=7, last=8))
     assert (cache.version, knows(cache, CHAIN)) == (6, {1, 2})
-    hear(cache, told(3, after=6, last=8, removed=[1]), told(1, after=5, last=7), told(1, last=3, whole=True))
+    apply(cache, news_of(3, after=6, last=8, removed=[1]), news_of(1, after=5, last=7), news_of(1, last=3, whole=True))
     assert (cache.version, knows(cache, CHAIN)) == (8, {2, 3})
 
 
-def test_whole_news_replace_what_was_heard():
+def test_whole_news_replace_what_was_known():
     cache = PrefixIndex(MOST)
-    hear(cache, told(1, 2, last=6, whole=True), told(3, last=9, whole=True))
+    apply(cache, news_of(1, 2, last=6, whole=True), news_of(3, last=9, whole=True))
     assert (cache.version, knows(cache, CHAIN)) == (9, {3})
 
 
 def test_many_news_are_applied_in_slices_and_count_when_they_are_through():
     count = 3 * SLICE_BLOCKS
     cache = PrefixIndex(MOST)
-    cache.begin_update(told(*range(count), last=count, whole=True))
+    cache.begin_update(news_of(*range(count), last=count, whole=True))
     turns = 0
     while cache.version == 0:
         # What comes meanwhile comes again.
-        cache.begin_update(told(MOST, after=0, last=count + 1, whole=True))
+        cache.begin_update(news_of(MOST, after=0, last=count + 1, whole=True))
         cache.continue_update()
         turns += 1
     assert turns > 3
@@ -104,22 +104,22 @@ def test_many_news_are_applied_in_slices_and_count_when_they_are_through():
 
 def test_memory_is_bounded_and_forgets_the_ends_of_unused_chains_first():
     cache = PrefixIndex(6)
-    hear(cache, told(1, 2, 3, 11, 12, 13, last=6, whole=True))
+    apply(cache, news_of(1, 2, 3, 11, 12, 13, last=6, whole=True))
     cache.expect((1, 2, 3))
     cache.drop((1, 2, 3))
-    hear(cache, told(21, 22, after=6, last=8))
+    apply(cache, news_of(21, 22, after=6, last=8))
     assert knows(cache, range(30)) == {1, 2, 3, 13, 21, 22}
-    hear(cache, told(31, 32, after=8, last=10))
+    apply(cache, news_of(31, 32, after=8, last=10))
     assert knows(cache, range(40)) == {1, 2, 21, 22, 31, 32}
 
 
-def test_what_was_placed_is_expected_until_the_news_had_time_to_tell():
+def test_what_was_placed_is_expected_until_the_news_had_time_to_come():
     cache = PrefixIndex(MOST)
     cache.expect(CHAIN)
     assert cache.prefix(CHAIN, 1e9) == 4
     cache.on_computed(CHAIN, 100.0)
     assert cache.prefix(CHAIN, 100.0 + CACHE_REPORT_SECONDS - 0.1) == 4
-    hear(cache, told(1, 2, last=2, whole=True))
+    apply(cache, news_of(1, 2, last=2, whole=True))
     assert cache.prefix(CHAIN, 100.0 + CACHE_REPORT_SECONDS) == 2
     assert not cache._expected
 
@@ -136,7 +136,7 @@ def test_a_request_that_still_waits_keeps_what_another_one_brought():
 
 def test_a_flush_leaves_what_is_still_to_be_computed():
     cache = PrefixIndex(MOST)
-    hear(cache, told(7, last=1, whole=True))
+    apply(cache, news_of(7, last=1, whole=True))
     cache.expect((1, 2))
     cache.on_computed((1, 2), 0.0)
     cache.expect((3, 4))

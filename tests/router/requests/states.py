@@ -6,7 +6,9 @@ from pathlib import Path
 from router.peers.peers import Peer
 from router.peers.placement import Choice
 from router.requests.admission import Permit
-from router.requests.request_state import TRANSITIONS, Attempt, RequestPhase, RequestState
+from router.requests.attempt import Attempt
+from router.requests.request_phase import TRANSITIONS, RequestPhase
+from router.requests.request_state import RequestState
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.params import RetentionParams
 from sluice.ring.stats import StepStats

@@ -67,7 +67,7 @@ async def test_who_refused_is_not_asked_again_at_once(two_of_each, ring):
     for i in range(8):
         events = await two_of_each.events(text_spec(f"x{i}"))
         assert events[-1].HasField("done")
-        # What the refused attempt said of the start was not told.
+        # What the refused attempt said of the start was not delivered.
         assert events[0].started.cached_tokens > 0
     assert all(call.submit.attempt <= 1 for call in ring.calls)
     assert {call.engine.name for call in ring.calls if call.submit.attempt} <= {"b"}

@@ -20,13 +20,14 @@ from router.api.watchdog import Watchdog
 from router.errors import RequestError
 from router.peers.adapters import Adapters
 from router.peers.placement import Placement
-from router.requests import attempts, recovery
+from router.requests import cancel_queue, recovery
 from router.requests import dispatcher as dispatch
-from router.requests.attempts import AttemptSender
+from router.requests.attempt_sender import AttemptSender
 from router.requests.dispatcher import Dispatcher
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
-from router.requests.request_state import RequestPhase, RequestState
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.model import describe, limits_of
@@ -49,7 +50,7 @@ WAITS = (
     (recovery, "RETRY_SECONDS"),
     (recovery, "FIRST_BACKOFF_SECONDS"),
     (dispatch, "FULL_LANE_RETRY_SECONDS"),
-    (attempts, "CANCEL_RETRY_SECONDS"),
+    (cancel_queue, "CANCEL_RETRY_SECONDS"),
 )
 """None: the machine takes no time."""
 FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
@@ -300,7 +301,7 @@ class Machine(RuleBasedStateMachine):
             self.do(self.dispatcher.hand_back, client.live, RequestError(ErrorCode.DRAINING, "draining"))
 
     @invariant()
-    def what_was_told_is_right(self):
+    def deliveries_are_right(self):
         for client in self.clients:
             self.check_events(client)
 

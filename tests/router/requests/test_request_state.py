@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import router
-from router.requests.request_state import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase, RequestState
+from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase
+from router.requests.request_state import RequestState
 from router.validate.model import describe
 from sluice.ring.params import RetentionParams
 from sluice.v1 import generation_pb2 as pb

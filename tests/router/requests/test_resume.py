@@ -132,7 +132,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_what_cannot_be_resumed_is_told(client, ring, case):
+async def test_what_cannot_be_resumed_is_reported(client, ring, case):
     fields, field = BAD[case]
     details = await refused(client.events(text_spec(**({"sampling": SEED} | fields))))
     assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])

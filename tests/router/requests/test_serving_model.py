@@ -127,7 +127,7 @@ def test_a_bound_request_stays_with_its_model_whatever_version_is_named(live):
     assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v1"]
 
 
-def test_while_no_engine_has_the_version_most_decide_and_the_log_tells_once(live):
+def test_while_no_engine_has_the_version_most_decide_and_it_is_logged_once(live):
     found, logs = serving(version="v3")
     for _ in range(3):
         assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v2", "v2"]
@@ -147,10 +147,10 @@ def test_a_version_may_be_named_at_any_time(live):
     assert models(found.engines_for(live, ring)) == ["v1", "v1"]
     assert found.set_version("", ring) == "v1"
     assert (models(found.engines_for(live, ring)), found.count(ring)) == (["v1", "v1"], 3)
-    told = [
+    logged = [
         (each["former"], each["version"], each["engines"]) for each in logs if each["event"] == "serving_version_set"
     ]
-    assert told == [("v1", "v2", 1), ("v2", "v1", 2), ("v1", "", 3)]
+    assert logged == [("v1", "v2", 1), ("v2", "v1", 2), ("v1", "", 3)]
 
 
 def test_the_same_version_again_changes_nothing():
@@ -177,7 +177,7 @@ def test_of_many_versions_some_are_named():
     assert error.value.message.endswith("'v014', 'v015', …")
 
 
-def test_whether_the_log_told_that_a_version_is_missing_counts_for_that_version_alone(live):
+def test_whether_a_missing_version_was_logged_counts_for_that_version_alone(live):
     found, logs = serving(version="v1")
     for ring in (("v2",), ("v2", "v3")):
         found.engines_for(live, versions(*ring))
@@ -191,7 +191,7 @@ def test_whether_the_log_told_that_a_version_is_missing_counts_for_that_version_
     ]
 
 
-def told_of_its_start(live):
+def start_delivered(live):
     live.log.mark_start_delivered()
 
 
@@ -204,7 +204,7 @@ def ended_a_sequence(live):
     live.on_terminal(0)
 
 
-@pytest.mark.parametrize("event", [told_of_its_start, brought_tokens, ended_a_sequence])
+@pytest.mark.parametrize("event", [start_delivered, brought_tokens, ended_a_sequence])
 def test_what_binds(live, event):
     assert not live.bound
     submit(live, "a")
@@ -217,7 +217,7 @@ def test_a_resumed_stream_is_bound_from_the_beginning(live):
     assert RequestState(1, replace(live.spec, resume_model="a")).bound
 
 
-def test_the_log_tells_when_a_ring_becomes_mixed_and_when_it_no_longer_is():
+def test_it_is_logged_when_a_ring_becomes_mixed_and_when_it_no_longer_is():
     found, logs = serving()
     for ring in (("a", "a"), (), ("a", "b"), ("b", "a"), (), ("b", "b"), ("b", "b")):
         found.watch(engines(*ring))
@@ -226,7 +226,7 @@ def test_the_log_tells_when_a_ring_becomes_mixed_and_when_it_no_longer_is():
     assert logs[1]["model"] == "b"
 
 
-def test_only_engines_that_are_heard_count():
+def test_only_engines_with_heartbeats_count():
     peers = engines("a", "b")
     peers[1].alive = False
     assert engines_by_model(peers) == {"a": ["engine-0"]}

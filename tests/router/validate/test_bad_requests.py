@@ -562,7 +562,7 @@ async def test_each_wrong_request_gets_its_status_and_field_while_streams_go_on(
     assert not client.router.ring.requests.open
 
 
-async def test_everything_wrong_is_told_at_once(client):
+async def test_everything_wrong_is_reported_at_once(client):
     spec = pb.GenerationSpec(
         request_id="?",
         sampling=SamplingParams(temperature=9, top_p=9),

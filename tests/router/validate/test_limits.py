@@ -187,7 +187,7 @@ EMPTY = pb.ChatMessage()
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_each_list_and_text_of_a_request_has_a_limit_that_is_told(begin, monkeypatch, spec, field):
+async def test_each_list_and_text_of_a_request_has_a_limit_that_is_reported(begin, monkeypatch, spec, field):
     limits = ("prompt_bytes", "stop_strings", "stop_bytes", "logit_bias", "listed_ids", "guide_bytes")
     bounded = replace(limits_of(RouterSettings(model="m"), 2048), **dict.fromkeys(limits, 100))
     monkeypatch.setattr("router.app.limits_of", lambda *_: bounded)

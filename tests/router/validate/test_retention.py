@@ -1,4 +1,4 @@
-"""From kv_cache options to what the engine is told."""
+"""From kv_cache options to what the engine gets."""
 
 from dataclasses import replace
 from itertools import pairwise

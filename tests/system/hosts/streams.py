@@ -5,15 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bench.deaths.streams import (
-    PROMPTS,
-    StreamRequest,
-    StreamSeen,
-    StreamsPlan,
-    connect,
-    undisturbed,
-    without_pause,
-)
+from bench.deaths.requests import PROMPTS, StreamRequest
+from bench.deaths.streams import StreamSeen, StreamsPlan, connect, undisturbed, without_pause
 from tests.system.hosts.ring import Ring
 
 LONG = {"max_tokens": 600, "ignore_eos": True, "token_ids": True}

@@ -142,7 +142,7 @@ def test_configurations_that_mean_nothing_here(tmp_path, change, words):
         find_model(config_of(tmp_path) | change)
 
 
-def test_both_reasons_are_told(tmp_path):
+def test_both_reasons_are_reported(tmp_path):
     write_checkpoint(tmp_path, CONFIGS["llama"])
     with pytest.raises(CheckpointError, match=r"rope type 'dynamic' is not supported.*through transformers: rope type"):
         find_model(config_of(tmp_path) | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}})

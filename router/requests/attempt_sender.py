@@ -1,10 +1,8 @@
 """Attempts at a request: placed, sent to the ring, cancelled, given up."""
 
-import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
 
 import msgspec
 from structlog.stdlib import BoundLogger
@@ -14,6 +12,9 @@ from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
+from router.requests.attempt import Attempt
+from router.requests.cancel_queue import CancelQueue
+from router.requests.candidates import Candidates
 from router.requests.features import (
     described,
     having_features,
@@ -24,17 +25,14 @@ from router.requests.features import (
     known_tensors,
 )
 from router.requests.registry import Requests
-from router.requests.request_state import Attempt, RequestPhase, RequestState
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.spec import fit
+from router.validate.context import fit
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import StopParams
 from sluice.ring.wire import Cancel, Drop, Submit
-
-CANCEL_RETRY_SECONDS = 0.02
-
-P = TypeVar("P", EnginePeer, DetokenizerPeer)
 
 
 @dataclass(eq=False)
@@ -51,7 +49,7 @@ class AttemptSender:
     """Of this router's inbox, where the text is sent."""
     _model_context_tokens: int
     _log: BoundLogger
-    _cancels: "CancelQueue" = field(default_factory=lambda: CancelQueue())
+    _cancels: CancelQueue = field(default_factory=CancelQueue)
 
     @property
     def context_tokens(self) -> int:
@@ -170,20 +168,20 @@ class AttemptSender:
     def close(self) -> None:
         self._cancels.close()
 
-    def _candidates(self, request: RequestState) -> "_Candidates":
+    def _candidates(self, request: RequestState) -> Candidates:
         """Peers whose engines can hold all of it."""
         total = len(request.prompt) + request.max_tokens
         found = self._reachable(request)
         able = [peer for peer in found.engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
         return found._replace(engines=able)
 
-    def _reachable(self, request: RequestState) -> "_Candidates":
+    def _reachable(self, request: RequestState) -> Candidates:
         """Peers whose engines serve its model and have what it needs, of any length."""
-        found = _Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
+        found = Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
         serving = self._serving.engines_for(request, found.engines)
         return found._replace(engines=having_features(request, serving))
 
-    def _place(self, request: RequestState, found: "_Candidates") -> Attempt:
+    def _place(self, request: RequestState, found: Candidates) -> Attempt:
         choice = self._placement.choose(
             [peer.heartbeat for peer in found.engines if peer.heartbeat],
             [peer.heartbeat for peer in found.detokenizers if peer.heartbeat],
@@ -205,7 +203,7 @@ class AttemptSender:
         since = time.monotonic() - self._suspects.patience
         return sum(peer.alive or peer.last_heartbeat_at > max(0.0, since) for peer in self._membership.engines.all)
 
-    def _apply_quarantine(self, request: RequestState, found: "_Candidates", ring_size: int | None) -> "_Candidates":
+    def _apply_quarantine(self, request: RequestState, found: Candidates, ring_size: int | None) -> Candidates:
         """The candidates for this request. A suspect that must run alone (`ring_size` is given) gets only the engine of
         its quarantine, or none; any other request avoids the engine that is reserved for a suspect."""
         loads = {peer.epoch: self._placement.requests(peer.epoch) for peer in found.engines}
@@ -257,75 +255,3 @@ class AttemptSender:
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:
         attempt = request.attempt
         self._cancels.send(attempt.engine, Cancel(request.number, attempt.number, attempt.engine.epoch, sequence))
-
-
-class _Candidates(NamedTuple):
-    """Peers that could take an attempt. Each engine reaches at least one of the detokenizers."""
-
-    engines: list[EnginePeer]
-    detokenizers: list[DetokenizerPeer]
-
-    @classmethod
-    def of(cls, engines: list[EnginePeer], detokenizers: list[DetokenizerPeer]) -> "_Candidates":
-        return cls([peer for peer in engines if any(reaches(peer, to) for to in detokenizers)], detokenizers)
-
-    def without(self, avoided: Collection[int]) -> "_Candidates":
-        """Without these epochs, if others are left."""
-        return _Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
-
-    def __bool__(self) -> bool:
-        return bool(self.engines and self.detokenizers)
-
-
-class CancelQueue:
-    """Cancels to engines and drops to detokenizers. While a lane is full they are kept and sent again, in order.
-
-    Bounded by the sequences of live requests: each attempt has at most one cancel per peer.
-    """
-
-    def __init__(self) -> None:
-        self._unsent: dict[EnginePeer | DetokenizerPeer, dict[Cancel | Drop, None]] = {}
-        self._retry: asyncio.TimerHandle | None = None
-
-    def send(self, peer: EnginePeer | DetokenizerPeer, cancel: Cancel | Drop) -> None:
-        waiting = self._unsent.get(peer)
-        # Behind the messages that wait already, so that their order is kept.
-        if waiting is None and peer.lane.send(cancel):
-            return
-        self._unsent.setdefault(peer, {})[cancel] = None
-        self._schedule()
-
-    def forget(self, peer: EnginePeer | DetokenizerPeer) -> None:
-        self._unsent.pop(peer, None)
-
-    def close(self) -> None:
-        self._unsent.clear()
-        if self._retry is not None:
-            self._retry.cancel()
-
-    def _schedule(self) -> None:
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(CANCEL_RETRY_SECONDS, self._flush)
-
-    def _flush(self) -> None:
-        self._retry = None
-        for peer, waiting in list(self._unsent.items()):
-            for cancel in list(waiting):
-                if not peer.lane.send(cancel):
-                    break
-                del waiting[cancel]
-            if not waiting:
-                del self._unsent[peer]
-        if self._unsent:
-            self._schedule()
-
-
-def reaches(engine: EnginePeer, detokenizer: DetokenizerPeer) -> bool:
-    """Whether rows get from one to the other, by the engine's latest heartbeat."""
-    if engine.heartbeat is None or detokenizer.heartbeat is None:
-        return False
-    return detokenizer.heartbeat.address not in engine.heartbeat.cut_off
-
-
-def _without(peers: list[P], avoided: Collection[int]) -> list[P]:
-    return [peer for peer in peers if peer.epoch not in avoided] or peers

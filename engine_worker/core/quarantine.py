@@ -1,0 +1,48 @@
+"""The quarantine of suspect requests."""
+
+from math import inf
+
+from engine_worker.core.live import LiveRequests
+from engine_worker.request import Request
+from sluice.ring.errors import ErrorCode, Fault, FinishReason
+from sluice.ring.wire import PROBATION_TOKENS
+
+HOLD_SECONDS = 0.05
+"""Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
+process."""
+QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
+
+
+class Quarantine:
+    """Lets one request under which an engine died run alone, until it ends or has drawn some tokens."""
+
+    def __init__(self, live: LiveRequests) -> None:
+        self.holder: int | None = None
+        """Number of the request, as of the last `refresh`. May be read from any thread."""
+        self._live = live
+        self._request: Request | None = None
+        self._starts_at = -inf
+
+    def refresh(self) -> int | None:
+        """End the quarantine if its time has come; returns the current holder."""
+        request = self._request
+        if request is not None:
+            # Identity, not number: a later attempt may be live under the same number.
+            is_live = self._live.requests.get(request.spec.request) is request
+            drawn = sum(sequence.num_drawn for sequence in request.sequences)
+            if not is_live or drawn > PROBATION_TOKENS * request.spec.n:
+                self._request = None
+        self.holder = self._request.spec.request if self._request is not None else None
+        return self.holder
+
+    def begin(self, request: Request, now: float, *, held: bool = False) -> None:
+        """Hand all other requests back to their routers and begin this one. `held`: see `LiveRequests.begin`."""
+        for other in list(self._live.requests.values()):
+            self._live.end_request(other, FinishReason.ERROR, now, fault=QUARANTINED)
+        self._live.begin(request, now, held=held)
+        self._request, self._starts_at = request, now + HOLD_SECONDS
+        self.refresh()
+
+    def is_holding(self, now: float) -> bool:
+        """Whether nothing may be computed yet."""
+        return self._request is not None and now < self._starts_at

@@ -1,0 +1,100 @@
+"""What each message in the engine's inbox sets off."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from structlog.stdlib import BoundLogger
+
+from engine_worker.ringside.adapters import AdapterMessage, Adapters
+from engine_worker.ringside.calls import Calls
+from engine_worker.ringside.event_reads import EventReads
+from engine_worker.ringside.heartbeats import RouterTable
+from engine_worker.ringside.prompt_adapters import PromptAdapters
+from sluice.ring.cache_events import ReadCacheEvents
+from sluice.ring.calls import Call
+from sluice.ring.heartbeats import Hello
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
+from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
+
+MAX_FLUSHES_REPORTED = 16
+MAX_LANES_REPORTED = 64
+
+
+class Receiver:
+    def __init__(
+        self,
+        inbox: "Inbox[ToEngine]",
+        epoch: int,
+        routers: RouterTable,
+        flush: Callable[[], int],
+        calls: Calls,
+        event_reads: EventReads,
+        adapters: Adapters,
+        prompt_adapters: PromptAdapters,
+        dropped: Counter[str],
+        log: BoundLogger,
+    ) -> None:
+        """`flush`: clears the prefix cache and returns how many blocks that freed. `dropped`: see `Mailbox`."""
+        # The heartbeats' thread reads these two, so they are replaced whole, never modified.
+        self.flushes: list[tuple[int, int]] = []
+        """(number, blocks freed) of the latest cache flushes."""
+        self.missed: dict[int, int] = {}
+        """Frames lost, by lane."""
+        self._inbox = inbox
+        self._epoch = epoch
+        self._routers = routers
+        self._flush = flush
+        self._calls = calls
+        self._event_reads = event_reads
+        self._adapters = adapters
+        self._prompt_adapters = prompt_adapters
+        self._dropped = dropped
+        self._log = log
+
+    def receive(self) -> list[Submit | Cancel | Hello]:
+        """Handle all messages but those for the mailbox, which are returned. Does not wait."""
+        found: list[Submit | Cancel | Hello] = []
+        for message in self._inbox.receive():
+            if isinstance(message, Submit | Cancel):
+                found.append(message)
+            elif isinstance(message, Hello):
+                # Before on_hello, which makes its epoch the known one. The mailbox ends the former router's requests.
+                if self._routers.is_replacement(message):
+                    found.append(message)
+                if not self._routers.on_hello(message):
+                    self._dropped["too_many_routers"] += 1
+            else:
+                self._handle(message)
+        return found
+
+    def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage | PromptAdapterMessage) -> None:
+        if isinstance(message, Gap):
+            self._on_gap(message)
+        elif isinstance(message, Flush):
+            self._on_flush(message)
+        elif isinstance(message, Call):
+            self._calls.begin(message)
+        elif isinstance(message, ReadCacheEvents):
+            if not self._event_reads.put(message):
+                self._dropped["cache_events"] += 1
+        elif isinstance(message, StorePromptAdapter | ReadPromptAdapter):
+            self._prompt_adapters.on_message(message)
+        else:
+            self._adapters.on_message(message)
+
+    def _on_gap(self, gap: Gap) -> None:
+        if gap.lane_known:
+            self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
+        else:
+            self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
+        # Reinserted at the end, so that the lanes without a recent gap are forgotten first.
+        missed = {lane: count for lane, count in self.missed.items() if lane != gap.lane}
+        missed[gap.lane] = self.missed.get(gap.lane, 0) + gap.missed
+        self.missed = dict(list(missed.items())[-MAX_LANES_REPORTED:])
+
+    def _on_flush(self, message: Flush) -> None:
+        if message.engine_epoch == self._epoch:
+            blocks = self._flush()
+            self.flushes = [*self.flushes, (message.number, blocks)][-MAX_FLUSHES_REPORTED:]
+            self._log.info("cache_flushed", blocks=blocks)

@@ -1,0 +1,48 @@
+"""The log-probabilities of a request's prompt, until its client has them."""
+
+from collections.abc import Iterator
+
+from router.requests.appended import Appended
+from sluice.ring.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
+
+
+class PromptLog:
+    """Packed: there may be a quarter of a million."""
+
+    def __init__(self, rows: int = 0, top: int = 0) -> None:
+        """`rows`: how many are awaited, one less than the prompt has tokens."""
+        self._awaited = rows
+        self._top = top
+        self._data = bytearray()
+        self._delivered = False
+
+    @property
+    def received(self) -> int:
+        return len(self._data) // row_bytes(self._top)
+
+    @property
+    def complete(self) -> bool:
+        return self._delivered or self.received >= self._awaited
+
+    def append(self, part: PromptLogprobs) -> Appended:
+        if self._delivered:
+            return Appended.SEEN
+        if part.top != self._top or part.start > self.received or part.start + part.rows > self._awaited:
+            return Appended.HOLE
+        seen = self.received - part.start
+        if seen >= part.rows:
+            return Appended.SEEN
+        self._data += part.data[seen * row_bytes(self._top) :]
+        return Appended.TAKEN
+
+    def forget(self) -> None:
+        """The attempt that brought them was lost, and the next one may have another model."""
+        self._data.clear()
+
+    def mark_delivered(self) -> None:
+        self._delivered = True
+        self._data.clear()
+
+    def rows(self) -> Iterator[Row]:
+        """What has come so far, of the prompt's second token first."""
+        return unpack(bytes(self._data), self._top)

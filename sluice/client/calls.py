@@ -1,0 +1,158 @@
+"""How calls with one answer are sent: to the router in use, or to each."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+
+from sluice.client import loras, requests
+from sluice.client.connection import Metadata, Method, Router, Routers, any_yes
+from sluice.client.each_router import Listing
+from sluice.client.errors import SluiceError, from_rpc_error, is_task_cancelled
+
+
+class Calls:
+    """All raise SluiceError."""
+
+    def __init__(self, routers: Routers) -> None:
+        self._routers = routers
+
+    def call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
+        """Tries again, also at other routers, as the client's options allow."""
+        retries = self._routers.begin(timeout)
+        while True:
+            router = self._routers.current
+            left = retries.time_left(time.monotonic())
+            try:
+                answer = method(router)(request, timeout=left, metadata=self._routers.metadata_with(metadata))
+                retries.on_admitted()
+                return answer
+            except grpc.RpcError as failure:
+                error = from_rpc_error(failure)
+            time.sleep(self._routers.on_failure(router, error, retries))
+            self._routers.check_open()
+            requests.set_engine_deaths(request, retries.engine_deaths)
+
+    def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
+        """Never sent a second time."""
+        router = self._routers.current
+        left = self._routers.begin(timeout).time_left(time.monotonic())
+        try:
+            return method(router)(request, timeout=left, metadata=self._routers.metadata)
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+            self._routers.on_only_failure(router, error)
+            raise error from None
+
+    def any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
+        """Whether `yes` holds for an answer; all routers are asked."""
+        return any_yes(yes, self.call_each(method, request, timeout))
+
+    def list_each(
+        self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
+    ) -> list[Listing]:
+        """All pages of each router."""
+        lists = [listing(router) for router in self._routers.all]
+        while unread := [each for each in lists if not each.is_complete]:
+            calls = [(each.router, each.next_request()) for each in unread]
+            answers = self.call_all(method, calls, timeout, metadata)
+            for each, answer in zip(unread, answers, strict=True):
+                each.add(answer)
+        return lists
+
+    def call_each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
+        """The answer or the error of each router."""
+        return self.call_all(method, [(router, request) for router in self._routers.all], timeout)
+
+    def call_all(
+        self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
+    ) -> list[Any]:
+        """The answer or the error of each call; all run at once."""
+        left = self._routers.begin(timeout).time_left(time.monotonic())
+        sent = self._routers.metadata_with(metadata)
+        running = [method(router).future(request, timeout=left, metadata=sent) for router, request in calls]
+        return [_answer(call) for call in running]
+
+
+class AsyncCalls:
+    """The same, for the event loop that creates it."""
+
+    def __init__(self, routers: Routers) -> None:
+        self._routers = routers
+
+    async def call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
+        """Tries again, also at other routers, as the client's options allow."""
+        retries = self._routers.begin(timeout)
+        while True:
+            router = self._routers.current
+            try:
+                left = retries.time_left(time.monotonic())
+                answer = await self._send(router, method, request, left, metadata)
+                retries.on_admitted()
+                return answer
+            except SluiceError as failure:
+                error = failure
+            await asyncio.sleep(self._routers.on_failure(router, error, retries))
+            self._routers.check_open()
+            requests.set_engine_deaths(request, retries.engine_deaths)
+
+    async def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
+        """Never sent a second time."""
+        router = self._routers.current
+        left = self._routers.begin(timeout).time_left(time.monotonic())
+        try:
+            return await self._send(router, method, request, left)
+        except SluiceError as error:
+            self._routers.on_only_failure(router, error)
+            raise
+
+    async def any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
+        """Whether `yes` holds for an answer; all routers are asked."""
+        return any_yes(yes, await self.call_each(method, request, timeout))
+
+    async def list_each(
+        self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
+    ) -> list[Listing]:
+        """All pages of each router."""
+        lists = [listing(router) for router in self._routers.all]
+        while unread := [each for each in lists if not each.is_complete]:
+            calls = [(each.router, each.next_request()) for each in unread]
+            answers = await self.call_all(method, calls, timeout, metadata)
+            for each, answer in zip(unread, answers, strict=True):
+                each.add(answer)
+        return lists
+
+    async def call_each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
+        """The answer or the error of each router."""
+        return await self.call_all(method, [(router, request) for router in self._routers.all], timeout)
+
+    async def call_all(
+        self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
+    ) -> list[Any]:
+        """The answer or the error of each call; all run at once."""
+        left = self._routers.begin(timeout).time_left(time.monotonic())
+        running = (self._send(router, method, request, left, metadata) for router, request in calls)
+        return await asyncio.gather(*running, return_exceptions=True)
+
+    async def _send(
+        self, router: Router, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
+    ) -> Any:
+        for tries_left in reversed(range(loras.UPLOADS)):
+            try:
+                return await self._routers.start(router, method, request, timeout, metadata)
+            except (grpc.RpcError, asyncio.CancelledError) as error:
+                if is_task_cancelled():
+                    raise
+                if tries_left and loras.is_cut_short(request, error):
+                    continue
+                raise from_rpc_error(error) from None
+        raise AssertionError("the last try returns or raises")
+
+
+def _answer(call: Any) -> Any:
+    try:
+        return call.result()
+    except grpc.RpcError as error:
+        return from_rpc_error(error)
