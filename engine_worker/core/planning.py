@@ -1,7 +1,6 @@
 """Turns a schedule into the step that the runner computes, and launches it."""
 
 from collections import abc
-from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +14,6 @@ from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Launche
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
-ADAPTER = attrgetter("adapter")
 
 
 class StepEntry(msgspec.Struct, frozen=True):
@@ -168,11 +166,6 @@ def _with_positions(entries: list[StepEntry], slices: list[Slice]) -> list[Slice
     return [part if found is None else replace(part, positions=found) for part, found in pairs]
 
 
-def _by_adapter(sequences: list[Sequence]) -> list[Sequence]:
-    """Those of one LoRA adapter side by side, so that its products need not gather their rows."""
-    return sorted(sequences, key=ADAPTER) if any(map(ADAPTER, sequences)) else sequences
-
-
 def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPlan:
     """`idle`: see `Drafting.propose`. Marks what will be computed as in flight and what will be drawn as promised."""
     # For every sequence in every step: one pass, few calls and few objects.
@@ -182,7 +175,7 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
     draw = num_drafted = 0
     proposing = False
     proposed = drafting.propose(schedule, idle=idle)
-    for sequence in _by_adapter(schedule.generation):
+    for sequence in schedule.generation:
         request = sequence.request
         if proposed and (drafts := proposed.get(sequence)):
             entries.append(StepEntry(sequence, 1 + len(drafts), (sequence,), drafts))

@@ -159,10 +159,10 @@ def _linears(targets: Sequence[Target], device: torch.device) -> dict[tuple[int,
         parts.setdefault((target.layer, target.linear), []).append(target)
     return {
         key: _Linear(
-            own[0].place,
-            len(own),
-            torch.tensor([[each.first, each.outputs.size] for each in own], dtype=torch.int32, device=device),
-            max(each.outputs.size for each in own),
+            members[0].place,
+            len(members),
+            torch.tensor([[each.first, each.outputs.size] for each in members], dtype=torch.int32, device=device),
+            max(each.outputs.size for each in members),
         )
-        for key, own in parts.items()
+        for key, members in parts.items()
     }
