@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import Field
-
-from sluice.settings.fields import LAUNCHER, ByteCount, PositiveInt, PositiveSeconds, PriorityAging, Range
+from sluice.settings.fields import LAUNCHER, ByteCount, NotEmpty, PositiveInt, PositiveSeconds, PriorityAging, Range
 
 ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
@@ -207,7 +205,7 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     max_draft_tokens: Annotated[int | None, Range(ge=0, le=64)] = None
     """Tokens that are drafted per sequence and step for requests that do not say; 0: none; default: 4 with
     `draft_model`, else 0. See docs/speculation.md."""
-    draft_model: Annotated[str | None, Field(min_length=1)] = None
+    draft_model: Annotated[str | None, NotEmpty()] = None
     """Folder or hub id of a smaller model with the same tokenizer, whose guesses are the drafts; default: drafts are
     looked up. It has weights and KV cache of its own on the same device. See docs/speculation.md."""
     max_draft_batch: Annotated[int, Range(ge=0, le=4096)] = 8

@@ -26,6 +26,16 @@ class Range:
         return handler.generate_schema(Annotated[source, Field(**asdict(self))])
 
 
+@dataclass(frozen=True, slots=True)
+class NotEmpty:
+    """Of a string: at least one character."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic import Field
+
+        return handler.generate_schema(Annotated[source, Field(min_length=1)])
+
+
 class OtherVariable(NamedTuple):
     """Annotation of a setting that is also read from an environment variable which other programs share."""
 

@@ -27,6 +27,7 @@ MISSING = (
     "grpc",
     "prometheus_client",
     "matplotlib",
+    "numba",
 )
 WITHOUT = f"""
 import runpy, sys
