@@ -151,7 +151,7 @@ def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
     ahead, plain, other = runners
     found = two_ranks.compare(ahead, plain, lambda: None, *WORK)
     assert found.passed
-    assert "ended within 10 s" in found.detail
+    assert "ended within 60 s" in found.detail
     assert not two_ranks.compare(ahead, other, lambda: None, *WORK).passed
     assert not two_ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, *WORK).passed
 
