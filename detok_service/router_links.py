@@ -218,6 +218,11 @@ class RouterLinks:
         for link in self.by_address.values():
             link.flush(arrived)
 
+    def exclude_pause(self, seconds: float, now: float) -> None:
+        """Do not count a pause of this process, up to now, as silence of the routers."""
+        for link in self.by_address.values():
+            link.last_hello = min(now, link.last_hello + seconds)
+
     def silent(self, seconds: float, now: float) -> list[str]:
         """Addresses of routers without a hello for this long."""
         return [address for address, link in self.by_address.items() if now - link.last_hello > seconds]

@@ -30,6 +30,8 @@ from sluice.telemetry.histogram import Histogram
 MAX_ENGINES = 4096
 # Counts stay within what the wire can carry.
 MAX_MISSED = 1 << 62
+PAUSE_SECONDS = 2.0
+"""A heartbeat that is later than this shows that this process was paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class Engines:
     def on_router_gap(self, now: float) -> None:
         """Frames of a router were lost, perhaps a Drop: an engine that stays silent from now on is lost sooner."""
         self._router_gap_at = now
+
+    def exclude_pause(self, seconds: float, now: float) -> None:
+        """Do not count a pause of this process, up to now, as silence of the engines."""
+        for engine, at in self._last_frame_at.items():
+            self._last_frame_at[engine] = min(now, at + seconds)
+        self._router_gap_at = min(now, self._router_gap_at + seconds)
 
     def silent(self, now: float) -> list[Engine]:
         return [engine for engine, at in self._last_frame_at.items() if now - at > self._patience(engine, at)]
@@ -184,6 +192,9 @@ class Detokenizer:
         now = self._clock()
         if now < self.heartbeat_at:
             return
+        if (late := now - self.heartbeat_at) > PAUSE_SECONDS:
+            self._engines.exclude_pause(late, now)
+            self._links.exclude_pause(late, now)
         self.heartbeat_at = now + HEARTBEAT_SECONDS
         self._drop_silent_engines(now)
         self._drop_silent_routers(now)

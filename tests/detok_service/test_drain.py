@@ -4,7 +4,7 @@ from structlog.testing import capture_logs
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS
+from sluice.ring.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 from sluice.ring.wire import Drop
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
@@ -97,6 +97,19 @@ def test_a_dead_router_keeps_nobody():
     assert [(each["event"], each["log_level"]) for each in logs if each["event"] == "router_lost"] == [
         ("router_lost", "warning")
     ]
+
+
+def test_a_pause_of_its_own_is_nobodys_silence():
+    bench = Draining()
+    bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), opens=[opened(1)]))
+    bench.service.drain()
+    bench.service.tick()
+    bench.now += 2 * ENGINE_SILENCE_SECONDS
+    # It goes on before ZeroMQ's thread has read what came meanwhile.
+    bench.service.tick()
+    bench.handle(Hello("r", "router"), batch(row(1, 1, [1], LENGTH)))
+    assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
+    assert bench.service.decode_loop.unknown_rows == 0
 
 
 def test_a_router_that_left_nothing_behind_is_not_warned_of_while_the_ring_stops():

@@ -49,7 +49,7 @@ def test_certificates_and_tokens_together(authority, tmp_path):
         with Client(ring.address, tls=tls, timeout=60) as client, pytest.raises(Unauthenticated):
             client.generate("def f(x):", max_tokens=8)
         with (
-            Client(ring.address, tls=options(authority, stranger), token=USER, timeout=10) as client,
+            Client(ring.address, tls=options(authority, stranger), token=USER, timeout=60) as client,
             pytest.raises(Unavailable),
         ):
             client.generate("def f(x):", max_tokens=8)
