@@ -18,8 +18,8 @@ UNKNOWN_TOKEN = (0,)
 ADAPTER = attrgetter("adapter")
 
 
-class StepEntry(msgspec.Struct, frozen=True):
-    """One sequence's share of a step."""
+class StepEntry(msgspec.Struct, frozen=True, gc=False):
+    """One sequence's share of a step. No cycle leads through it."""
 
     sequence: Sequence
     num_tokens: int
