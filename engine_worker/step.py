@@ -4,7 +4,7 @@ A step is a list of slices, one per sequence, context and generation alike: the 
 computed now. A slice that reaches the sequence's last token also samples.
 
 These are msgspec Structs because several are created per sequence and step: a Struct takes a tenth of the time of a
-frozen dataclass.
+frozen dataclass. The garbage collector need not look at them: no cycle leads through them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Proposal(msgspec.Struct, frozen=True, eq=False):
     """None: random."""
 
 
-class Draw(msgspec.Struct, frozen=True):
+class Draw(msgspec.Struct, frozen=True, gc=False):
     """One token to sample."""
 
     sampling: SamplingParams
@@ -115,7 +115,7 @@ class AdapterLoad(NamedTuple):
     """Numbers of adapters that were evicted before."""
 
 
-class Slice(msgspec.Struct, frozen=True):
+class Slice(msgspec.Struct, frozen=True, gc=False):
     """Consecutive tokens of one sequence."""
 
     tokens: Sequence[int]
@@ -170,7 +170,7 @@ class Move(NamedTuple):
     target: int
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Moves first, in order (a later one may read what an earlier one wrote), and loads, then the slices."""
 
     slices: tuple[Slice, ...]
@@ -178,7 +178,7 @@ class Step(msgspec.Struct, frozen=True):
     loads: tuple[AdapterLoad, ...] = ()
 
 
-class Drawn(msgspec.Struct, frozen=True):
+class Drawn(msgspec.Struct, frozen=True, gc=False):
     """One sampled token, a beam's candidates, or a fault."""
 
     token: int

@@ -16,8 +16,8 @@ UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
 
 
-class StepEntry(msgspec.Struct, frozen=True):
-    """One sequence's share of a step."""
+class StepEntry(msgspec.Struct, frozen=True, gc=False):
+    """One sequence's share of a step. No cycle leads through it."""
 
     sequence: Sequence
     num_tokens: int

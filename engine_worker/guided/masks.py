@@ -8,8 +8,8 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,7 +47,7 @@ class GuidedSequence:
         self._released.append(self.number)
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True, eq=False):
     """A draw of a guided sequence."""
 
     sequence: GuidedSequence
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
         return [*self.output[: self.known], *self.more]
 
 
-class Masked(NamedTuple):
+class Masked(msgspec.Struct, frozen=True, eq=False):
     """Of one draw."""
 
     allowed: NDArray[np.uint32] | None = None

@@ -90,11 +90,12 @@ class KvCacheManager:
 
     def commit(self, sequence: Sequence, count: int) -> None:
         """The next `count` tokens of a holder were computed. Releases blocks that are now behind the window."""
-        start, size = sequence.num_computed, self.tokens_per_block
-        end = sequence.num_computed = start + count
-        if start // size < end // size:
+        size = self.tokens_per_block
+        end = sequence.num_computed = sequence.num_computed + count
+        # Whether the last of them fills a block, or lies behind one that they fill.
+        if end % size < count:
             # Findable only now: until a block is full and computed, another sequence would read wrong values from it.
-            self._finder.publish(sequence, range(start // size, end // size))
+            self._finder.publish(sequence, range((end - count) // size, end // size))
             self._next_blocks.set(sequence, self._finder.next_block(sequence, end))
         if self.geometry.window is not None and sequence.first_block < (first := self.geometry.first_needed(end)):
             behind = range(sequence.first_block, first)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine_worker.guided.masks import Asked
 from engine_worker.guided.memory import WORD_BITS
-from engine_worker.sampling.choose import Chosen, finite
+from engine_worker.sampling.choose import Chosen
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
 from engine_worker.sampling.processors import ProcessedRow
 from engine_worker.sampling.program import Program
@@ -137,7 +137,7 @@ class HostEdits(NamedTuple):
                 if edits is not None:
                     _ban_and_penalize(row, edits)
                 tokens[i], peaks[i] = _best(row, None if edits is None else edits.allowed)
-        return Chosen(torch.from_numpy(tokens), finite(torch.from_numpy(peaks)))
+        return Chosen(torch.from_numpy(tokens), torch.from_numpy(np.isfinite(peaks)))
 
 
 def _ban_and_penalize(row: NDArray[np.float32], edits: Edits) -> None:
@@ -170,7 +170,8 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
 def _best(row: NDArray[np.float32], allowed: NDArray[np.uint32] | None) -> tuple[int, np.float32]:
     """The id of the highest score, the lowest id among equals; and this score, -inf if none is allowed."""
     if allowed is not None and np.count_nonzero(allowed) <= len(allowed) // SPARSE:
-        words = allowed.nonzero()[0]
+        # Numpy finds those of booleans in a third of the time.
+        words = (allowed != 0).nonzero()[0]
         if not len(words):
             return 0, np.float32(-np.inf)
         if words[-1] < len(row) // WORD_BITS:

@@ -1,8 +1,8 @@
 """What a program is made of: rules, each of which edits the next logits as the tokens so far demand."""
 
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +18,10 @@ class Penalized(NamedTuple):
     """[P]; None: zeros."""
 
 
-@dataclass(slots=True)
-class Edits:
+class Edits(msgspec.Struct, eq=False):
     """Of one row of logits."""
 
-    banned: list[NDArray[np.int64]] = field(default_factory=list)
+    banned: list[NDArray[np.int64]] = []
     """Token ids, possibly repeated."""
     penalized: Penalized | None = None
     allowed: NDArray[np.uint32] | None = None
