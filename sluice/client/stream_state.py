@@ -1,5 +1,6 @@
 """What a stream has received over all its attempts, and the request of the next attempt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -141,7 +142,7 @@ class StreamState:
         self.prompt_logprobs = read_logprobs(started.prompt_logprobs)
 
     def _delta(self, delta: pb.Delta) -> list[Chunk]:
-        output, ids = self._output(delta.index), list(delta.token_ids)
+        output, ids = self._output(delta.index), delta.token_ids[:]
         known, offset, count = len(output.token_ids), delta.token_offset, delta.token_count
         if count != len(ids):
             raise ServerError(f"a delta of {count} tokens came with {len(ids)} token ids")
@@ -173,7 +174,7 @@ class StreamState:
         repeated, output.echoed = output.echoed, True
         return [] if repeated else [read_delta(delta)]
 
-    def _show(self, output: OutputSoFar, delta: pb.Delta, new: list[int]) -> list[Chunk]:
+    def _show(self, output: OutputSoFar, delta: pb.Delta, new: Sequence[int]) -> list[Chunk]:
         entries = delta.logprobs
         logprobs = read_logprobs(entries) if entries else ()
         for entry in logprobs:

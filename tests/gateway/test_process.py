@@ -110,6 +110,8 @@ def test_from_start_to_end(start, router, script):
         assert list(lines)[-2] == "data: [DONE]"
     assert process.own.wait(LIMIT) == 0
     process.line("stopped")
+    # Of gRPC, about a GRPC_EXPERIMENTS that a new version does not have.
+    assert "Unknown experiment" not in process.text
 
 
 def test_tls(start, router, script, tmp_path):
