@@ -55,9 +55,35 @@ class BoundLogger:
     """For signatures only: loggers are passed in."""
 
 
+class DecodeError(ValueError):
+    """For `except` clauses: nothing is decoded."""
+
+
+class Raw(bytes):
+    """For signatures only."""
+
+
+class Codec:
+    """For module constants: nothing is encoded or decoded."""
+
+    def __init__(self, *types: Any, **hooks: Any) -> None: ...
+
+    def __class_getitem__(cls, kind: Any) -> type["Codec"]:
+        return cls
+
+
+def encode(value: Any) -> bytes:
+    """For digests: equal bytes for equal values, on one machine."""
+    return repr(value).encode()
+
+
 def msgspec() -> list[ModuleType]:
     structs = _module("msgspec.structs", replace=replace, asdict=asdict)
-    return [_module("msgspec", Struct=Struct, Meta=Meta, structs=structs), structs]
+    msgpack = _module("msgspec.msgpack", Encoder=Codec, Decoder=Codec, encode=encode)
+    top = _module(
+        "msgspec", Struct=Struct, Meta=Meta, DecodeError=DecodeError, Raw=Raw, structs=structs, msgpack=msgpack
+    )
+    return [top, structs, msgpack]
 
 
 def structlog() -> list[ModuleType]:

@@ -1,5 +1,8 @@
 """Stand-ins against the real packages."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from bench.gpu import standins
 from bench.gpu.standins import msgspec as stand_in
+from tests.bench.gpu.without import WITHOUT
 
 
 def kinds(package: Any) -> tuple[Any, Any]:
@@ -93,3 +97,10 @@ def test_a_struct_does_not_share_a_default():
     first.many.append(2)
     assert more(1).many == []
     assert standins.asdict(first)["many"] == [2]
+
+
+@pytest.mark.process
+def test_everything_can_be_imported_where_packages_are_missing():
+    command = [sys.executable, "-c", WITHOUT + "import bench.gpu.run, bench.gpu.session"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -14,31 +14,13 @@ from bench.gpu.findings import Findings
 from bench.gpu.page import markdown
 from bench.gpu.suite import RANKS
 from bench.gpu.trials import subjects
+from tests.bench.gpu.without import WITHOUT
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
-MISSING = (
-    "msgspec",
-    "structlog",
-    "pydantic",
-    "rich",
-    "zmq",
-    "grpc",
-    "prometheus_client",
-    "matplotlib",
-    "numba",
-)
-WITHOUT = f"""
-import runpy, sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {MISSING!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-from importlib import util
-found = util.find_spec
-util.find_spec = lambda name, package=None: None if name in {MISSING!r} else found(name, package)
-sys.meta_path.insert(0, Missing())
+RUN = """
+import runpy
 sys.argv[0] = "bench.gpu"
 runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
 """
@@ -48,7 +30,7 @@ TINY = ("first", "--device", "cpu", "--tiny", "--seconds", "400")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Findings, str, Path]:
     folder = tmp_path_factory.mktemp("measured")
-    command = [sys.executable, "-c", WITHOUT, *TINY, "--out", str(folder)]
+    command = [sys.executable, "-c", WITHOUT + RUN, *TINY, "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=460)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return Findings.load(folder / "gpu.json"), done.stdout, folder
