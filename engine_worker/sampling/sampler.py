@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine_worker.guided.masks import Masked, Masks
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
-from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
+from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
@@ -224,7 +224,9 @@ def sample(
     widen: see `Filtered`. Without it the host never waits for the device, and the logits are left as they are, since
     the step may have to be sampled again.
     """
-    chosen = []
+    chosen: list[Chosen] = []
+    short: list[Tensor] = []
+    best: list[BestOfDraws] = []
     # Logprobs are computed from the logits as they were.
     in_place = widen and plan.logprob_rows is None
     source = logits if programs.scores is None else programs.scores
@@ -232,27 +234,32 @@ def sample(
         scores = source if group.rows is None else source.index_select(0, group.rows)
         if scores is source and not (in_place or (group.edits is None and edits is None)):
             scores = source.clone()
-        if group.edits is not None:
-            group.edits.apply(scores)
-        if isinstance(edits, HostEdits) and isinstance(group.choose, Greedy):
-            chosen.append(edits.choose_greedily(scores))
-            continue
-        if edits is not None:
-            edits.apply(scores)
-        chosen.append(group.choose(scores, widen=widen, gumbel_max=gumbel_max))
+        found = _choose(group, edits, scores, widen=widen, gumbel_max=gumbel_max)
+        chosen.append(found)
+        if found.short is not None:
+            short.append(found.short)
+        if found.best is not None:
+            best.append(BestOfDraws(group.draws, found.best))
     tokens, valid = chosen[0].tokens, chosen[0].valid
     # Back from the order of the groups to that of the draws.
     if plan.order is not None:
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)
         valid = torch.cat([each.valid for each in chosen]).index_select(0, plan.order)
-    short = [each.short for each in chosen if each.short is not None]
-    best = [
-        BestOfDraws(group.draws, each.best)
-        for group, each in zip(plan.groups, chosen, strict=True)
-        if each.best is not None
-    ]
     logprobs = _logprobs(logits, plan.logprob_rows, tokens)
     return Sampled(tokens, valid, logprobs, torch.cat(short).any() if short else None, tuple(best))
+
+
+def _choose(
+    group: SamplingGroup, edits: DeviceEdits | HostEdits | None, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax
+) -> Chosen:
+    """scores: [N, vocab], which the group's edits change."""
+    if group.edits is not None:
+        group.edits.apply(scores)
+    if isinstance(edits, HostEdits) and isinstance(group.choose, Greedy):
+        return edits.choose_greedily(scores)
+    if edits is not None:
+        edits.apply(scores)
+    return group.choose(scores, widen=widen, gumbel_max=gumbel_max)
 
 
 def _rows(rows: list[int], num_rows: int) -> Tensor | None:
