@@ -87,6 +87,9 @@ class TopApp(App[None]):
                 time.sleep(min(left, 0.05))
 
     def _on_snapshot(self, found: Snapshot) -> None:
+        # An answer may arrive while the program ends, whose widgets go one after the other.
+        if not self.is_running:
+            return
         self._speeds.append(found.tokens_per_second)
         if not self._paused or self._latest is None:
             self._latest = found

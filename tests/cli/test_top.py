@@ -85,6 +85,12 @@ async def test_every_panel_is_filled(screen):
         await until(pilot, lambda: len(screen.query_one(Sparkline).data or ()) > 5)
 
 
+async def test_an_answer_that_comes_while_it_ends(screen):
+    async with screen.run_test(size=(140, 40)) as pilot:
+        await until(pilot, lambda: column(screen, "engines"))
+    screen._on_snapshot(snapshot(9))
+
+
 async def test_sort_goes_through_the_orders(screen):
     async with screen.run_test(size=(140, 40)) as pilot:
         await until(pilot, lambda: column(screen, "engines"))

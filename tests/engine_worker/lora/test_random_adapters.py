@@ -66,7 +66,6 @@ def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, se
     check(bench, oracle, asked, TOKENS)
     generating = [[its.adapter for its in step.slices if len(its.tokens) == 1] for step in launched]
     assert max(len(set(numbers)) for numbers in generating) == 5
-    assert all(numbers == sorted(numbers) for numbers in generating)
 
 
 @pytest.mark.parametrize("seed", range(3))
