@@ -1,5 +1,5 @@
 """Streams with LoRA adapters, through a ring of their own: on a CPU its engines compute by torch, the others' by
-OpenVINO."""
+OpenVINO. They have a draft model, the others look drafts up."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +18,8 @@ BY_PATH, UPLOADED = "by-path", "uploaded"
 DEVIATION = 0.15
 """Of the factors' values: so that an adapter changes most tokens."""
 MIXED = (
-    "LoRA adapters by path and uploaded with the request, alone and with guided decoding, speculation, beam search and "
-    "prompt tables, and streams without adapter beside them"
+    "LoRA adapters by path and uploaded with the request, alone and with guided decoding, beam search and prompt "
+    "tables, and streams without adapter beside them, all with the guesses of a draft model"
 )
 
 
@@ -33,7 +33,9 @@ def ring(plan: StreamsPlan, folder: Path) -> Iterator[Ring]:
     """With the adapter that is loaded by path. `folder`: see `write_adapters`."""
     where = str(folder / BY_PATH)
     router = {"lora_in_requests": True, "lora_adapters": {BY_PATH: where}}
-    with plan.ring({"lora": True, "lora_folders": [str(folder)]}, router) as found:
+    # The model is its own draft model: its guesses are right where no adapter changes the token.
+    engine = {"lora": True, "lora_folders": [str(folder)], "draft_model": str(path())}
+    with plan.ring(engine, router) as found:
         with Client(found.addresses) as client:
             # The routers do so by themselves, but a while after their start.
             client.load_lora(BY_PATH, path=where)
