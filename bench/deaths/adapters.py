@@ -29,13 +29,13 @@ def write_adapters(folder: Path) -> None:
 
 
 @contextmanager
-def ring(plan: StreamsPlan, folder: Path) -> Iterator[Ring]:
-    """With the adapter that is loaded by path. `folder`: see `write_adapters`."""
+def ring(plan: StreamsPlan, folder: Path, **options: Any) -> Iterator[Ring]:
+    """With the adapter that is loaded by path. `folder`: see `write_adapters`. `options`: of the ring."""
     where = str(folder / BY_PATH)
     router = {"lora_in_requests": True, "lora_adapters": {BY_PATH: where}}
     # The model is its own draft model: its guesses are right where no adapter changes the token.
     engine = {"lora": True, "lora_folders": [str(folder)], "draft_model": str(path())}
-    with plan.ring(engine, router) as found:
+    with plan.ring(engine, router, **options) as found:
         with Client(found.addresses) as client:
             # The routers do so by themselves, but a while after their start.
             client.load_lora(BY_PATH, path=where)

@@ -73,7 +73,7 @@ async def _measure(ring: Ring, lines: list[LogLine], plan: RestartPlan, step: St
         for found in quiet:
             phases.add(found, found)
         phases.begin(RESTARTS)
-        restarting = asyncio.create_task(_restart_all(ring, step))
+        restarting = asyncio.create_task(restart_all(ring, step))
         await streams.without_pause(client, asked, quiet, restarting, phases.add)
         phases.begin(STOPPED)
         name = next(name for name, child in ring.children.items() if child.role == "engine")
@@ -86,7 +86,7 @@ async def _measure(ring: Ring, lines: list[LogLine], plan: RestartPlan, step: St
         return RestartResult(plan, streams.PEER_SECONDS, ended, await restarting, await freezing, left)
 
 
-async def _restart_all(ring: Ring, step: Step) -> list[Restart]:
+async def restart_all(ring: Ring, step: Step) -> list[Restart]:
     found = []
     for name in ring.children:
         found.append(await _restart(ring, name))

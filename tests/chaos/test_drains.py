@@ -1,0 +1,45 @@
+"""Every service is restarted under streams with adapters, prompt tables, a draft model's guesses or images: those that
+do not end while it drains go on elsewhere."""
+
+import asyncio
+
+import pytest
+
+from bench.deaths import adapters, images, streams
+from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES
+from bench.deaths.requests import StreamRequest
+from bench.deaths.restart import restart_all
+from sluice.launch import Ring
+
+DRAIN_SECONDS = 3.0
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def check(ring: Ring, asked: list[StreamRequest]) -> None:
+    counter = streams.StreamCounter()
+
+    async def run() -> list[str]:
+        async with streams.connect(ring.addresses) as client:
+            quiet = await streams.undisturbed(client, asked, lambda: None)
+            restarting = asyncio.create_task(restart_all(ring, lambda _: None))
+            await streams.without_pause(client, asked, quiet, restarting, counter.add)
+            return [restart.ending for restart in await restarting]
+
+    assert set(asyncio.run(run())) == {"ended with code 0"}
+    totals = counter.totals()
+    print(totals["streams"], "streams", totals["resumed"], "resumed")
+    assert totals["streams"] >= len(asked)
+    assert (totals["failed"], totals["wrong"], totals["repeated"], totals["faults"]) == (0, 0, 0, [])
+
+
+def test_streams_with_adapters(tmp_path):
+    adapters.write_adapters(tmp_path)
+    with adapters.ring(WITH_ADAPTERS, tmp_path, drain_timeout=DRAIN_SECONDS) as ring:
+        check(ring, adapters.requests(WITH_ADAPTERS, tmp_path))
+
+
+def test_streams_with_images(tmp_path):
+    model = images.write_model(tmp_path / "llava")
+    with WITH_IMAGES.ring({}, model=model, drain_timeout=DRAIN_SECONDS) as ring:
+        check(ring, images.requests(WITH_IMAGES))
