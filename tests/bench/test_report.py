@@ -3,7 +3,7 @@ from rich.console import Console
 
 from bench.catalog import TOPICS
 from bench.harness.origin import origin
-from bench.page import Measured, load, save, show, write_page
+from bench.page import OUT, Measured, load, save, show, write_page
 from tests.fakes.measurements import RESULTS
 
 
@@ -49,6 +49,13 @@ def test_page_and_summary_say_what_was_found_and_how(part, measured, tmp_path):
     console = Console(record=True, width=200)
     show(console, {part: measured})
     assert section.title in console.export_text()
+
+
+def test_the_published_page_is_that_of_the_published_results(tmp_path):
+    if (OUT / "gpu.md").is_file():
+        (tmp_path / "gpu.md").touch()
+    write_page(tmp_path, load(OUT))
+    assert (tmp_path / "README.md").read_text("utf-8") == (OUT / "README.md").read_text("utf-8")
 
 
 def test_page_names_the_one_about_a_gpu_where_there_is_one(tmp_path):
