@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.lora.paged import Add, LinearPages
+from engine_worker.lora.paged import Add, LinearTargets, StepPages
 
 FLOAT_ROWS = numba.float32[:, ::1]
 SIGNATURE = numba.void(
@@ -49,9 +49,10 @@ class CpuKernel:
         self._threads = threads
         self._others = ThreadPoolExecutor(threads - 1, "adapters") if threads > 1 else None
 
-    def __call__(self, pages: LinearPages) -> Add:
-        arrays = tuple(each.numpy() for each in (pages.arena, pages.tables, pages.order, pages.adapters, pages.spans))
-        per_row = pages.tables.shape[0] * pages.tables.shape[2] * pages.page_ranks
+    def __call__(self, pages: StepPages, linear: LinearTargets) -> Add:
+        tables = pages.tables[linear.places]
+        arrays = tuple(each.numpy() for each in (pages.arena, tables, pages.order, pages.adapters, linear.spans))
+        per_row = tables.shape[0] * tables.shape[2] * pages.page_ranks
         count = len(pages.order)
 
         def add(x: Tensor, out: Tensor) -> None:
@@ -61,7 +62,7 @@ class CpuKernel:
                 out.add_(added)
                 return
             arguments = x.numpy(), out.numpy(), *arrays, pages.page_ranks
-            if self._others is None or count * per_row * (x.shape[1] + pages.widest) <= ONE_THREAD:
+            if self._others is None or count * per_row * (x.shape[1] + linear.widest) <= ONE_THREAD:
                 _add(*arguments, 0, count)
             else:
                 self._shared(self._others, arguments, count)

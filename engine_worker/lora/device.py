@@ -11,7 +11,8 @@ from torch import Tensor
 from engine_worker.layers.adapters import StepAdapters, Target
 from engine_worker.layers.shard import Shard
 from engine_worker.lora.checkpoint import AdapterWeights
-from engine_worker.lora.placed import NO_ADAPTER, PlacedAdapters, PlacedModule, share
+from engine_worker.lora.paged import PagedAdapters
+from engine_worker.lora.placed import NO_ADAPTER, PlacedModule, share
 from engine_worker.step import AdapterLoad
 
 
@@ -30,7 +31,7 @@ class LoadPlan(NamedTuple):
 class DeviceAdapters:
     def __init__(
         self,
-        placed: PlacedAdapters,
+        placed: PagedAdapters,
         targets: Sequence[Target],
         dtype: torch.dtype,
         device: torch.device,
@@ -74,7 +75,7 @@ class DeviceAdapters:
         return {number: self._failed.get(number, "the step that loads it failed") for number in gone}
 
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> StepAdapters | None:
-        """See `PlacedAdapters.step`; without those that are missing. None: none is left."""
+        """See `PagedAdapters.step`; without those that are missing. None: none is left."""
         missing = self.missing(numbers)
         if missing:
             numbers = np.where(np.isin(numbers, list(missing)), NO_ADAPTER, numbers)

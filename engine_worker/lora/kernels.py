@@ -1,5 +1,6 @@
 """Triton kernels for adapters in pages, as in Punica (arXiv:2310.18547). Imports triton, so it is imported only when
-they are wanted. Arguments are those of `LinearPages`."""
+they are wanted. Arguments are those of `StepPages`
+and `LinearTargets`."""
 
 from functools import partial
 
@@ -8,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_worker.lora.paged import BLOCK, Add, LinearPages
+from engine_worker.lora.paged import BLOCK, Add, LinearTargets, StepPages
 
 TILE = 64
 """Inputs or outputs at a time."""
@@ -74,13 +75,15 @@ def _expand(
     tl.store(where, (before + total).to(out.dtype.element_ty), mask=mask)
 
 
-def bind(pages: LinearPages) -> Add:
+def bind(pages: StepPages, linear: LinearTargets) -> Add:
     """See `engine_worker.lora.paged.Kernel`."""
-    return partial(_add, pages)
+    return partial(_add, pages._replace(tables=pages.tables[linear.places]), linear)
 
 
-def _add(pages: LinearPages, x: Tensor, out: Tensor) -> None:
-    arena, tables, order, adapters, spans, page_ranks, widest = pages
+def _add(pages: StepPages, linear: LinearTargets, x: Tensor, out: Tensor) -> None:
+    """`pages`: with the tables of the linear layer alone."""
+    arena, tables, order, adapters, page_ranks = pages
+    _, spans, widest = linear
     num_targets, num_adapters, max_pages = tables.shape
     inputs, rows, width = x.shape[1], len(order), max(16, triton.next_power_of_2(page_ranks))
     sums = torch.empty(num_targets, max_pages, rows, width, dtype=torch.float32, device=x.device)

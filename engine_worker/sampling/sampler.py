@@ -102,7 +102,9 @@ class Sampled(NamedTuple):
             found = self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in asked])
             entries = dict(zip(asked, found, strict=True))
             results = [Drawn(token, entries.get(i)) for i, token in enumerate(tokens)]
-        return results if all(valid) else [its if good else NO_TOKEN for its, good in zip(results, valid, strict=True)]
+        return (
+            results if all(valid) else [each if good else NO_TOKEN for each, good in zip(results, valid, strict=True)]
+        )
 
 
 class SamplingGroup(NamedTuple):

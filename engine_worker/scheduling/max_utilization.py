@@ -26,7 +26,7 @@ class MaxUtilization:
         fitting = self._holders.in_order()
         growing = [sequence for sequence in fitting if sequence.num_tokens > sequence.num_placed]
         room = len(fitting) < min(len(active), self._max_batch_size)
-        # In most steps no holder needs a block, and nobody waits.
+        # Most steps need no new block and have no waiting sequence: those need no forecast.
         if not (growing or room):
             return fitting, []
         forecast = self._cache.forecast()

@@ -54,7 +54,7 @@ class Checkpoint:
     config: dict[str, Any]
     """config.json; of a vision-language model, that of its decoder."""
     generation: dict[str, Any]
-    """generation_config.json; empty if there is none."""
+    """generation_config.json; {} without that file."""
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     fingerprint: str
@@ -156,7 +156,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _image_processor(path: Path) -> dict[str, Any]:
-    """The image processor's settings, from the files that transformers reads; empty if there are none."""
+    """The image processor's settings, from the files that transformers reads; {} if the checkpoint has none of them."""
     found = _read_json(path / "processor_config.json").get("image_processor")
     return found if isinstance(found, dict) else _read_json(path / "preprocessor_config.json")
 

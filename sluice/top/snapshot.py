@@ -36,7 +36,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     """Its name at the router; empty as the next while nothing has been heard of the engine."""
     model_fingerprint: str = ""
     model_version: str = ""
-    """The operator's label; empty if there is none."""
+    """The version label that the operator set; otherwise empty."""
     active: int = 0
     max_active: int = 0
     queued: int = 0

@@ -33,7 +33,7 @@ def _reservations() -> list[socket.socket]:
 
 
 def _reserve(port: int) -> bool:
-    """Whether nobody had it. An abstract socket of its number says that it is taken, though nobody listens yet."""
+    """Returns whether the port was free. A bound abstract socket reserves it until a service listens on it."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
         reservation.bind(f"\0sluice-test-port-{port}")
