@@ -9,7 +9,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
 # Bytecode is kept even where the environment says otherwise, as in containers: else each worker spends 10 CPU seconds of
 # each run on rewriting the asserts of all test modules.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -rfER
 
 .PHONY: run survive check test test-long lint protos released-protos settings manifests images bench site dist clean
 

@@ -1,4 +1,5 @@
 import gc
+import inspect
 import signal
 from pathlib import Path
 
@@ -17,6 +18,9 @@ MARKS = {"process": ("chaos", "packaging", "system"), "slow": ("chaos", "fuzz", 
 
 PROCESS_SECONDS = 300
 """Limit of a test that starts processes: a ring may need minutes on a machine that has much else to do."""
+
+EXACT = ("chaos", "parity")
+"""Folders whose tests compare tokens. None of them runs a second time."""
 
 settings.load_profile(examples.PROFILE)
 
@@ -40,7 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.get_closest_marker("process") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(PROCESS_SECONDS))
+        if folder not in EXACT and depends_on_time(item):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def depends_on_time(item: pytest.Item) -> bool:
+    """Whether a machine that stalls can fail a correct test. The summary lists each second run as RERUN."""
+    function = getattr(item, "obj", None)
+    if hasattr(function, "is_hypothesis_test"):
+        return False
+    return item.get_closest_marker("process") is not None or inspect.iscoroutinefunction(function)
 
 
 def pytest_collection_finish() -> None:
