@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, frame
-from bench.harness.tables import Section, number, table
+from bench.harness.tables import Section, number, plural, table
 from bench.harness.topic import Plan, Step, Topic
 from bench.peers.checkpoints import checkpoint
 from engine_worker.backend import load_runner
@@ -24,7 +24,7 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.sampling.program import Program, build_programs
 from engine_worker.step import Draw, Slice
 from engine_worker.step import Step as EngineStep
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 from sluice.ring.params import Guide, GuideKind, SamplingParams
 from sluice.settings.engine import GuideLimits
 
@@ -53,6 +53,7 @@ class GuidedPlan(Plan, frozen=True):
 class GuidedPoint(msgspec.Struct, frozen=True):
     guide: str
     streams: int
+    threads: int
     milliseconds: float
     """Of a step: the median of the rounds' medians."""
     times_plain: float
@@ -69,8 +70,12 @@ class GuidedResult(GuidedPlan, frozen=True, kw_only=True):
     points: list[GuidedPoint]
     waits: list[Wait]
 
-    def of(self, streams: int) -> list[GuidedPoint]:
-        return [point for point in self.points if point.streams == streams]
+    def of(self, streams: int, threads: int) -> list[GuidedPoint]:
+        return [point for point in self.points if (point.streams, point.threads) == (streams, threads)]
+
+    @property
+    def default_threads(self) -> int:
+        return _thread_counts(self)[0]
 
 
 class Streams:
@@ -127,34 +132,43 @@ class Streams:
         return Slice([self._last[i]], self._at[i], self._tables[i], (draw,))
 
 
+def _thread_counts(plan: GuidedPlan) -> list[int]:
+    """The engine's default, which leaves a core to others, and all."""
+    return sorted({max(1, plan.threads - 1), plan.threads})
+
+
 def measure(plan: GuidedPlan, _: Path, step: Step) -> GuidedResult:
     folder = open_checkpoint(str(checkpoint(plan.model)))
-    most = max(plan.streams)
+    with closing(Guides(Model.of(folder), GuideLimits())) as guides:
+        waits = _waits(guides, plan, step)
+        points = [point for threads in _thread_counts(plan) for point in _points(folder, guides, plan, threads, step)]
+    return GuidedResult(**asdict(plan), points=points, waits=waits)
+
+
+def _points(folder: Checkpoint, guides: Guides, plan: GuidedPlan, threads: int, step: Step) -> list[GuidedPoint]:
+    most, points = max(plan.streams), []
     config = RunnerConfig(
         device="cpu",
         dtype="float32",
-        threads=plan.threads,
+        threads=threads,
         max_batch_size=most,
         max_tokens_per_step=max(512, most),
         kv_cache_tokens=most * (plan.prompt + plan.steps + 64),
     )
-    points = []
-    with closing(Guides(Model.of(folder), GuideLimits())) as guides:
-        waits = _waits(guides, plan, step)
-        runner = load_runner(folder, config, lambda *_: None, lambda *_: None, lambda *_: None)
-        runner.guides = guides
-        for count in plan.streams:
-            contenders = {name: Streams(runner, guides, guide, count, plan) for name, guide in _kinds().items()}
-            rounds: dict[str, list[float]] = {name: [] for name in contenders}
-            for number_of_round in range(plan.repeats):
-                for name, streams in contenders.items():
-                    rounds[name].append(1e3 * streams.timed_round(plan.steps))
-                step(f"{count} streams, round {number_of_round + 1} of {plan.repeats}")
-            for name, own in rounds.items():
-                times = median(one / plain for one, plain in zip(own, rounds[PLAIN], strict=True))
-                points.append(GuidedPoint(name, count, median(own), times))
-        runner.close()
-    return GuidedResult(**asdict(plan), points=points, waits=waits)
+    runner = load_runner(folder, config, lambda *_: None, lambda *_: None, lambda *_: None)
+    runner.guides = guides
+    for count in plan.streams:
+        contenders = {name: Streams(runner, guides, guide, count, plan) for name, guide in _kinds().items()}
+        rounds: dict[str, list[float]] = {name: [] for name in contenders}
+        for number_of_round in range(plan.repeats):
+            for name, streams in contenders.items():
+                rounds[name].append(1e3 * streams.timed_round(plan.steps))
+            step(f"{threads} threads, {count} streams, round {number_of_round + 1} of {plan.repeats}")
+        for name, own in rounds.items():
+            times = median(one / plain for one, plain in zip(own, rounds[PLAIN], strict=True))
+            points.append(GuidedPoint(name, count, threads, median(own), times))
+    runner.close()
+    return points
 
 
 def _kinds() -> dict[str, Guide | None]:
@@ -190,24 +204,22 @@ def _wait(guides: Guides, guide: Guide) -> float:
 
 
 def section(result: GuidedResult) -> Section:
-    most = result.streams[-1]
-    dearest = max((point for point in result.of(most) if point.guide != PLAIN), key=lambda point: point.times_plain)
+    most, default, columns = result.streams[-1], result.default_threads, _columns(result)
     slowest = max(result.waits, key=lambda wait: wait.milliseconds)
     return Section(
         "What guided decoding costs",
-        f"The engine's runner in process, {result.model} Qwen3 shape, {result.threads} thread for the model; masks are "
-        "computed by the guide worker meanwhile, on another core if there is one. Greedy, in turns.",
+        f"The engine's runner in process, {result.model} Qwen3 shape. The guide worker computes masks meanwhile: on "
+        "the core that the engine leaves free by default, or beside its threads if these use all cores. Greedy.",
         [
-            f"A step of {most} guided streams takes **{number(dearest.times_plain)} ×** the time of one of plain "
-            f"streams at most (limit: {number(LIMIT)}); a new guide is ready within {number(slowest.milliseconds)} ms."
+            f"A step of {most} guided streams takes at most **{_most_times(result, default)} ×** the time of one of "
+            f"plain streams (limit: {number(LIMIT)}), and {_most_times(result, result.threads)} × if the engine uses "
+            f"all cores; a new guide is ready within {number(slowest.milliseconds)} ms."
         ],
         [
             table(
-                "a step, ms (times plain) | " + " | ".join(f"{count} streams" for count in result.streams),
-                [
-                    f"{name} | " + " | ".join(_cell(result, name, count) for count in result.streams)
-                    for name in _kinds()
-                ],
+                "a step, ms (times plain) | "
+                + " | ".join(f"{plural(count, 'stream')}, {plural(threads, 'thread')}" for threads, count in columns),
+                [f"{name} | " + " | ".join(_cell(result, name, *column) for column in columns) for name in _kinds()],
             ),
             table(
                 "a new guide | ms until streams can follow it",
@@ -217,8 +229,17 @@ def section(result: GuidedResult) -> Section:
     )
 
 
-def _cell(result: GuidedResult, name: str, streams: int) -> str:
-    (point,) = (point for point in result.of(streams) if point.guide == name)
+def _columns(result: GuidedResult) -> list[tuple[int, int]]:
+    return [(threads, count) for threads in _thread_counts(result) for count in result.streams]
+
+
+def _most_times(result: GuidedResult, threads: int) -> str:
+    points = result.of(result.streams[-1], threads)
+    return number(max(point.times_plain for point in points if point.guide != PLAIN))
+
+
+def _cell(result: GuidedResult, name: str, threads: int, streams: int) -> str:
+    (point,) = (point for point in result.of(streams, threads) if point.guide == name)
     return f"{number(point.milliseconds)} ({number(point.times_plain)})"
 
 
@@ -229,10 +250,14 @@ def draw(result: GuidedResult) -> Figure:
         "What guided decoding costs",
         "Steps of streams that follow a guide, and the wait for a new one.",
     )
-    colours = (GREY, BLUE)
+    most = result.streams[-1]
     shown = [
-        Series(f"{count} streams", colour, [point.times_plain for point in result.of(count)])
-        for count, colour in zip(result.streams, colours, strict=False)
+        Series(
+            f"{most} streams, {plural(threads, 'thread')}",
+            colour,
+            [point.times_plain for point in result.of(most, threads)],
+        )
+        for threads, colour in zip(_thread_counts(result), (BLUE, GREY), strict=False)
     ]
     bars(steps, list(_kinds()), shown)
     frame(steps, "A step", "times that of plain streams", grid="y")

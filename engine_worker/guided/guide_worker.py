@@ -57,16 +57,19 @@ class GuideWorker:
     def _masks(self, asked: AskMasks) -> MasksReady:
         self._memory.reach(asked.num_slots)
         self._matchers.release(asked.released)
-        header, found = self._memory.header, []
+        header, unusual = self._memory.header, {}
         for row in asked.rows:
             header[SLOT] = row.slot
-            found.append(self._mask(row, asked.never))
+            result = self._mask(row, asked.never)
+            if result is not None:
+                unusual[row.slot] = result
         # Not if that raised: the process ends, and the slot says at which row.
         signal.setitimer(signal.ITIMER_PROF, 0)
         header[SLOT] = NOTHING
-        return MasksReady(found)
+        return MasksReady(unusual)
 
-    def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult:
+    def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult | None:
+        """None: the mask is written."""
         budgets, more = self._budgets, max(0, len(row.tokens) - 1)
         if row.guide is not None and not self._matchers.has(row.key):
             signal.setitimer(signal.ITIMER_PROF, budgets.compile_seconds)

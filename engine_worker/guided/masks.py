@@ -6,8 +6,9 @@ mask it was computing ends if that was the cause.
 
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ OWN_DEATHS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS})
 """Signals that only what the process computed can have caused: its timer, and a stack that overflowed."""
 MAX_DEATHS = 3
 """In a row, at a mask of the same guide, after which it counts as their cause; and of a step in all."""
+NOTHING_ALLOWED = np.zeros((0, 0), np.uint32)
+GONE = lost("its masks are gone")
 
 
 class GuidedSequence:
@@ -63,14 +66,16 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
         return [*self.output[: self.known], *self.more]
 
 
-class Masked(msgspec.Struct, frozen=True, eq=False):
-    """Of one draw."""
+class StepMasks(NamedTuple):
+    """What the draws asked for got, by index."""
 
-    allowed: NDArray[np.uint32] | None = None
-    """One bit per token id; valid until masks are asked for again. None: all."""
-    complete: bool = False
-    """Nothing more can follow, and no end is left to draw."""
-    fault: Fault | None = None
+    allowed: NDArray[np.uint32]
+    """[asked, words], one bit per token id; valid until masks are asked for again."""
+    faults: Mapping[int, Fault]
+    complete: Sequence[int]
+    """Those behind which nothing more can follow, with no end left to draw."""
+    unread: Sequence[int]
+    """Those after a draft that will not be drawn, or after a token that ended the sequence."""
 
 
 def take_all(numbers: deque[int]) -> list[int]:
@@ -99,9 +104,9 @@ class Masks:
         self._link: WorkerLink | None = None
         self._waiting: dict[int, Asked] = {}
         """By slot: rows that were asked for and have no result."""
-        self._order: list[int] = []
-        """Slots of the latest message, as they will be answered."""
-        self._results: dict[int, RowResult | Fault] = {}
+        self._unusual: dict[int, RowResult] = {}
+        """Results of other rows, unless they are those of most: a mask."""
+        self._faults: dict[int, Fault] = {}
         self._asked: Sequence[Asked] = ()
         self._num_deaths = 0
         self._num_hangs = 0
@@ -113,7 +118,7 @@ class Masks:
         if self._waiting:
             # A step failed after it had asked.
             self._wait()
-        self._asked, self._results = asked, {}
+        self._asked, self._unusual, self._faults = asked, {}, {}
         self._waiting = dict(enumerate(asked))
         self._num_deaths = self._num_hangs = 0
         try:
@@ -123,36 +128,41 @@ class Masks:
         except GuidesLostError as error:
             self._give_up(str(error))
 
-    def collect(self) -> list[Masked]:
-        """In the order of the draws asked for."""
+    def collect(self) -> StepMasks:
         self._wait()
         # Not kept: the worker releases a sequence once nothing here refers to it.
         asked, self._asked = self._asked, ()
-        return [self._masked(slot, each) for slot, each in enumerate(asked)]
+        if self._link is None:
+            return StepMasks(NOTHING_ALLOWED, {**dict.fromkeys(range(len(asked)), GONE), **self._faults}, (), ())
+        complete, unread, faults = [], [], dict(self._faults)
+        for slot, result in self._unusual.items():
+            fault = self._fault(asked[slot], result)
+            if fault is not None:
+                faults[slot] = fault
+            elif result.complete:
+                complete.append(slot)
+            else:
+                unread.append(slot)
+        return StepMasks(self._link.memory.masks[: len(asked)], faults, complete, unread)
 
     def _wait(self) -> None:
         while self._waiting and self._link is not None:
             try:
-                results = receive(self._link.steps, MasksReady).rows
+                unusual = receive(self._link.steps, MasksReady).unusual
             except (EOFError, OSError) as error:
                 # The socket's own time limit has passed.
                 self._num_hangs += isinstance(error, BlockingIOError)
                 self._recover(self._link)
                 continue
-            unknown = []
-            for slot, result in zip(self._order, results, strict=True):
-                if result.known:
-                    del self._waiting[slot]
-                    self._results[slot] = result
-                else:
-                    unknown.append(slot)
+            unknown = [slot for slot, result in unusual.items() if not result.known]
+            self._waiting = {slot: self._waiting[slot] for slot in unknown}
+            self._unusual |= {slot: result for slot, result in unusual.items() if result.known}
             if unknown:
                 self._send(self._link, [_whole_row(slot, self._waiting[slot]) for slot in unknown])
         self._suspect = None if not self._num_deaths else self._suspect
 
     def _send(self, link: WorkerLink, rows: list[Row]) -> None:
         link.memory.reach(len(self._asked))
-        self._order = [row.slot for row in rows]
         # If the worker has died or hangs, `collect` notices.
         with suppress(OSError):
             send(link.steps, AskMasks(rows, link.memory.num_slots, self._eos, take_all(self._released)))
@@ -168,10 +178,8 @@ class Masks:
             if self._num_deaths > MAX_DEATHS + len(self._asked):
                 raise GuidesLostError(f"the guide worker has died {self._num_deaths} times in one step")
             # The masks that the former worker had answered are in its memory.
-            answered = [each for each, result in self._results.items() if isinstance(result, RowResult)]
-            for each in answered:
-                del self._results[each]
-                self._waiting[each] = self._asked[each]
+            self._waiting = {each: asked for each, asked in enumerate(self._asked) if each not in self._faults}
+            self._unusual = {}
             if self._waiting:
                 self._send(self._link, [_whole_row(each, self._waiting[each]) for each in self._by_suspicion()])
         except GuidesLostError as error:
@@ -199,26 +207,20 @@ class Masks:
             # Masks after fewer drafted tokens may be found, and all drafts behind those be wrong.
             for each in [s for s, asked in self._waiting.items() if asked.sequence is culprit.sequence and s >= slot]:
                 del self._waiting[each]
-                self._results[each] = fault
+                self._faults[each] = fault
             self._suspect = None
 
     def _give_up(self, reason: str) -> None:
         self._link = None
-        self._results |= dict.fromkeys(self._waiting, lost(reason))
+        self._faults |= dict.fromkeys(self._waiting, lost(reason))
         self._waiting = {}
 
-    def _masked(self, slot: int, asked: Asked) -> Masked:
-        result = self._results[slot]
-        if isinstance(result, Fault) or self._link is None:
-            return Masked(fault=result if isinstance(result, Fault) else lost("its masks are gone"))
+    def _fault(self, asked: Asked, result: RowResult) -> Fault | None:
         if result.error:
-            return Masked(fault=too_complex(asked.sequence.guide, 0, self._refused_guides.limits, reason=result.error))
+            return too_complex(asked.sequence.guide, 0, self._refused_guides.limits, reason=result.error)
         if result.consumed < asked.known:
-            return Masked(fault=wrong_tokens(asked.sequence.guide, result.consumed))
-        if result.consumed < asked.known + len(asked.more):
-            # A draft that will not be drawn, or a token that ended the sequence: nobody reads this row.
-            return Masked()
-        return Masked(complete=True) if result.complete else Masked(self._link.memory.masks[slot])
+            return wrong_tokens(asked.sequence.guide, result.consumed)
+        return None
 
 
 def _row(slot: int, asked: Asked) -> Row:

@@ -97,8 +97,8 @@ class Matchers:
         for sequence in sequences:
             self._states.pop(sequence, None)
 
-    def mask(self, row: Row, memory: MaskMemory, never: Sequence[int]) -> RowResult:
-        """Writes the mask to the row's slot, unless the grammar does not allow the tokens. `never`: see AskMasks."""
+    def mask(self, row: Row, memory: MaskMemory, never: Sequence[int]) -> RowResult | None:
+        """Writes the mask to the row's slot. None: that is the result. `never`: see AskMasks."""
         state = self._rolled_back(row)
         if state is None:
             return RowResult(0, known=False)
@@ -115,7 +115,8 @@ class Matchers:
         if not allowed:
             return RowResult(consumed)
         mask, ends = memory.mask(row.slot), row.ends
-        return RowResult(consumed, complete=write_ends(mask, self._tokens.end, ends, never, may_end=row.may_end))
+        complete = write_ends(mask, self._tokens.end, ends, never, may_end=row.may_end)
+        return RowResult(consumed, complete=True) if complete else None
 
     def _rolled_back(self, row: Row) -> MatcherState | None:
         """Rolled back to the tokens to keep, or before them if the grammar does not allow all of these. None: the row

@@ -83,7 +83,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AskMasks(msgspec.Struct, frozen=True, array_like=True):
-    """engine → guide worker: rows of a step, in order."""
+    """engine → guide worker: rows of a step, in the order to compute them."""
 
     rows: list[Row]
     num_slots: int
@@ -95,6 +95,8 @@ class AskMasks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
+    """Of a row without a mask."""
+
     consumed: int
     """Tokens that the grammar allows: fewer than asked for leave no mask."""
     known: bool = True
@@ -106,9 +108,10 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MasksReady(msgspec.Struct, frozen=True, array_like=True):
-    """guide worker → engine."""
+    """guide worker → engine: the masks are written."""
 
-    rows: list[RowResult]
+    unusual: dict[int, RowResult]
+    """By slot: rows whose result is something else."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -3,8 +3,18 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine_worker.sampling.guided_draws import AskedMasks
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw, Slice
+
+
+class SampledDraws(NamedTuple):
+    """The draws of a step and how they are sampled."""
+
+    draws: list[Draw]
+    plan: SamplingPlan
+    masks: AskedMasks | None = None
+    """Those that were asked for when the step was launched."""
 
 
 class StepDraws(NamedTuple):

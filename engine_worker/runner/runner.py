@@ -16,7 +16,7 @@ from engine_worker.lora.device import LoadPlan
 from engine_worker.lora.library import AdapterLibrary
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
-from engine_worker.runner.draws import StepDraws
+from engine_worker.runner.draws import SampledDraws, StepDraws
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.launched import LaunchedStep, WaitTimer
@@ -26,12 +26,13 @@ from engine_worker.runner.results import StepResults
 from engine_worker.runner.rows import WantedRows
 from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
+from engine_worker.sampling.guided_draws import AskedMasks
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
-from engine_worker.sampling.sampler import NO_PROGRAMS, AskedMasks, ProgramResults, SamplingPlan, sample
-from engine_worker.step import AdapterLoad, DeviceLostError, Draw, Drawn, ImageUsage, Move, Preparation, Slice, Step
+from engine_worker.sampling.sampler import NO_PROGRAMS, ProgramResults, SamplingPlan, sample
+from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, ImageUsage, Move, Preparation, Slice, Step
 from engine_worker.vision.rows import ImageRows
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
@@ -235,12 +236,9 @@ class ModelRunner:
         if step.slices:
             if self.images is not None:
                 step = replace(step, slices=with_images(step.slices, self.images.table))
+            sampling = self._sampling(StepDraws.of(step.slices))
             arrays = self._forward.arrays(step.slices)
             prepared = self._forward.prepare(arrays)
-            work = StepDraws.of(step.slices)
-            # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
-            if work.draws:
-                sampling = work.draws, to_device(work.plan(self._vocab_size), self._forward.device)
             if prepared.has_rows:
                 rows = WantedRows(step.slices, self._forward.device, self.output_tensors.functions)
         if prepared is None or not prepared.follows:
@@ -257,6 +255,17 @@ class ModelRunner:
         results = self._start(run, step.moves, plans, weights, prepared, sampling, rows, missing, before)
         launched = self._latest = LaunchedStep(results, missing, rows, self._waiting)
         return launched
+
+    def _sampling(self, work: StepDraws) -> SampledDraws | None:
+        """Built at the launch: the engine may change the prompts and outputs that draws refer to once the step is
+        collected."""
+        if not work.draws:
+            return None
+        sampling = SampledDraws(work.draws, to_device(work.plan(self._vocab_size), self._forward.device))
+        if self._thread is not None or work.follows:
+            return sampling
+        # Before this process uses all cores: the guide worker has one of them meanwhile.
+        return sampling._replace(masks=self._ask_masks(sampling, None))
 
     def _weights(self, loads: tuple[AdapterLoad, ...]) -> tuple[AdapterWeights, ...]:
         # Looked up now: what is dropped from host memory later is kept alive by this step.
@@ -284,7 +293,7 @@ class ModelRunner:
         plans: tuple[LoadPlan, ...],
         weights: tuple[AdapterWeights, ...],
         prepared: PreparedStep | None,
-        sampling: tuple[list[Draw], SamplingPlan] | None,
+        sampling: SampledDraws | None,
         rows: WantedRows | None,
         missing: dict[int, str],
         before: LaunchedStep | None,
@@ -313,7 +322,7 @@ class ModelRunner:
             raise
         if sampling is None or logits is None:
             return None
-        draws, plan = sampling
+        draws, plan, _ = sampling
         programs = self._run_programs(plan, logits, followed, masks)
         drawn = sample(logits, plan, programs, widen=self._widen, gumbel_max=self._gumbel_max)
         results = StepResults(drawn, draws, programs, hidden=self.overlap)
@@ -331,27 +340,25 @@ class ModelRunner:
             self._forward.load_adapters(plans, weights)
         return {} if prepared is None else self._forward.missing_adapters(prepared)
 
-    def _ask_masks(
-        self, sampling: tuple[list[Draw], SamplingPlan] | None, followed: StepResults | None
-    ) -> AskedMasks | None:
+    def _ask_masks(self, sampling: SampledDraws | None, followed: StepResults | None) -> AskedMasks | None:
         """None: no draw is guided."""
-        if self.guides is None or sampling is None or (programs := sampling[1].programs) is None:
+        if self.guides is None or sampling is None or (programs := sampling.plan.programs) is None:
             return None
+        if sampling.masks is not None:
+            return sampling.masks
         before = None if followed is None or not programs.is_guided else followed.tokens_on_host()
         return AskedMasks.of(self.guides.masks, programs, before)
 
-    def _replicated_step(self, sampling: tuple[list[Draw], SamplingPlan] | None) -> ReplicatedStep | None:
+    def _replicated_step(self, sampling: SampledDraws | None) -> ReplicatedStep | None:
         if self.replicated is None:
             return None
-        return self.replicated.step(None if sampling is None else sampling[1].programs)
+        return self.replicated.step(None if sampling is None else sampling.plan.programs)
 
-    def _replicate(
-        self, sampling: tuple[list[Draw], SamplingPlan] | None, logits: Tensor | None, followed: StepResults | None
-    ) -> None:
+    def _replicate(self, sampling: SampledDraws | None, logits: Tensor | None, followed: StepResults | None) -> None:
         """The other ranks call processors too, if there are any in this step."""
         if self._followers is None or self.replicated is None or sampling is None or logits is None:
             return
-        _, plan = sampling
+        plan = sampling.plan
         if plan.programs is not None and plan.processed_rows is not None:
             before = None if followed is None else followed.tokens_on_host()
             rows = logits.index_select(0, plan.processed_rows)

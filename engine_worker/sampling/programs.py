@@ -14,25 +14,15 @@ from engine_worker.guided.masks import Asked
 from engine_worker.guided.memory import WORD_BITS
 from engine_worker.sampling.choose import Chosen
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
+from engine_worker.sampling.masked import MaskedRows, choose_allowed, restrict
+from engine_worker.sampling.noise import highest_on_host
 from engine_worker.sampling.processors import ProcessedRow
 from engine_worker.sampling.program import Program
 from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.step import Draw
 
-
-def _highest() -> NDArray[np.float32]:
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    found = np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
-    found.flags.writeable = False
-    return found
-
-
-HIGHEST = _highest()
-"""[256, 8]: by byte of a mask, the highest score that each of its eight tokens may have."""
 FOLLOWS_NONE = -1
 """In place of a token: all tokens before the draw are known."""
-SPARSE = 4
-"""A mask is if at most one of so many of its words allows a token: only these words' scores are then looked at."""
 
 
 class Penalty(NamedTuple):
@@ -63,7 +53,7 @@ class Penalty(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """The masks of G guided rows."""
+    """`MaskedRows` on the device."""
 
     rows: Tensor
     """[G] int64."""
@@ -71,8 +61,9 @@ class Allowed(NamedTuple):
     """[G, words] int32, one bit per token id."""
 
     @staticmethod
-    def of(rows: Mapping[int, NDArray[np.uint32]]) -> "Allowed":
-        return Allowed(torch.tensor(list(rows)), torch.from_numpy(np.stack(list(rows.values())).view(np.int32)))
+    def of(masked: MaskedRows) -> "Allowed":
+        # A copy: the guide worker writes the next step's masks to the same memory.
+        return Allowed(torch.from_numpy(masked.rows), torch.from_numpy(masked.masks[masked.own].view(np.int32)))
 
     def apply(self, scores: Tensor) -> None:
         size = scores.shape[1]
@@ -91,15 +82,14 @@ class DeviceEdits(NamedTuple):
     allowed: Allowed | None
 
     @staticmethod
-    def of(rows: Mapping[int, Edits], size: int) -> "DeviceEdits":
+    def of(rows: Mapping[int, Edits], masked: MaskedRows | None, size: int) -> "DeviceEdits":
         """For rows of `size` scores."""
         banned = {row: np.concatenate(edits.banned) for row, edits in rows.items() if edits.banned}
         penalized = {row: edits.penalized for row, edits in rows.items() if edits.penalized is not None}
-        allowed = {row: edits.allowed for row, edits in rows.items() if edits.allowed is not None}
         return DeviceEdits(
             flat_index(list(banned), list(banned.values()), size) if banned else None,
             Penalty.of(penalized, size) if penalized else None,
-            Allowed.of(allowed) if allowed else None,
+            None if masked is None else Allowed.of(masked),
         )
 
     def apply(self, scores: Tensor) -> None:
@@ -116,39 +106,34 @@ class HostEdits(NamedTuple):
     """`DeviceEdits` on a CPU: row by row, each within the processor's cache, which takes a third of the time."""
 
     rows: Mapping[int, Edits]
+    masked: MaskedRows | None
 
     def apply(self, scores: Tensor) -> None:
         """In place."""
         values = scores.numpy()
         # Broken logits end their own sequence; a warning would not say whose they are.
         with np.errstate(all="ignore"):
-            for row, edits in self.rows.items():
-                _ban_and_penalize(values[row], edits)
-                if edits.allowed is not None:
-                    _restrict(values[row], edits.allowed)
+            self._ban_and_penalize(values)
+            if self.masked is not None:
+                restrict(values, self.masked)
 
     def choose_greedily(self, scores: Tensor) -> Chosen:
         """What `Greedy` chooses after `apply`."""
         values = scores.numpy()
-        tokens, peaks = np.empty(len(values), np.int64), np.empty(len(values), np.float32)
         with np.errstate(all="ignore"):
-            for i, row in enumerate(values):
-                edits = self.rows.get(i)
-                if edits is not None:
-                    _ban_and_penalize(row, edits)
-                tokens[i], peaks[i] = _best(row, None if edits is None else edits.allowed)
+            self._ban_and_penalize(values)
+            if self.masked is None:
+                peaks, tokens = highest_on_host(values)
+            else:
+                tokens, peaks = choose_allowed(values, self.masked)
         return Chosen(torch.from_numpy(tokens), torch.from_numpy(np.isfinite(peaks)))
 
-
-def _ban_and_penalize(row: NDArray[np.float32], edits: Edits) -> None:
-    for ids in edits.banned:
-        row[ids] = -np.inf
-    if edits.penalized is not None:
-        _penalize(row, edits.penalized)
-
-
-def _allows(allowed: NDArray[np.uint32], token: int) -> bool:
-    return bool(int(allowed[token // WORD_BITS]) >> token % WORD_BITS & 1)
+    def _ban_and_penalize(self, values: NDArray[np.float32]) -> None:
+        for row, edits in self.rows.items():
+            for ids in edits.banned:
+                values[row, ids] = -np.inf
+            if edits.penalized is not None:
+                _penalize(values[row], edits.penalized)
 
 
 def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
@@ -165,42 +150,6 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     if amounts is not None:
         found -= amounts
     row[ids] = found
-
-
-def _best(row: NDArray[np.float32], allowed: NDArray[np.uint32] | None) -> tuple[int, np.float32]:
-    """The id of the highest score, the lowest id among equals; and this score, -inf if none is allowed."""
-    if allowed is not None and np.count_nonzero(allowed) <= len(allowed) // SPARSE:
-        # Numpy finds those of booleans in a third of the time.
-        words = (allowed != 0).nonzero()[0]
-        if not len(words):
-            return 0, np.float32(-np.inf)
-        if words[-1] < len(row) // WORD_BITS:
-            return _best_of_words(row, allowed, words)
-    best = int(row.argmax())
-    if allowed is None or _allows(allowed, best):
-        return best, row[best]
-    highest = _highest_of(allowed)[: len(row)]
-    best = int(np.minimum(row, highest, out=highest).argmax())
-    return best, highest[best]
-
-
-def _best_of_words(
-    row: NDArray[np.float32], allowed: NDArray[np.uint32], words: NDArray[np.int64]
-) -> tuple[int, np.float32]:
-    """Among the tokens of these words of the mask, without a look at the others."""
-    highest = _highest_of(allowed.take(words))
-    scores = row[: len(row) // WORD_BITS * WORD_BITS].reshape(-1, WORD_BITS).take(words, axis=0).reshape(-1)
-    best = int(np.minimum(scores, highest, out=highest).argmax())
-    return int(words[best // WORD_BITS]) * WORD_BITS + best % WORD_BITS, highest[best]
-
-
-def _restrict(row: NDArray[np.float32], allowed: NDArray[np.uint32]) -> None:
-    np.minimum(row, _highest_of(allowed)[: len(row)], out=row)
-
-
-def _highest_of(allowed: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """By id of these words. Without a branch per token, which takes up to 17 times as long."""
-    return HIGHEST.take(allowed.view(np.uint8), axis=0).reshape(-1)
 
 
 class ProgramDraw(NamedTuple):
@@ -225,6 +174,8 @@ class StepPrograms:
     """The programs of a step's draws, in the order of the draws."""
 
     draws: tuple[ProgramDraw, ...]
+    fed: tuple[ProgramDraw, ...]
+    """Those whose programs follow the tokens themselves: of a guide alone it is the guide worker that does."""
 
     @staticmethod
     def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepPrograms | None":
@@ -234,7 +185,7 @@ class StepPrograms:
             for i, draw in enumerate(draws)
             if isinstance(draw.program, Program)
         )
-        return StepPrograms(found) if found else None
+        return StepPrograms(found, tuple([each for each in found if not each.program.only_guided])) if found else None
 
     @property
     def is_guided(self) -> bool:
@@ -265,14 +216,10 @@ class StepPrograms:
 
     @contextmanager
     def advanced(self, before: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
-        """Edits by draw; until the end of the body the programs stand before these draws. `before`: tokens of the
-        previous step; None if it failed: any token may then be followed."""
+        """Edits by draw, of draws that have some; until the end of the body the programs stand before these draws.
+        `before`: tokens of the previous step; None if it failed: any token may then be followed."""
         edits = {}
-        for draw, program, output, known, follows, drafted, _ in self.draws:
-            if program.only_guided:
-                # The guide worker follows the tokens.
-                edits[draw] = Edits()
-                continue
+        for draw, program, output, known, follows, drafted, _ in self.fed:
             for token in output[program.num_fed : known]:
                 program.feed(token)
             if follows is not None and before is not None:
@@ -280,11 +227,11 @@ class StepPrograms:
             # The draws of a sequence come in order, each with one guess more.
             for token in drafted[program.num_fed - known :]:
                 program.feed(token)
-            edits[draw] = program.edits()
+            if found := program.edits():
+                edits[draw] = found
         try:
             yield edits
         finally:
             # What was followed is not final: the step that drew it can still turn out to have failed.
-            for _, program, _, known, *_ in self.draws:
-                if not program.only_guided:
-                    program.truncate(known)
+            for _, program, _, known, *_ in self.fed:
+                program.truncate(known)

@@ -24,11 +24,9 @@ class Edits(msgspec.Struct, eq=False):
     banned: list[NDArray[np.int64]] = []
     """Token ids, possibly repeated."""
     penalized: Penalized | None = None
-    allowed: NDArray[np.uint32] | None = None
-    """A guide's mask, one bit per token id; None: all are."""
 
     def __bool__(self) -> bool:
-        return bool(self.banned) or self.penalized is not None or self.allowed is not None
+        return bool(self.banned) or self.penalized is not None
 
 
 class Rule(Protocol):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.guided.masks import Masked, Masks
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered
+from engine_worker.sampling.guided_draws import AskedMasks, GuidedDraws
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
@@ -24,26 +24,6 @@ from engine_worker.sampling.rules import Edits
 from engine_worker.sampling.ways import Way, by_way
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
-
-
-class AskedMasks(NamedTuple):
-    """The masks of a step's guided draws, on their way."""
-
-    masks: Masks
-    draws: Sequence[int]
-
-    @staticmethod
-    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "AskedMasks | None":
-        """`before`: see `StepPrograms.advanced`. None: no draw is guided."""
-        asked = programs.guided(before)
-        if not asked:
-            return None
-        masks.ask(list(asked.values()))
-        return AskedMasks(masks, list(asked))
-
-    def collect(self) -> dict[int, Masked]:
-        """By draw."""
-        return dict(zip(self.draws, self.masks.collect(), strict=True))
 
 
 class ProgramResults(NamedTuple):
@@ -168,22 +148,21 @@ class SamplingPlan(NamedTuple):
             if self.processed_rows is not None:
                 scores = torch.cat((logits, logits.index_select(0, self.processed_rows)))
                 faults = run_processors(processors, self.programs.processed(scores[len(logits) :]))
-        masked = {} if guided is None else guided.collect()
-        for draw, mask in masked.items():
-            edits[draw].allowed = mask.allowed
-            if mask.fault is not None:
-                faults.setdefault(draw, mask.fault)
-        complete = [draw for draw, mask in masked.items() if mask.complete]
-        by_group = tuple(self._edits(group, edits, logits.device) for group in self.groups)
-        return ProgramResults(scores, by_group, faults, complete)
+        found = None if guided is None else guided.collect()
+        by_group = tuple(self._edits(group, edits, found, logits.device) for group in self.groups)
+        if found is None:
+            return ProgramResults(scores, by_group, faults)
+        # A processor's fault comes first.
+        return ProgramResults(scores, by_group, {**found.faults, **faults}, found.complete)
 
     def _edits(
-        self, group: SamplingGroup, edits: Mapping[int, Edits], device: torch.device
+        self, group: SamplingGroup, edits: Mapping[int, Edits], guided: GuidedDraws | None, device: torch.device
     ) -> DeviceEdits | HostEdits | None:
-        rows = {row: its for row, draw in enumerate(group.draws) if (its := edits.get(draw))}
-        if not rows:
+        rows = {row: edits[draw] for row, draw in enumerate(group.draws) if draw in edits} if edits else {}
+        masked = None if guided is None else guided.among(None if self.order is None else group.draws)
+        if not rows and masked is None:
             return None
-        return HostEdits(rows) if device.type == "cpu" else DeviceEdits.of(rows, self.vocab_size)
+        return HostEdits(rows, masked) if device.type == "cpu" else DeviceEdits.of(rows, masked, self.vocab_size)
 
     @staticmethod
     def of(

@@ -116,11 +116,12 @@ def speculation_result() -> speculation.SpeculationResult:
 
 def guided_result() -> guided.GuidedResult:
     points = [
-        guided.GuidedPoint(name, streams, 2.0 * streams + i, 1.0 + 0.02 * i)
+        guided.GuidedPoint(name, streams, threads, 2.0 * streams + i, 1.0 + 0.02 * i)
+        for threads in (1, 2)
         for streams in (1, 32)
         for i, name in enumerate((guided.PLAIN, *guided.GUIDES))
     ]
-    return guided.GuidedResult(points=points, waits=[guided.Wait(name, 12.0) for name in guided.GUIDES])
+    return guided.GuidedResult(threads=2, points=points, waits=[guided.Wait(name, 12.0) for name in guided.GUIDES])
 
 
 def beams_result() -> beams.BeamsResult:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.masks import Asked, GuidedSequence, Masked
+from engine_worker.guided.masks import Asked, GuidedSequence
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
 from sluice.ring.errors import Fault
@@ -49,9 +51,19 @@ def followed(guides: Guides, guide: Guide, ends: Sequence[int] = (END,), size: i
     return guides.sequences(guide, ends, size)
 
 
+class Masked(NamedTuple):
+    """Of one draw."""
+
+    allowed: NDArray[np.uint32] | None
+    complete: bool
+    fault: Fault | None
+
+
 def masked(guides: Guides, *asked: Asked) -> list[Masked]:
     guides.masks.ask(asked)
-    return guides.masks.collect()
+    allowed, faults, complete, unread = guides.masks.collect()
+    without = {*faults, *complete, *unread}
+    return [Masked(None if i in without else allowed[i], i in complete, faults.get(i)) for i in range(len(asked))]
 
 
 def mask(

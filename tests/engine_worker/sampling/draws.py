@@ -69,8 +69,8 @@ def edit(
         with programs.advanced(before) as rows:
             pass
         on_device = scores.clone()
-        DeviceEdits.of(rows, size).apply(on_device)
-        HostEdits(rows).apply(scores)
+        DeviceEdits.of(rows, None, size).apply(on_device)
+        HostEdits(rows, None).apply(scores)
         assert torch.equal(scores, on_device)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling.choose import Greedy
+from engine_worker.sampling.masked import MaskedRows
 from engine_worker.sampling.programs import DeviceEdits, HostEdits
 from engine_worker.sampling.rules import Edits, Penalized
 
@@ -18,28 +19,34 @@ def mask(ids, size: int) -> np.ndarray:
     return words
 
 
-@pytest.mark.parametrize("edits", [DeviceEdits.of, lambda rows, _size: HostEdits(rows)], ids=["device", "host"])
+def masked(masks: dict[int, np.ndarray]) -> MaskedRows:
+    """Rows of a step whose first draw has another mask."""
+    rows = np.array(list(masks))
+    return MaskedRows(rows, np.stack([np.zeros_like(masks[rows[0]]), *masks.values()]), 1 + np.arange(len(rows)))
+
+
+@pytest.mark.parametrize("edits", [DeviceEdits.of, lambda *rows: HostEdits(*rows[:2])], ids=["device", "host"])
 @pytest.mark.parametrize("size", [31, 64, 101])
 def test_only_what_is_allowed_is_left(edits, size):
     generator = torch.Generator().manual_seed(size)
     scores = torch.randn(4, size, generator=generator)
     ids = {0: [0, 5, 30], 2: [size - 1], 3: range(size)}
-    rows = {row: Edits(allowed=mask(each, size)) for row, each in ids.items()}
+    masks = masked({row: mask(each, size) for row, each in ids.items()})
     expected = scores.clone()
     for row, each in ids.items():
         others = [i for i in range(size) if i not in each]
         expected[row, others] = -torch.inf
     found = scores.clone()
-    edits(rows, size).apply(found)
+    edits({}, masks, size).apply(found)
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("edits", [DeviceEdits.of, lambda rows, _size: HostEdits(rows)], ids=["device", "host"])
+@pytest.mark.parametrize("edits", [DeviceEdits.of, lambda *rows: HostEdits(*rows[:2])], ids=["device", "host"])
 def test_beside_bans_and_penalties(edits):
     penalized = Penalized(np.array([1, 3]), 2.0, np.array([0.5, 0.25], np.float32))
-    rows = {1: Edits([np.array([2])], penalized, mask([1, 2], 40)), 0: Edits([np.array([0])])}
+    rows = {1: Edits([np.array([2])], penalized), 0: Edits([np.array([0])])}
     scores = torch.ones(2, 40)
-    edits(rows, 40).apply(scores)
+    edits(rows, masked({1: mask([1, 2], 40)}), 40).apply(scores)
     assert scores[1].isfinite().nonzero().flatten().tolist() == [1]
     assert scores[1, 1] == 0.0
     assert scores[0].isfinite().nonzero().flatten().tolist() == list(range(1, 40))
@@ -47,17 +54,17 @@ def test_beside_bans_and_penalties(edits):
 
 @given(st.data())
 def test_a_greedy_choice_is_that_from_all_scores_with_the_masks_applied(data):
-    size = data.draw(st.sampled_from([40, 2048]))
+    size = data.draw(st.sampled_from([40, 2048, 2049]))
     some = st.lists(st.integers(0, size - 1), min_size=1, max_size=4)
     scores = torch.from_numpy(np.round(np.random.default_rng(data.draw(st.integers(0, 9))).normal(size=(3, size)), 1))
     scores = scores.to(torch.float32)
-    rows = {}
+    rows, masks = {}, {}
     for row in data.draw(st.sets(st.integers(0, 2), min_size=1)):
-        ids = data.draw(some)
-        rows[row] = Edits(allowed=mask(ids if data.draw(st.booleans()) else set(range(size)) - set(ids), size))
+        ids = data.draw(st.one_of(some, st.just([])))
+        masks[row] = mask(ids if data.draw(st.booleans()) else set(range(size)) - set(ids), size)
         if data.draw(st.booleans()):
-            rows[row].banned.append(np.array(data.draw(some)))
-    edits, applied = HostEdits(rows), scores.clone()
+            rows[row] = Edits([np.array(data.draw(some))])
+    edits, applied = HostEdits(rows, masked(masks)), scores.clone()
     edits.apply(applied)
     expected, chosen = Greedy()(applied, widen=True), edits.choose_greedily(scores)
     assert chosen.valid.tolist() == expected.valid.tolist()
