@@ -1,6 +1,5 @@
 """The engine on real lanes, with a runner that has no model."""
 
-import socket
 import threading
 import time
 import urllib.error
@@ -31,6 +30,7 @@ from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.clock import Clock
 from tests.fakes.lanes import FakeLane, connected
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
@@ -315,8 +315,7 @@ def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner, mo
         "engine_worker.ringside.worker.ProgressBeacon", lambda _, status_file: ProgressBeacon(clock, status_file)
     )
     entered, go_on = stall(runner)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)
     world = start(metrics_port=port, ready_stall=1.0, live_stall=30.0)
     assert probe(world, "/readyz") == probe(world, "/livez") == (200, "ok\n")
     world.submit(1, [1, 2, 3])
