@@ -86,7 +86,7 @@ class RouterApp:
         self._prompt_adapters = PromptAdapterCalls(
             self._model,
             self._limits,
-            self.ring.dispatcher,
+            self.ring.features,
             self.ring.prompt_adapters,
             settings.prompt_adapter_folders,
             settings.prompt_adapters,
@@ -186,6 +186,7 @@ class RouterApp:
             ring.requests,
             ring.admission,
             ring.dispatcher,
+            ring.features,
             ring.adapters,
             ring.prompt_adapters,
             settings.lora_in_requests,
@@ -195,7 +196,7 @@ class RouterApp:
         )
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
-        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
+        models = ModelService(self._model, ring.features, ring.adapters, self._prompt_adapters)
         admin = AdminService(
             settings.id,
             ring.overview,

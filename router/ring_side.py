@@ -14,6 +14,7 @@ from router.peers.adapters import Adapters
 from router.peers.cache_events import CacheEventReaders
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
+from router.peers.engine_features import EngineFeatures
 from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
@@ -83,7 +84,8 @@ class RingSide:
         # Half of the time: the other half is left for a suspect to run like any other request.
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
-        self.dispatcher = self._make_dispatcher(context_tokens)
+        self.features = EngineFeatures(self.membership.engines, context_tokens)
+        self.dispatcher = self._make_dispatcher()
         self.overview = Overview(
             self.membership, self.requests, self.admission, self.dispatcher, self.serving, self.counters
         )
@@ -192,7 +194,7 @@ class RingSide:
     def _addresses(self, entries: tuple[str, ...]) -> Addresses:
         return Addresses(entries, check=self._settings.security.check, log=self._log)
 
-    def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
+    def _make_dispatcher(self) -> Dispatcher:
         settings, log = self._settings, self._log
         requests, membership, suspects = self.requests, self.membership, self.suspects
         attempts = AttemptSender(
@@ -201,9 +203,9 @@ class RingSide:
             self.placement,
             self.serving,
             suspects,
+            self.features,
             self.adapters,
             self.address,
-            context_tokens,
             log,
         )
         recovery = Recovery(attempts, membership, self.admission, self.adapters, settings, suspects, self.counters, log)

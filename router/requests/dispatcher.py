@@ -48,36 +48,6 @@ class Dispatcher:
         """Requests that are recovering or paused."""
         return self._recovery.waiting
 
-    @property
-    def context_tokens(self) -> int:
-        """As `AttemptSender.context_tokens`."""
-        return self._attempts.context_tokens
-
-    @property
-    def processors(self) -> set[str] | None:
-        """As `AttemptSender.processors`."""
-        return self._attempts.processors
-
-    @property
-    def tensors(self) -> set[str] | None:
-        """As `AttemptSender.tensors`."""
-        return self._attempts.tensors
-
-    @property
-    def has_adapters(self) -> bool | None:
-        """As `AttemptSender.has_adapters`."""
-        return self._attempts.has_adapters
-
-    @property
-    def hidden_sizes(self) -> set[int] | None:
-        """As `AttemptSender.hidden_sizes`."""
-        return self._attempts.hidden_sizes
-
-    @property
-    def image_rows(self) -> set[int] | None:
-        """As `AttemptSender.image_rows`."""
-        return self._attempts.image_rows
-
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 

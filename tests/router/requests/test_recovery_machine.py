@@ -19,6 +19,7 @@ from router.api.responses import ResponseBuilder, write_stream
 from router.api.watchdog import Watchdog
 from router.errors import RequestError
 from router.peers.adapters import Adapters
+from router.peers.engine_features import EngineFeatures
 from router.peers.placement import Placement
 from router.requests import cancel_queue, recovery
 from router.requests import dispatcher as dispatch
@@ -99,9 +100,9 @@ class Machine(RuleBasedStateMachine):
         self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
-        adapters = Adapters(self.ring, "router", 0, {}, SILENT)
+        adapters, features = Adapters(self.ring, "router", 0, {}, SILENT), EngineFeatures(self.ring.engines, 4096)
         self.attempts = AttemptSender(
-            self.requests, self.ring, self.placement, serving, self.suspects, adapters, "router", 4096, SILENT
+            self.requests, self.ring, self.placement, serving, self.suspects, features, adapters, "router", SILENT
         )
         counters = RequestCounters()
         self.recovery = Recovery(
