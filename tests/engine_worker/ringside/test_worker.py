@@ -161,7 +161,7 @@ def runner() -> ScriptedRunner:
 @pytest.fixture
 def start(tmp_path, runner, monkeypatch):
     # The router of these tests says one hello or none.
-    monkeypatch.setattr("engine_worker.ringside.worker.ORPHAN_CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 3600.0)
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 3600.0)
     worlds = []
 
@@ -213,7 +213,7 @@ def test_what_a_router_asked_for_ends_when_another_takes_its_place(start, runner
 
 def test_requests_of_a_router_that_is_silent_end_with_an_error(start, runner, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr("engine_worker.ringside.worker.ORPHAN_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 0.2)
     entered, go_on = stall(runner)
     world = start()
     world.hello()
