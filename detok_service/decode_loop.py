@@ -12,7 +12,7 @@ from detok_service.stream import Engine, Key, TextStream
 from detok_service.stream_table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob
+from sluice.ring.rows import End, Open, Started, TokenBatch, TokenLogprob
 
 # Time for resumed tokens between two reads of the inbox: live streams are delayed by this much at most.
 REPLAY_SECONDS = 0.02

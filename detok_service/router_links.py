@@ -12,8 +12,8 @@ from detok_service.stream import Engine, Row, TextStream
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
 from sluice.ring.lane import SendLane
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import Started, TextBatch
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
-from sluice.ring.wire import Started, TextBatch
 from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256

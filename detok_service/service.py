@@ -16,6 +16,7 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.lane import SendLane
+from sluice.ring.rows import TokenBatch
 from sluice.ring.timing import (
     DOUBTFUL_ENGINE_SILENCE_SECONDS,
     DRAINING_ROUTER_SILENCE_SECONDS,
@@ -23,7 +24,7 @@ from sluice.ring.timing import (
     HEARTBEAT_SECONDS,
     ROUTER_SILENCE_SECONDS,
 )
-from sluice.ring.wire import Drop, TokenBatch
+from sluice.ring.wire import Drop
 from sluice.telemetry.histogram import Histogram
 
 # Names and epochs come off the wire: without a bound, forged ones would fill the memory.

@@ -37,8 +37,9 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.prompt_adapters import PromptAdapterRead
+from sluice.ring.rows import TextBatch
 from sluice.ring.tensors import TensorBatch
-from sluice.ring.wire import TextBatch, ToRouter
+from sluice.ring.wire import ToRouter
 from sluice.settings.services import RouterSettings
 
 CACHED_BLOCKS = 1 << 16

@@ -14,10 +14,11 @@ from engine_worker.step import AdapterLibrary, Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.images import Image
 from sluice.ring.prompt_logprobs import parts
+from sluice.ring.rows import End, TokenLogprob, TokenRow
 from sluice.ring.shared_tables import SharedTables
 from sluice.ring.tables import Table
 from sluice.ring.tensors import TensorRows
-from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
+from sluice.ring.wire import Submit
 
 PRUNE_MIN_ENTRIES = 64
 """Below this size a heap of deadlines is not worth pruning."""

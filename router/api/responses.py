@@ -13,9 +13,9 @@ from router.validate.adapter import joined_fingerprint
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.prompt_logprobs import Row
+from sluice.ring.rows import End
 from sluice.ring.tensors import TensorRows
 from sluice.ring.vocabulary import Vocabulary
-from sluice.ring.wire import End
 from sluice.v1 import generation_pb2 as pb
 
 BUILT_AT_ONCE = 512

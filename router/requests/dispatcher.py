@@ -18,8 +18,8 @@ from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
+from sluice.ring.rows import End, TextBatch, TextRow
 from sluice.ring.tensors import TensorBatch, TensorRows
-from sluice.ring.wire import End, TextBatch, TextRow
 
 FULL_LANE_RETRY_SECONDS = 0.005
 

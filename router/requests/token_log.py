@@ -11,8 +11,8 @@ from router.requests.prompt_log import PromptLog
 from router.requests.tensor_log import TensorLog
 from sluice.ring.errors import FinishReason
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import End, Started, TextRow, Times, TokenLogprob
 from sluice.ring.tensors import TensorParams, TensorRows
-from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
 EARLY_ENDS = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)

@@ -14,8 +14,9 @@ from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.params import TextParams
 from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
+from sluice.ring.rows import End, Open, Started, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
 from sluice.ring.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
-from sluice.ring.wire import Drop, End, Open, Started, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.wire import Drop
 from tests.fakes.lanes import FakeLane
 
 LENGTH = End(FinishReason.LENGTH, Times(1.0, 2.0, 3.0))

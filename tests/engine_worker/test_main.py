@@ -19,7 +19,7 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
-from sluice.ring.wire import TokenBatch
+from sluice.ring.rows import TokenBatch
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from tests.fakes.clock import Clock

@@ -23,9 +23,10 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.rows import TokenBatch
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.timing import HEARTBEAT_SECONDS
-from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
+from sluice.ring.wire import Cancel, Flush, Submit
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.clock import Clock
