@@ -9,7 +9,7 @@ from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Gap
 from sluice.ring.rows import End, Started, Times
 from sluice.ring.wire import Drop
-from tests.detok_service.test_service import LENGTH, POISON, Bench, Letters, batch, opened, row
+from tests.detok_service.bench import LENGTH, POISON, Bench, Letters, batch, opened, row
 
 ABORTED = End(FinishReason.ABORTED, Times(0.0, 0.0, 0.0))
 

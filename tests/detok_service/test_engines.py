@@ -3,7 +3,7 @@ from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
-from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
+from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 
 def test_heartbeats_report_what_never_came_by_engine_epoch():
