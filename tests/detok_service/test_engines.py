@@ -1,4 +1,4 @@
-from detok_service.service import MAX_ENGINES, MAX_MISSED, Engines
+from detok_service.engines import MAX_ENGINES, MAX_MISSED, Engines
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
