@@ -154,7 +154,7 @@ class ModelService:
 def _check_admin(context: Context) -> None:
     # Adapters change the answers of everyone who names them.
     if not context.caller.admin:
-        raise RequestError(ErrorCode.FORBIDDEN, "adapters are loaded and unloaded with a token that is marked admin")
+        raise RequestError(ErrorCode.FORBIDDEN, "loading and unloading adapters needs a token that is marked admin")
 
 
 def _message(entry: AdapterEntry) -> pb.Lora:
