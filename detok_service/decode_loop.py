@@ -178,7 +178,7 @@ class DecodeLoop:
             if stream.replaying:
                 stream.queued = True
                 self._replays.append(stream)
-            # After it was added, so that the refusal takes the same way out as any other end.
+            # After it was added, so that the refusal is sent like any other end.
             if full:
                 self.fail(stream, ErrorCode.OVERLOADED, refusal)
 

@@ -144,7 +144,7 @@ class RingSide:
         self.admission.resize(min(max_live, capacity or max_live), places)
 
     def not_ready_because(self) -> str | None:
-        """Why new requests would not get through. Called from the thread of a probe."""
+        """Why new requests would fail. Called from the thread of a probe."""
         if self.draining:
             return "it is draining"
         if self._readiness.ready:
