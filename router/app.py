@@ -176,26 +176,29 @@ class RouterApp:
             unknown_heartbeats=ring.membership.engines.unknown + ring.membership.detokenizers.unknown,
         )
 
-    def _make_listeners(self) -> list[Listener]:
-        """The main one, then that of AdminService if it has its own port."""
-        settings, ring, text, log = self.settings, self.ring, self._text, self._log
-        pipeline = RequestPipeline(
+    def _make_pipeline(self) -> RequestPipeline:
+        ring = self.ring
+        return RequestPipeline(
             self._model,
             self._limits,
-            text,
+            self._text,
             ring.requests,
             ring.admission,
             ring.dispatcher,
             ring.features,
             ring.adapters,
             ring.prompt_adapters,
-            settings.lora_in_requests,
+            self.settings.lora_in_requests,
             ring.counters,
-            log,
+            self._log,
             None if self._traces is None else self._traces.put,
         )
+
+    def _make_listeners(self) -> list[Listener]:
+        """The main one, then that of AdminService if it has its own port."""
+        settings, ring, text, log = self.settings, self.ring, self._text, self._log
         writes = Watchdog(settings.slow_client_timeout)
-        generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
+        generation = GenerationService(self._make_pipeline(), text, self._model, self._limits, writes, log)
         models = ModelService(self._model, ring.features, ring.adapters, self._prompt_adapters)
         admin = AdminService(
             settings.id,
