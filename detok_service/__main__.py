@@ -117,7 +117,7 @@ def serve(
 
 
 def unready(service: Detokenizer) -> str | None:
-    """Why it takes no new streams; None if it does."""
+    """Why it accepts no new streams; None if it does."""
     return "it is draining" if service.draining_since is not None else None
 
 

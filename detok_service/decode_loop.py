@@ -12,7 +12,7 @@ from detok_service.stream import Engine, Key, TextStream
 from detok_service.stream_table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob
+from sluice.ring.rows import End, Open, Started, TokenBatch, TokenLogprob
 
 # Time for resumed tokens between two reads of the inbox: live streams are delayed by this much at most.
 REPLAY_SECONDS = 0.02
@@ -178,7 +178,7 @@ class DecodeLoop:
             if stream.replaying:
                 stream.queued = True
                 self._replays.append(stream)
-            # After it was added, so that the refusal takes the same way out as any other end.
+            # After it was added, so that the refusal is sent like any other end.
             if full:
                 self.fail(stream, ErrorCode.OVERLOADED, refusal)
 

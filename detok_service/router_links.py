@@ -1,4 +1,4 @@
-"""Lanes to the routers: text batches, one per router and look into the inbox, and heartbeats."""
+"""Lanes to the routers: text batches, one per router and read of the inbox, and heartbeats."""
 
 import time
 from collections import Counter, OrderedDict
@@ -12,8 +12,8 @@ from detok_service.stream import Engine, Row, TextStream
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
 from sluice.ring.lane import SendLane
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import Started, TextBatch
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
-from sluice.ring.wire import Started, TextBatch
 from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256
@@ -198,7 +198,7 @@ class RouterLinks:
         """Send it to all routers that want heartbeats, to each with its own losses."""
         for _, link in self.listening():
             own = msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
-            # Now or not at all: a heartbeat that waits behind a full lane is worth nothing later.
+            # Never queued: a heartbeat that waited behind a full lane would be out of date.
             if link.lane.send(own) and heartbeat.draining and link.drain_sent_at is None:
                 link.drain_sent_at = now
 

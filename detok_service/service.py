@@ -1,7 +1,6 @@
 """The detokenizer: token batches from any engines in, text batches to any routers out. One thread, no sockets."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ import structlog
 
 from detok_service.decode_loop import DecodeLoop
 from detok_service.decoder import Decoders
+from detok_service.engines import Engines
 from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
 from detok_service.stream_table import StreamTable
@@ -16,20 +16,15 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.lane import SendLane
+from sluice.ring.rows import TokenBatch
 from sluice.ring.timing import (
-    DOUBTFUL_ENGINE_SILENCE_SECONDS,
     DRAINING_ROUTER_SILENCE_SECONDS,
-    ENGINE_SILENCE_SECONDS,
     HEARTBEAT_SECONDS,
     ROUTER_SILENCE_SECONDS,
 )
-from sluice.ring.wire import Drop, TokenBatch
+from sluice.ring.wire import Drop
 from sluice.telemetry.histogram import Histogram
 
-# Names and epochs come off the wire: without a bound, forged ones would fill the memory.
-MAX_ENGINES = 4096
-# Counts stay within what the wire can carry.
-MAX_MISSED = 1 << 62
 PAUSE_SECONDS = 2.0
 """A heartbeat that is later than this shows that this process was paused."""
 
@@ -45,67 +40,6 @@ class Identity:
     """Fingerprint of the tokenizer files."""
     version: str = ""
     """Of this build."""
-
-
-class Engines:
-    """When the latest frame of each engine came, and how many were lost."""
-
-    def __init__(self) -> None:
-        self._last_frame_at: OrderedDict[Engine, float] = OrderedDict()
-        """Time of the latest frame; the longest silent first."""
-        self._latest: dict[str, int] = {}
-        """The newest epoch by name."""
-        self.missed: dict[int, int] = {}
-        """See `DetokenizerHeartbeat.missed`."""
-        self._router_gap_at = -1.0
-
-    @property
-    def epochs(self) -> set[int]:
-        return {epoch for _, epoch in self._last_frame_at}
-
-    def on_frame(self, engine: Engine, now: float) -> Engine | None:
-        """Returns the engine that this one replaced, if the frame is the first of a new process."""
-        known = engine in self._last_frame_at
-        self._last_frame_at[engine] = now
-        self._last_frame_at.move_to_end(engine)
-        # So late frames of a former epoch, after the first of the new one, replace nothing.
-        if known:
-            return None
-        name, epoch = engine
-        former = self._latest.get(name)
-        self._latest[name] = epoch
-        if len(self._last_frame_at) > MAX_ENGINES:
-            self.forget(next(iter(self._last_frame_at)))
-        return None if former is None else (name, former)
-
-    def count_missed(self, engine: Engine, frames: int) -> None:
-        _, epoch = engine
-        self.missed[epoch] = min(self.missed.get(epoch, 0) + frames, MAX_MISSED)
-
-    def on_router_gap(self, now: float) -> None:
-        """Frames of a router were lost, perhaps a Drop: an engine that stays silent from now on is lost sooner."""
-        self._router_gap_at = now
-
-    def exclude_pause(self, seconds: float, now: float) -> None:
-        """Do not count a pause of this process, up to now, as silence of the engines."""
-        for engine, at in self._last_frame_at.items():
-            self._last_frame_at[engine] = min(now, at + seconds)
-        self._router_gap_at = min(now, self._router_gap_at + seconds)
-
-    def silent(self, now: float) -> list[Engine]:
-        return [engine for engine, at in self._last_frame_at.items() if now - at > self._patience(engine, at)]
-
-    def forget(self, engine: Engine) -> None:
-        name, epoch = engine
-        del self._last_frame_at[engine]
-        self.missed.pop(epoch, None)
-        if self._latest.get(name) == epoch:
-            del self._latest[name]
-
-    def _patience(self, engine: Engine, last_frame_at: float) -> float:
-        name, epoch = engine
-        trusted = self._latest.get(name) == epoch and last_frame_at > self._router_gap_at
-        return ENGINE_SILENCE_SECONDS if trusted else DOUBTFUL_ENGINE_SILENCE_SECONDS
 
 
 class Detokenizer:
@@ -165,7 +99,7 @@ class Detokenizer:
         for message in messages:
             self.backlog += 1
             if isinstance(message, Gap):
-                # The frame after a gap is of the same lane, so it tells whose frames were lost.
+                # The frame after a gap is of the same lane, so it shows whose frames were lost.
                 missed = message.missed
                 self._log_gap(message)
                 continue

@@ -5,7 +5,7 @@ import msgspec
 from detok_service.decoder import Decoder
 from detok_service.stops import StopSearch
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import End, Open, Times, TokenLogprob
+from sluice.ring.rows import End, Open, Times, TokenLogprob
 
 # At most this many tokens wait for uncertain text: the router needs their ids, to resume the stream after a loss.
 MAX_TEXTLESS = 64

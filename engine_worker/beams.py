@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import BeamSearchParams, StopParams
-from sluice.ring.wire import TokenLogprob
+from sluice.ring.rows import TokenLogprob
 
 
 class Path(NamedTuple):

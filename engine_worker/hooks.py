@@ -11,9 +11,10 @@ import msgspec
 
 from sluice.ring.errors import Fault
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import Open, TokenRow
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.tensors import TensorRows
-from sluice.ring.wire import Open, Submit, TokenRow
+from sluice.ring.wire import Submit
 
 UNLIMITED = 1 << 62
 

@@ -19,8 +19,9 @@ from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
+from sluice.ring.rows import Open, Times
 from sluice.ring.tables import VirtualTokens
-from sluice.ring.wire import Open, Submit, Times
+from sluice.ring.wire import Submit
 
 NO_LIMIT = 1 << 62
 

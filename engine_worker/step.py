@@ -19,9 +19,10 @@ from engine_worker.positions import Positions
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
+from sluice.ring.rows import TokenLogprob
 from sluice.ring.tables import VirtualTokens
 from sluice.ring.tensors import DType
-from sluice.ring.wire import Submit, TokenLogprob
+from sluice.ring.wire import Submit
 
 
 class SequenceProgram(Protocol):

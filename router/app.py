@@ -44,11 +44,11 @@ BEACON_SECONDS = 0.25
 RELOAD_SECONDS = 1.0
 """Between two checks of certificates and tokens, each a stat of a few files."""
 STOP_SECONDS = 0.5
-"""For calls that never end of themselves (Watch, StreamStats) before they are cut."""
+"""Before endless calls are cut, such as Watch and StreamSteps."""
 NOTICE_SECONDS = 0.5
-"""From NOT_SERVING until calls are refused, if clients watch the health: they use other routers by then."""
+"""From NOT_SERVING until calls are refused, if clients watch the health: time to switch to other routers."""
 ACCEPTED_SECONDS = 0.1
-"""For calls that arrived just before, until they are requests that the drain waits for."""
+"""For calls that have just arrived to become requests, which the drain waits for."""
 
 
 class RouterApp:
@@ -86,7 +86,7 @@ class RouterApp:
         self._prompt_adapters = PromptAdapterCalls(
             self._model,
             self._limits,
-            self.ring.dispatcher,
+            self.ring.features,
             self.ring.prompt_adapters,
             settings.prompt_adapter_folders,
             settings.prompt_adapters,
@@ -100,7 +100,7 @@ class RouterApp:
         self._drains = set[asyncio.Task[int]]()
         """Those that run."""
         self.tasks: list[asyncio.Task[None]] = []
-        """From `start` on. One that ends is a fault."""
+        """Run from `start` to `stop`: it is a fault if one ends before."""
 
     @property
     def port(self) -> int:
@@ -142,7 +142,7 @@ class RouterApp:
         self._report_peers()
 
     async def drain(self, seconds: float) -> int:
-        """Send new calls elsewhere, wait until the open requests have ended, and hand back the late ones.
+        """Refuse new calls, wait until the open requests have ended, and hand back the late ones.
 
         Irreversible. Health says NOT_SERVING, then the main listener refuses new calls: `RingSide.drain` has the rest.
         AdminService keeps its own listener, if it has one.
@@ -150,7 +150,7 @@ class RouterApp:
         drain = asyncio.create_task(self._drain(seconds))
         self._drains.add(drain)
         drain.add_done_callback(self._drains.discard)
-        # The client of a call that asks for a drain may go: the drain goes on.
+        # The client that asked for the drain may disconnect: the drain continues.
         return await asyncio.shield(drain)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
@@ -176,26 +176,30 @@ class RouterApp:
             unknown_heartbeats=ring.membership.engines.unknown + ring.membership.detokenizers.unknown,
         )
 
-    def _make_listeners(self) -> list[Listener]:
-        """The main one, then that of AdminService if it has its own port."""
-        settings, ring, text, log = self.settings, self.ring, self._text, self._log
-        pipeline = RequestPipeline(
+    def _make_pipeline(self) -> RequestPipeline:
+        ring = self.ring
+        return RequestPipeline(
             self._model,
             self._limits,
-            text,
+            self._text,
             ring.requests,
             ring.admission,
             ring.dispatcher,
+            ring.features,
             ring.adapters,
             ring.prompt_adapters,
-            settings.lora_in_requests,
+            self.settings.lora_in_requests,
             ring.counters,
-            log,
+            self._log,
             None if self._traces is None else self._traces.put,
         )
+
+    def _make_listeners(self) -> list[Listener]:
+        """The main one, then that of AdminService if it has its own port."""
+        settings, ring, text, log = self.settings, self.ring, self._text, self._log
         writes = Watchdog(settings.slow_client_timeout)
-        generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
-        models = ModelService(self._model, ring.dispatcher, ring.adapters, self._prompt_adapters)
+        generation = GenerationService(self._make_pipeline(), text, self._model, self._limits, writes, log)
+        models = ModelService(self._model, ring.features, ring.adapters, self._prompt_adapters)
         admin = AdminService(
             settings.id,
             ring.overview,

@@ -28,8 +28,8 @@ def read(ring: RingSide, stats: StatsBroadcast, access: Access, traces: TraceQue
     yield gauge(P + "steps_listeners", "Open StreamSteps calls.", stats.subscribers)
     yield counter(P + "steps_lost", "Steps and requests that a slow StreamSteps client missed.", stats.lost)
     yield from _access(access)
-    yield counter(P + "spans_sent", "Spans that the collector has.", traces.sent if traces else 0)
-    text = "Spans that the collector did not take, or for which there was no room."
+    yield counter(P + "spans_sent", "Spans that the collector accepted.", traces.sent if traces else 0)
+    text = "Spans that the collector did not accept, or that found the queue full."
     yield counter(P + "spans_dropped", text, traces.dropped if traces else 0)
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
 
@@ -68,7 +68,7 @@ def _peers(ring: RingSide) -> Iterator[Metric]:
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
     text = "Models, by weights, configuration and dtype, that live engines serve; more than 1: mixed."
     yield gauge(P + "models", text, len(engines_by_model(ring.membership.engines.all)))
-    text = "Engines that take work, of the version that new requests go to (empty: any, and all that take work)."
+    text = "Engines that take work, of the version that new requests go to (empty: of any version)."
     serving = {ring.serving.version: ring.serving.count(peer for peer in ring.membership.engines.all if peer.usable)}
     yield gauge(P + "serving_engines", text, serving, ("version",))
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
@@ -83,7 +83,7 @@ def _peers(ring: RingSide) -> Iterator[Metric]:
 
 
 def _access(access: Access) -> Iterator[Metric]:
-    text = "Calls refused because of who made them."
+    text = "Calls refused by authentication or authorization."
     yield counter(P + "refused_calls", text, access.refused, ("reason",))
     yield counter(P + "tls_handshakes", "TLS handshakes begun.", access.handshakes.begun)
     text = "Of those, that led to a call. A growing gap means rejected handshakes, or connections without calls."

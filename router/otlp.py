@@ -1,4 +1,4 @@
-"""Traces as OpenTelemetry's spans, sent by OTLP over gRPC. Alone imports the optional packages of OpenTelemetry."""
+"""Traces as OpenTelemetry's spans, sent by OTLP over gRPC. Only this module imports OpenTelemetry's packages."""
 
 import logging
 import secrets
@@ -22,7 +22,7 @@ class OtlpSender:
     more attributes of the resource from OTEL_RESOURCE_ATTRIBUTES."""
 
     def __init__(self, endpoint: str, router: str) -> None:
-        # It would write lines of its own on stderr; what it could not send is counted and logged by the queue.
+        # It would write its own lines to stderr; the queue counts and logs what could not be sent.
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(logging.NullHandler())
         logger.propagate = False

@@ -1,4 +1,4 @@
-"""Whether a router says that it is ready, and for how long after its ring has lost its last engine or detokenizer."""
+"""Whether a router reports ready, also for a while after its last engine or detokenizer was lost."""
 
 import math
 import time
@@ -24,7 +24,7 @@ class Readiness:
         return self._clock() < self._until
 
     def update(self, complete: bool) -> float | None:
-        """`complete`: an engine and a detokenizer take work. Returns the seconds of a grace that begins now."""
+        """`complete`: an engine and a detokenizer take work. Returns the length of a grace period that begins now."""
         if complete:
             self._until = math.inf
         elif self._until == math.inf:

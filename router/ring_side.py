@@ -14,6 +14,7 @@ from router.peers.adapters import Adapters
 from router.peers.cache_events import CacheEventReaders
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
+from router.peers.engine_features import EngineFeatures
 from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
@@ -23,6 +24,7 @@ from router.readiness import Readiness
 from router.requests.admission import Admission
 from router.requests.attempt_sender import AttemptSender
 from router.requests.dispatcher import Dispatcher
+from router.requests.losses import Losses
 from router.requests.overview import Overview
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
@@ -35,8 +37,9 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.prompt_adapters import PromptAdapterRead
+from sluice.ring.rows import TextBatch
 from sluice.ring.tensors import TensorBatch
-from sluice.ring.wire import TextBatch, ToRouter
+from sluice.ring.wire import ToRouter
 from sluice.settings.services import RouterSettings
 
 CACHED_BLOCKS = 1 << 16
@@ -83,7 +86,8 @@ class RingSide:
         # Half of the time: the other half is left for a suspect to run like any other request.
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
-        self.dispatcher = self._make_dispatcher(context_tokens)
+        self.features = EngineFeatures(self.membership.engines, context_tokens)
+        self._connect_requests()
         self.overview = Overview(
             self.membership, self.requests, self.admission, self.dispatcher, self.serving, self.counters
         )
@@ -93,7 +97,7 @@ class RingSide:
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
         self.inbox.start()
-        return self.membership.run(self._on_peer_lost, self.dispatcher.on_frames_lost_between, self.on_change)
+        return self.membership.run(self._on_peer_lost, self.losses.on_frames_lost_between, self.on_change)
 
     def announce_drain(self) -> None:
         """Health says NOT_SERVING, while new requests are still taken. Irreversible."""
@@ -128,8 +132,8 @@ class RingSide:
     def on_change(self) -> None:
         """Membership changed, or a peer's heartbeat came, or a drain has begun."""
         self.serving.watch(self.membership.engines.all)
-        self.dispatcher.move_off_draining()
-        self.dispatcher.move_off_cut_off()
+        self.losses.move_off_draining()
+        self.losses.move_off_cut_off()
         self._update_readiness()
         heartbeats = [peer.heartbeat for peer in self.membership.engines.usable if peer.heartbeat]
         capacity = sum(heartbeat.stats.max_requests for heartbeat in heartbeats)
@@ -140,7 +144,7 @@ class RingSide:
         self.admission.resize(min(max_live, capacity or max_live), places)
 
     def not_ready_because(self) -> str | None:
-        """Why new requests would not get through. Called from the thread of a probe."""
+        """Why new requests would fail. Called from the thread of a probe."""
         if self.draining:
             return "it is draining"
         if self._readiness.ready:
@@ -152,7 +156,7 @@ class RingSide:
         return f"{' and '.join(missing)} takes work" if missing else None
 
     def _on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool) -> None:
-        self.dispatcher.on_peer_lost(peer, why, gone, died)
+        self.losses.on_peer_lost(peer, why, gone, died)
         # A stalled engine is alive, and may still answer.
         if not peer.alive:
             self.calls.on_peer_lost(peer)
@@ -192,7 +196,7 @@ class RingSide:
     def _addresses(self, entries: tuple[str, ...]) -> Addresses:
         return Addresses(entries, check=self._settings.security.check, log=self._log)
 
-    def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
+    def _connect_requests(self) -> None:
         settings, log = self._settings, self._log
         requests, membership, suspects = self.requests, self.membership, self.suspects
         attempts = AttemptSender(
@@ -201,13 +205,16 @@ class RingSide:
             self.placement,
             self.serving,
             suspects,
+            self.features,
             self.adapters,
             self.address,
-            context_tokens,
             log,
         )
         recovery = Recovery(attempts, membership, self.admission, self.adapters, settings, suspects, self.counters, log)
-        return Dispatcher(requests, membership, attempts, recovery, suspects, settings.peer_wait, self.counters, log)
+        self.losses = Losses(requests, membership, attempts, recovery, suspects, log)
+        self.dispatcher = Dispatcher(
+            requests, membership, attempts, recovery, self.losses, suspects, settings.peer_wait, self.counters
+        )
 
     def _on_message(self, message: ToRouter | Gap) -> None:
         if isinstance(message, Gap):
@@ -241,7 +248,7 @@ class RingSide:
 
     def _on_tensors(self, message: TensorBatch | KeepAlive, gap: Gap | None) -> None:
         if gap is not None:
-            requests = self.dispatcher.on_tensor_frames_lost(message.engine_epoch)
+            requests = self.losses.on_tensor_frames_lost(message.engine_epoch)
             if gap.lane_known or requests:
                 self._log.warning("tensor_frames_lost", engine=message.engine, requests=requests)
         if isinstance(message, TensorBatch):
@@ -250,7 +257,7 @@ class RingSide:
     def _on_text_side(self, message: TextBatch | DetokenizerHeartbeat, gap: Gap | None) -> None:
         if gap is not None:
             # The frame after a gap is of the same lane, so it shows whose frames were lost.
-            requests = self.dispatcher.on_frames_lost(message.detokenizer)
+            requests = self.losses.on_frames_lost(message.detokenizer)
             if gap.lane_known or requests:
                 self._log.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):

@@ -13,14 +13,14 @@ from router.requests.trace import RequestTrace
 MAX_QUEUED = 4096
 """Requests; further ones are dropped, and counted."""
 MAX_BATCH = 32
-"""Making spans of a request takes 0.1 ms, and keeps the event loop waiting meanwhile."""
+"""Building the spans of a request takes 0.1 ms, which blocks the event loop."""
 BATCH_SECONDS = 0.5
 """For more requests to join a batch."""
 CLOSE_SECONDS = 3.0
 
 
 class Sender(Protocol):
-    """Takes its time, in the queue's thread."""
+    """May block: it runs in the queue's thread."""
 
     def send(self, traces: Sequence[RequestTrace]) -> bool:
         """Whether the collector has them."""
@@ -76,7 +76,7 @@ class TraceQueue:
             self._failed += spans
             if not failing:
                 # Once per outage: the metric counts them.
-                self._log.warning("spans_dropped", dropped=self.dropped, reason="the collector did not take them")
+                self._log.warning("spans_dropped", dropped=self.dropped, reason="the collector did not accept them")
             failing = True
 
     def _next_batch(self) -> list[RequestTrace]:

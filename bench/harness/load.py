@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sluice.ring.adapters import Adapter
 from sluice.ring.params import RetentionParams
-from sluice.ring.wire import TokenRow
+from sluice.ring.rows import TokenRow
 
 
 class Ask(msgspec.Struct, frozen=True):

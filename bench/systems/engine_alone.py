@@ -23,7 +23,8 @@ from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation
-from sluice.ring.wire import Open, Submit, TokenRow
+from sluice.ring.rows import Open, TokenRow
+from sluice.ring.wire import Submit
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure

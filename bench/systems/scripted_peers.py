@@ -17,9 +17,10 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.rows import End, Started, TextBatch, Times
 from sluice.ring.stats import StepStats
 from sluice.ring.timing import HEARTBEAT_SECONDS
-from sluice.ring.wire import Cancel, End, Started, Submit, TextBatch, Times, ToDetokenizer, ToEngine
+from sluice.ring.wire import Cancel, Submit, ToDetokenizer, ToEngine
 
 MOST_REQUESTS = 4096
 LEAST_STEP_SECONDS = 0.002

@@ -9,7 +9,7 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, Sequence, State
 from engine_worker.step import Drawn
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import TokenLogprob
+from sluice.ring.rows import TokenLogprob
 
 
 class BeamRounds:

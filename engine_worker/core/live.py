@@ -3,10 +3,8 @@
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, abc
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
-from itertools import count
-from math import inf
 
+from engine_worker.core.deadlines import Deadlines
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
@@ -14,13 +12,11 @@ from engine_worker.step import AdapterLibrary, Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.images import Image
 from sluice.ring.prompt_logprobs import parts
+from sluice.ring.rows import End, TokenLogprob, TokenRow
 from sluice.ring.shared_tables import SharedTables
 from sluice.ring.tables import Table
 from sluice.ring.tensors import TensorRows
-from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
-
-PRUNE_MIN_ENTRIES = 64
-"""Below this size a heap of deadlines is not worth pruning."""
+from sluice.ring.wire import Submit
 
 
 class LiveRequests:
@@ -272,35 +268,3 @@ class LiveRequests:
         if was_active and not sequence.output:
             for successor in sequence.request.awaiting()[:1]:
                 self.activate(successor)
-
-
-class Deadlines:
-    """A heap of requests by deadline."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
-        self._numbers = count()
-        """Break ties, as requests cannot be compared."""
-        self._prune_at = PRUNE_MIN_ENTRIES
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, request: Request) -> None:
-        if request.deadline == inf:
-            return
-        # Requests that end early leave their entry behind: pruned, the heap has about twice as many as are live.
-        if len(self._heap) >= self._prune_at:
-            self._heap = [entry for entry in self._heap if entry[2].num_live]
-            heapify(self._heap)
-            self._prune_at = PRUNE_MIN_ENTRIES + 2 * len(self._heap)
-        heappush(self._heap, (request.deadline, next(self._numbers), request))
-
-    def pop_expired(self, now: float) -> list[Request]:
-        """Remove and return the live requests whose deadline has passed."""
-        expired = []
-        while self._heap and self._heap[0][0] <= now:
-            request = heappop(self._heap)[2]
-            if request.num_live:
-                expired.append(request)
-        return expired

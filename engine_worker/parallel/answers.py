@@ -1,6 +1,6 @@
 """Answers of the other ranks to a call: through the group's store, since the channel only goes from rank 0 to them.
 
-A rank leaves its answer before it reports the command as completed, so rank 0 never waits for the store.
+A rank stores its answer before it reports the command as completed, so rank 0 never waits for the store.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from engine_worker.parallel.channel import ChannelSender
 from sluice.ring.calls import RankAnswer, failed
 
 
-def leave_answer(store: Store, number: int, rank: int, answer: RankAnswer) -> None:
+def store_answer(store: Store, number: int, rank: int, answer: RankAnswer) -> None:
     """On a rank other than 0. Raises DistError."""
     store.set(_key(number, rank), msgspec.json.encode(answer).decode())
 

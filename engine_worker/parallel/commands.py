@@ -51,7 +51,7 @@ class ComputeStep(Command, frozen=True):
 
 class CallMethod(Command, frozen=True):
     number: int
-    """Of the call: each rank that it names leaves its answer in the group's store under it."""
+    """Of the call: each rank that it names stores its answer in the group's store under it."""
     call: MethodCall
 
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.answers import leave_answer
+from engine_worker.parallel.answers import store_answer
 from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelReceiver
 from engine_worker.parallel.commands import CallMethod, ComputeStep, LoadModel, Shutdown, decode
 from engine_worker.parallel.group import RankGroup, connect_store, store_errors, torchrun_store
@@ -45,7 +45,7 @@ from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedStep
 from sluice.ring.calls import RankAnswer
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.telemetry import configure
-from sluice.telemetry.output import leave, protect_stderr
+from sluice.telemetry.output import exit_now, protect_stderr
 
 # POLLHUP needs both directions closed; Linux can also report that only the peer has closed.
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
@@ -66,7 +66,7 @@ def main() -> None:
     watch_hangup(end.fileno())
     log = configure("engine_worker", sys.argv[5], exception_texts=True).bind(rank=rank)
     rank_env = RankEnv(rank, size, rank, size)
-    leave(Follower(ShmReceiver(SharedMemory(memory, size - 1), rank, Wakeup(end)), rank_env, log).run())
+    exit_now(Follower(ShmReceiver(SharedMemory(memory, size - 1), rank, Wakeup(end)), rank_env, log).run())
 
 
 def follow(rank_env: RankEnv, start_seconds: float, log: BoundLogger) -> NoReturn:
@@ -78,7 +78,7 @@ def follow(rank_env: RankEnv, start_seconds: float, log: BoundLogger) -> NoRetur
         endpoint = store.get(ENDPOINT_KEY).decode()
     receiver = connect(endpoint, rank_env.rank, start_seconds)
     watch_hangup(receiver.fileno())
-    leave(Follower(receiver, rank_env, log.bind(rank=rank_env.rank), store).run())
+    exit_now(Follower(receiver, rank_env, log.bind(rank=rank_env.rank), store).run())
 
 
 def watch_hangup(descriptor: int) -> None:
@@ -89,7 +89,7 @@ def watch_hangup(descriptor: int) -> None:
         poll.register(descriptor, HANGUP)
         poll.poll()
         time.sleep(GRACE_SECONDS)
-        leave(EXIT_GROUP_LOST)
+        exit_now(EXIT_GROUP_LOST)
 
     threading.Thread(target=watch, name="hangup", daemon=True).start()
 
@@ -148,7 +148,7 @@ class Follower:
                     if processed is not None:
                         self._process(forward, processed)
                 case CallMethod(number, call) if self._methods is not None and call.names(self._rank_env.rank):
-                    self._leave(number, self._methods.answer(call))
+                    self._store_answer(number, self._methods.answer(call))
                 case Shutdown():
                     break
             self._receiver.complete()
@@ -167,10 +167,10 @@ class Follower:
             forward.shard.broadcast(logits)
         self._processors.run(step, logits, followed.tolist())
 
-    def _leave(self, number: int, answer: RankAnswer) -> None:
+    def _store_answer(self, number: int, answer: RankAnswer) -> None:
         try:
             if self._store is not None:
-                leave_answer(self._store, number, self._rank_env.rank, answer)
+                store_answer(self._store, number, self._rank_env.rank, answer)
         except dist.DistError as error:
             # Rank 0 reports that it is missing. If the group is lost, the next command shows it.
             self._log.warning("answer_lost", error=str(error))

@@ -33,7 +33,7 @@ from engine_worker.step import Move
 from sluice.ring.calls import MethodCall
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.engine import ProcessorNames
-from sluice.telemetry.output import leave
+from sluice.telemetry.output import exit_now
 
 END_SECONDS = 5.0
 """Time limit for the ranks to leave the group after a Shutdown, and again for their processes to exit."""
@@ -49,7 +49,7 @@ class Leader:
         step_seconds: float,
         log: BoundLogger,
         log_level: str = "info",
-        end: Callable[[int], None] = leave,
+        end: Callable[[int], None] = exit_now,
     ) -> None:
         """Starts the other ranks, with this log level, or waits for those that torchrun has started. `end`: exits this
         process with a status, whatever its threads wait for. Raises OSError, and ChannelError if they do not

@@ -12,7 +12,8 @@ from engine_worker.ringside.tensor_outbox import TensorOutbox
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.wire import Cancel, End, Submit, Times, TokenRow
+from sluice.ring.rows import End, Times, TokenRow
+from sluice.ring.wire import Cancel, Submit
 
 
 class Mailbox:

@@ -9,8 +9,8 @@ from structlog.stdlib import BoundLogger
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.lane import SendLane
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import Open, TokenBatch, TokenRow
 from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
-from sluice.ring.wire import Open, TokenBatch, TokenRow
 
 TOKENS_PER_MESSAGE = 8192
 """Limit on tokens in a message: of rows, of resumed streams that open, of prompts with log-probabilities."""

@@ -1,15 +1,15 @@
-"""One engine process: its inbox and lanes, its loop, its heartbeats, its drain."""
+"""One engine process: its parts on the ring, its loop, its drain."""
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import zmq
+from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms, fingerprint, longest_sequence
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
@@ -17,13 +17,15 @@ from engine_worker.ringside.adapters import Adapters
 from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
+from engine_worker.ringside.identity import Identity, terms_of
 from engine_worker.ringside.mailbox import Mailbox
+from engine_worker.ringside.orphans import Orphans
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.prompt_adapters import PromptAdapters
 from engine_worker.ringside.receiver import Receiver
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
-from engine_worker.step import LOGITS, DeviceLostError, Runner
+from engine_worker.step import DeviceLostError, Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.heartbeats import EngineHeartbeat
@@ -32,13 +34,12 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
-from sluice.ring.wire import Submit, ToEngine
+from sluice.ring.wire import ToEngine
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
-from sluice.telemetry.status_report import EngineReport, ServiceReport
-from sluice.telemetry.version import build_version
+from sluice.telemetry.status_report import ServiceReport
 
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""
@@ -47,7 +48,6 @@ FULL_LANE_SECONDS = 0.01
 LINGER_SECONDS = 1.0
 STUCK_SECONDS = 2.0
 """A draining engine drops rows for a lane that has accepted nothing for this long."""
-ORPHAN_CHECK_SECONDS = 1.0
 
 
 def open_metrics_port(settings: EngineSettings) -> MetricsPort:
@@ -70,86 +70,33 @@ class Worker:
         stats_callback or scheduler."""
         self._settings = settings
         self._runner = runner
-        self._version = build_version()
         self._log = log
         self._security = settings.security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._host_names = HostNames()
         messages: type[ToEngine] = ToEngine  # type: ignore[assignment]
         self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
         self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
-        self.terms = _terms(settings, checkpoint, runner)
-        self._host_names = HostNames()
-        self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
-        self._tensors = TensorOutbox(
-            settings.id, self.epoch, self._open_tensor_lane, time.monotonic, log, settings.tensor_buffer
-        )
-        self._mailbox = Mailbox(self.epoch, lambda: self._receiver.receive(), self._outbox, self._tensors, log)
-        self._stats_log = StatsLog()
-        box = self._mailbox
-        hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append, box.tensor_room)
-        self._engine = Engine(runner, self.terms, settings, hooks, time.monotonic, log)
-        self._routers = RouterTable(time.monotonic)
-        cache_changes, to_router = self._engine.cache.tiers.journal.since, self._security.to("router")
-        self._adapters = Adapters(
-            runner.adapters, self.epoch, lambda router, loaded: self._heartbeats.answer(router, loaded), log
-        )
-        self._prompt_adapters = PromptAdapters(
-            self.epoch, lambda router, read: self._heartbeats.answer(router, read), log
-        )
-        self._event_reads = EventReads(self._engine.cache.tiers.events, settings.id, self.epoch)
-        self._heartbeats = Heartbeats(
-            self._context,
-            self._routers,
-            self._heartbeat,
-            self._stats_log,
-            cache_changes,
-            self._event_reads.take,
-            log,
-            to_router,
-            self._adapters.news,
-            self._prompt_adapters.news,
-        )
-        self._calls = Calls(runner, self.epoch, self._heartbeats.answer, log)
-        self._receiver = Receiver(
-            self._inbox,
-            self.epoch,
-            self._routers,
-            self._engine.cache.tiers.flush,
-            self._calls,
-            self._event_reads,
-            self._adapters,
-            self._prompt_adapters,
-            self._mailbox.dropped,
-            log,
-        )
+        self.terms = terms_of(settings, checkpoint, runner)
+        self._identity = Identity(settings, self.terms, self.address, self.epoch, checkpoint.tokenizer_fingerprint)
+        self._connect_core()
+        self._connect_routers()
         self._callback = self._make_callback()
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
-        self._metrics_port = metrics_port or open_metrics_port(settings)
-        self._tokenizer = checkpoint.tokenizer_fingerprint
-        self._check_orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
         """Whether the cache was checked since the last step."""
         self._quarantined: int | None = None
         """Holder of the quarantine, as last announced."""
         self._stopping = False
         self._draining_since: float | None = None
-        unready = "it is draining"
-        self._metrics_port.show(
-            self._beacon, self._read_metrics, lambda: unready if self._stopping else None, self._report
-        )
+        self._metrics_port = metrics_port or open_metrics_port(settings)
+        self._metrics_port.show(self._beacon, self._read_metrics, self._not_ready_because, self._report)
 
     def sizes(self) -> dict[str, int]:
-        stats = self._engine.stats.latest
-        return {
-            "kv_blocks": stats.max_kv_blocks,
-            "kv_tokens": stats.max_kv_blocks * stats.tokens_per_kv_block,
-            "max_sequence_tokens": self.terms.max_sequence_tokens,
-            "max_batch_size": self._settings.max_batch_size,
-            "max_tokens_per_step": self._settings.max_tokens_per_step,
-            "max_requests": self.terms.max_requests,
-        }
+        """For the log."""
+        return self._identity.sizes(self._engine.stats.latest)
 
     def stop(self) -> None:
         """Drain: refuse new requests, let live ones end within drain_timeout, then let `serve` return. Signal-safe."""
@@ -177,7 +124,7 @@ class Worker:
                 for outbox in (self._outbox, self._tensors):
                     outbox.flush()
                     outbox.tick()
-                self._end_orphans()
+                self._orphans.end()
                 self._beacon.touch(stepped or not self._engine.live.requests or self._engine.intake.preparing)
                 # Without heartbeats the routers consider this engine lost: exit and be restarted instead.
                 if not self._heartbeats.is_alive():
@@ -187,6 +134,57 @@ class Worker:
             raise
         finally:
             self._close()
+
+    def _connect_core(self) -> None:
+        """The core, and the lanes on which its rows leave."""
+        settings, log = self._settings, self._log
+        self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
+        self._tensors = TensorOutbox(
+            settings.id, self.epoch, self._open_tensor_lane, time.monotonic, log, settings.tensor_buffer
+        )
+        self._mailbox = Mailbox(self.epoch, lambda: self._receiver.receive(), self._outbox, self._tensors, log)
+        self._stats_log = StatsLog()
+        box = self._mailbox
+        hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append, box.tensor_room)
+        self._engine = Engine(self._runner, self.terms, settings, hooks, time.monotonic, log)
+
+    def _connect_routers(self) -> None:
+        """What routers send beside requests, and the heartbeats that answer it."""
+        log, tiers = self._log, self._engine.cache.tiers
+        self._routers = RouterTable(time.monotonic)
+        self._orphans = Orphans(self._engine, self._mailbox, self._routers, log)
+        self._adapters = Adapters(
+            self._runner.adapters, self.epoch, lambda router, loaded: self._heartbeats.answer(router, loaded), log
+        )
+        self._prompt_adapters = PromptAdapters(
+            self.epoch, lambda router, read: self._heartbeats.answer(router, read), log
+        )
+        self._event_reads = EventReads(tiers.events, self._settings.id, self.epoch)
+        self._heartbeats = Heartbeats(
+            self._context,
+            self._routers,
+            self._heartbeat,
+            self._stats_log,
+            tiers.journal.since,
+            self._event_reads.take,
+            log,
+            self._security.to("router"),
+            self._adapters.news,
+            self._prompt_adapters.news,
+        )
+        self._calls = Calls(self._runner, self.epoch, self._heartbeats.answer, log)
+        self._receiver = Receiver(
+            self._inbox,
+            self.epoch,
+            self._routers,
+            tiers.flush,
+            self._calls,
+            self._event_reads,
+            self._adapters,
+            self._prompt_adapters,
+            self._mailbox.dropped,
+            log,
+        )
 
     def _wait(self) -> None:
         """Wait for messages. If there is nothing else to do, check the cache."""
@@ -200,23 +198,6 @@ class Worker:
                 self._engine.cache.check()
             except CacheCorruptError as error:
                 self._log.error("cache_corrupt", error=str(error))
-
-    def _end_orphans(self) -> None:
-        """End requests whose router was replaced or has fallen silent."""
-        if orphans := self._mailbox.take_orphans():
-            self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
-        now = time.monotonic()
-        if now < self._check_orphans_at:
-            return
-        self._check_orphans_at = now + ORPHAN_CHECK_SECONDS
-        routers = self._routers.live()
-        self._end_where("silent", lambda spec: spec.router not in routers)
-
-    def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
-        # An error, not an abort: a router that is alive after all recovers the request elsewhere.
-        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine considered the router {why}")
-        if ended := self._engine.end_where(orphaned, fault):
-            self._log.warning(f"router_{why}", requests=ended)
 
     def _announce_quarantine(self) -> None:
         holder = self._engine.intake.quarantine.refresh()
@@ -278,16 +259,10 @@ class Worker:
         )
 
     def _report(self) -> ServiceReport:
-        """For /status.json."""
-        own = EngineReport(
-            id=self._settings.id,
-            state="draining" if self._stopping else "serving",
-            address=self.address,
-            version=self._version,
-            model=self.terms.fingerprint,
-            model_version=self._settings.model_version,
-        )
-        return ServiceReport(self.address, engines=[own.with_stats(self._engine.stats.latest)])
+        return self._identity.report(self._engine.stats.latest, self._stopping)
+
+    def _not_ready_because(self) -> str | None:
+        return "it is draining" if self._stopping else None
 
     def _open_lane(self, address: str) -> Lane:
         return Lane(self._context, address, security=self._security.to("detok"), names=self._host_names)
@@ -298,42 +273,12 @@ class Worker:
 
     def _heartbeat(self) -> EngineHeartbeat:
         """Called from the heartbeats' thread: reads only what is replaced whole."""
-        return EngineHeartbeat(
-            engine=self._settings.id,
-            epoch=self.epoch,
-            address=self.address,
-            fingerprint=self.terms.fingerprint,
-            max_sequence_tokens=self.terms.max_sequence_tokens,
-            draining=self._stopping,
-            stats=self._engine.stats.latest,
+        return replace(
+            self._identity.heartbeat(self._engine.stats.latest, self._stopping),
             flushes=self._receiver.flushes,
             missed=self._receiver.missed,
-            tokenizer=self._tokenizer,
-            max_batch_size=self._settings.max_batch_size,
             progress=self._beacon.turns,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
-            model_version=self._settings.model_version,
-            logits_processors=self._settings.processor_names,
-            tensors=sorted(self.terms.tensors),
-            has_adapters=self.terms.has_adapters,
             cache_events=self._event_reads.kept,
-            hidden_size=self.terms.hidden_size,
-            image_rows=self.terms.image_rows,
-            version=self._version,
         )
-
-
-def _terms(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> Terms:
-    return Terms(
-        fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
-        vocab_size=checkpoint.vocab_size,
-        max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
-        max_requests=settings.max_requests,
-        processors=frozenset(settings.processor_names),
-        tensors=frozenset(runner.tensors) - {LOGITS},
-        max_draft_tokens=settings.draft_tokens,
-        has_adapters=runner.adapters is not None,
-        hidden_size=runner.hidden_size,
-        image_rows=runner.image_rows,
-    )

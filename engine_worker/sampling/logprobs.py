@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.largest import largest
-from sluice.ring.wire import TokenLogprob
+from sluice.ring.rows import TokenLogprob
 
 
 class Logprobs(NamedTuple):

@@ -10,7 +10,7 @@ from router.api.prompt_adapters import PromptAdapterCalls
 from router.api.rpc import Context
 from router.errors import Reason, RequestError, Violation, Violations
 from router.peers.adapters import LOAD_SECONDS, Adapters
-from router.requests.dispatcher import Dispatcher
+from router.peers.engine_features import EngineFeatures
 from router.validate.adapter import adapter_not_found, check_id, parse_files
 from router.validate.model import Model
 from router.validate.spec import check_model
@@ -25,7 +25,7 @@ MAX_UPLOADS = 4
 @dataclass(frozen=True)
 class ModelService:
     _model: Model
-    _dispatcher: Dispatcher
+    _features: EngineFeatures
     _adapters: Adapters
     _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
@@ -133,20 +133,20 @@ class ModelService:
 
     def _describe(self) -> pb.Model:
         model = self._model
-        kinds = {"chat": model.has_chat, "lora": bool(self._dispatcher.has_adapters)}
-        image_tokens = max(self._dispatcher.image_rows or (), default=0)
+        kinds = {"chat": model.has_chat, "lora": bool(self._features.has_adapters)}
+        image_tokens = max(self._features.image_rows or (), default=0)
         kinds["images"] = image_tokens > 0
         return pb.Model(
             name=model.name,
-            max_context_tokens=self._dispatcher.context_tokens,
+            max_context_tokens=self._features.context_tokens,
             vocab_size=model.vocab_size,
             dtype=model.dtype,
             capabilities=[kind for kind, has in kinds.items() if has],
             eos_token_ids=model.eos_token_ids,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
-            tensors=sorted(self._dispatcher.tensors or ()),
-            logits_processors=sorted(self._dispatcher.processors or ()),
-            hidden_size=max(self._dispatcher.hidden_sizes or (), default=0),
+            tensors=sorted(self._features.tensors or ()),
+            logits_processors=sorted(self._features.processors or ()),
+            hidden_size=max(self._features.hidden_sizes or (), default=0),
             image_tokens=image_tokens,
         )
 
@@ -154,7 +154,7 @@ class ModelService:
 def _check_admin(context: Context) -> None:
     # Adapters change the answers of everyone who names them.
     if not context.caller.admin:
-        raise RequestError(ErrorCode.FORBIDDEN, "adapters are loaded and unloaded with a token that is marked admin")
+        raise RequestError(ErrorCode.FORBIDDEN, "loading and unloading adapters needs a token that is marked admin")
 
 
 def _message(entry: AdapterEntry) -> pb.Lora:

@@ -8,8 +8,8 @@ from structlog.stdlib import BoundLogger
 
 from router.api.paging import page_of
 from router.errors import Reason, RequestError, Violations
+from router.peers.engine_features import EngineFeatures
 from router.peers.prompt_adapters import PromptAdapters
-from router.requests.dispatcher import Dispatcher
 from router.validate.adapter import adapter_not_found, check_form
 from router.validate.model import Limits, Model
 from router.validate.prompt_files import PromptFiles, read_folder, read_rows
@@ -32,7 +32,7 @@ CONFIGURED_SECONDS = 1.0
 class PromptAdapterCalls:
     _model: Model
     _limits: Limits
-    _dispatcher: Dispatcher
+    _features: EngineFeatures
     _adapters: PromptAdapters
     _folders: tuple[str, ...]
     """From which files may be read."""
@@ -76,7 +76,7 @@ class PromptAdapterCalls:
             await self._adapters.run()
 
     async def _load_configured(self) -> None:
-        while not self._dispatcher.hidden_sizes:
+        while not self._features.hidden_sizes:
             await asyncio.sleep(CONFIGURED_SECONDS)
         # Engines that ran before may know newer changes of these ids.
         await asyncio.sleep(CONFIGURED_SECONDS)
@@ -96,7 +96,7 @@ class PromptAdapterCalls:
         bad.raise_if_any()
         if found is None:
             raise RequestError(ErrorCode.INTERNAL, "rows without a violation were refused")
-        known = self._dispatcher.hidden_sizes
+        known = self._features.hidden_sizes
         if known is None:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         check_hidden_size(found, known)

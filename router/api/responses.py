@@ -8,14 +8,15 @@ from typing import cast
 from router.api.watchdog import Watchdog
 from router.errors import RequestError, duration
 from router.requests.request_state import RequestState
-from router.requests.token_log import NO_TIMES, SequenceLog
+from router.requests.sequence_log import SequenceLog
+from router.requests.token_log import NO_TIMES
 from router.validate.adapter import joined_fingerprint
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.prompt_logprobs import Row
+from sluice.ring.rows import End
 from sluice.ring.tensors import TensorRows
 from sluice.ring.vocabulary import Vocabulary
-from sluice.ring.wire import End
 from sluice.v1 import generation_pb2 as pb
 
 BUILT_AT_ONCE = 512

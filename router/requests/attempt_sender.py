@@ -1,7 +1,6 @@
 """Attempts at a request: placed, sent to the ring, cancelled, given up."""
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -9,21 +8,14 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.adapters import Adapters
+from router.peers.engine_features import EngineFeatures
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.requests.attempt import Attempt
 from router.requests.cancel_queue import CancelQueue
 from router.requests.candidates import Candidates
-from router.requests.features import (
-    described,
-    having_features,
-    know_adapters,
-    known_hidden_sizes,
-    known_image_rows,
-    known_processors,
-    known_tensors,
-)
+from router.requests.features import described, having_features
 from router.requests.registry import Requests
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
@@ -44,17 +36,12 @@ class AttemptSender:
     _placement: Placement
     _serving: ServingModel
     _suspects: Suspects
+    _features: EngineFeatures
     _adapters: Adapters
     _address: str
     """Of this router's inbox, where the text is sent."""
-    _model_context_tokens: int
     _log: BoundLogger
     _cancels: CancelQueue = field(default_factory=CancelQueue)
-
-    @property
-    def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less if no live engine can hold so much."""
-        return self._longest(self._membership.engines.usable)
 
     def try_submit(self, request: RequestState) -> bool:
         """Place the request's next attempt and send it; False if no peer can take it now.
@@ -64,7 +51,7 @@ class AttemptSender:
         self._serving.check(request, self._membership.engines.all)
         if request.preparing:
             # Checked again after the pipeline: only now is it known which engines may take it, and these may hold less.
-            longest = self._longest(self._reachable(request).engines)
+            longest = self._features.longest(self._reachable(request).engines)
             request.settle_max_tokens(fit(request.spec, len(request.prompt), longest))
         found = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
@@ -85,31 +72,6 @@ class AttemptSender:
         self._placement.charge(attempt.choice)
         self._requests.enter_ring(request, attempt)
         return True
-
-    @property
-    def processors(self) -> set[str] | None:
-        """See `known_processors`."""
-        return known_processors(self._membership.engines.all)
-
-    @property
-    def tensors(self) -> set[str] | None:
-        """See `known_tensors`."""
-        return known_tensors(self._membership.engines.all)
-
-    @property
-    def has_adapters(self) -> bool | None:
-        """See `know_adapters`."""
-        return know_adapters(self._membership.engines.all)
-
-    @property
-    def hidden_sizes(self) -> set[int] | None:
-        """See `known_hidden_sizes`."""
-        return known_hidden_sizes(self._membership.engines.all)
-
-    @property
-    def image_rows(self) -> set[int] | None:
-        """See `known_image_rows`."""
-        return known_image_rows(self._membership.engines.all)
 
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
@@ -193,10 +155,6 @@ class AttemptSender:
         engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
         detokenizer = next(peer for peer in found.detokenizers if peer.epoch == choice.detokenizer)
         return Attempt(request.attempts, engine, detokenizer, choice, request.log.received, request.log.progress)
-
-    def _longest(self, engines: Iterable[EnginePeer]) -> int:
-        known = [peer.heartbeat.max_sequence_tokens for peer in engines if peer.heartbeat]
-        return min(self._model_context_tokens, max(known)) if known else self._model_context_tokens
 
     def _ring_size(self) -> int:
         """Engines that are alive, or were so recently that they may come back."""

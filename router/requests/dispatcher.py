@@ -1,18 +1,16 @@
-"""Requests onto the ring, rows off it, and what the loss of a peer or of rows means for requests."""
+"""Requests onto the ring, and rows off it."""
 
 import asyncio
 import time
 from dataclasses import dataclass
 
 import msgspec
-from structlog.stdlib import BoundLogger
 
 from router.errors import Reason, RequestError, Violation
 from router.peers.membership import Membership
-from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.appended import Appended
 from router.requests.attempt_sender import AttemptSender
-from router.requests.candidates import reaches
+from router.requests.losses import Losses
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_phase import RequestPhase
@@ -20,9 +18,8 @@ from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.rows import End, TextBatch, TextRow
 from sluice.ring.tensors import TensorBatch, TensorRows
-from sluice.ring.wire import End, TextBatch, TextRow
 
 FULL_LANE_RETRY_SECONDS = 0.005
 
@@ -35,11 +32,11 @@ class Dispatcher:
     _membership: Membership
     _attempts: AttemptSender
     _recovery: Recovery
+    _losses: Losses
     _suspects: Suspects
     _peer_wait: float
     """Seconds that a first attempt waits for peers."""
     _counters: RequestCounters
-    _log: BoundLogger
     late_rows: int = 0
     """Rows of requests or attempts that are not on the ring any more."""
 
@@ -47,36 +44,6 @@ class Dispatcher:
     def between_attempts(self) -> int:
         """Requests that are recovering or paused."""
         return self._recovery.waiting
-
-    @property
-    def context_tokens(self) -> int:
-        """As `AttemptSender.context_tokens`."""
-        return self._attempts.context_tokens
-
-    @property
-    def processors(self) -> set[str] | None:
-        """As `AttemptSender.processors`."""
-        return self._attempts.processors
-
-    @property
-    def tensors(self) -> set[str] | None:
-        """As `AttemptSender.tensors`."""
-        return self._attempts.tensors
-
-    @property
-    def has_adapters(self) -> bool | None:
-        """As `AttemptSender.has_adapters`."""
-        return self._attempts.has_adapters
-
-    @property
-    def hidden_sizes(self) -> set[int] | None:
-        """As `AttemptSender.hidden_sizes`."""
-        return self._attempts.hidden_sizes
-
-    @property
-    def image_rows(self) -> set[int] | None:
-        """As `AttemptSender.image_rows`."""
-        return self._attempts.image_rows
 
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
@@ -123,7 +90,7 @@ class Dispatcher:
             request = self._current(part.request, part.attempt)
             if request is not None and request.log.append_prompt_logprobs(part) is Appended.HOLE:
                 message = f"log-probabilities of the prompt are missing before {part.start}"
-                self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
+                self._losses.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         for row in batch.rows():
             request = self._current(row.request, row.attempt)
             if request is None or not 0 <= row.sequence < request.spec.n:
@@ -139,100 +106,9 @@ class Dispatcher:
             else:
                 self._ingest_tensor(request, part)
 
-    def give_up_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
-        """Give up the attempt on the ring, and have the request recovered if possible."""
-        self._give_up_attempt(request, RequestError(code, message))
-
-    def _give_up_attempt(self, request: RequestState, error: RequestError) -> None:
-        """All lost attempts come here."""
-        if self._recovery.recover(request, error):
-            return
-        if request.aborted:
-            request.log.finish(FinishReason.ABORTED)
-        else:
-            request.log.fail(error)
-
-    def on_frames_lost(self, detokenizer: str) -> int:
-        """Give up the attempts that use this detokenizer, after frames from it were lost. Returns their number."""
-        # All of them: a gap does not show whose rows were lost, and a terminal row may be among them.
-        concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
-        for request in concerned:
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
-        return len(concerned)
-
-    def on_frames_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
-        """The same for frames from the engine with this epoch to that detokenizer."""
-        at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
-        concerned = [request for request in at if request.attempt.engine.epoch == engine]
-        for request in concerned:
-            message = f"messages of {request.engine} to {detokenizer.name} were lost"
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
-        return len(concerned)
-
-    def on_tensor_frames_lost(self, engine: int) -> int:
-        """The same for rows of tensors from the engine with this epoch."""
-        at = [request for request in self._requests.on_ring if request.attempt.engine.epoch == engine]
-        concerned = [request for request in at if request.spec.tensors]
-        for request in concerned:
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"tensors of {request.engine} were lost")
-        return len(concerned)
-
-    def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
-        """Give up the attempts at a lost peer. `gone`: its lane will be closed. `died`: its process ended undrained."""
-        code = ErrorCode.ENGINE_LOST if isinstance(peer.heartbeat, EngineHeartbeat) else ErrorCode.DETOKENIZER_LOST
-        aboard = [request for request in self._requests.on_ring if _is_at(request, peer)]
-        poison = self._find_poison(peer, aboard) if died else None
-        for request in aboard:
-            if request is poison:
-                self._end_poison(request)
-            else:
-                self.give_up_attempt(request, code, f"{peer.name} {why}")
-        self._attempts.forget_peer(peer, gone)
-
-    def move_off_cut_off(self) -> None:
-        """Give up the attempts whose engine reports that it cannot reach their detokenizer."""
-        cut_off = [peer for peer in self._membership.engines.alive if peer.heartbeat and peer.heartbeat.cut_off]
-        for request in self._requests.on_ring if cut_off else ():
-            engine, detokenizer = request.attempt.engine, request.attempt.detokenizer
-            if engine in cut_off and not reaches(engine, detokenizer):
-                self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
-
-    def move_off_draining(self) -> None:
-        """Give up the attempts at peers that have drained for DRAIN_SETTLE_SECONDS, as soon as others can take them."""
-        membership = self._membership
-        alive: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
-        draining = [peer for peer in alive if peer.should_empty]
-        if not draining:
-            return
-        for request in self._requests.on_ring:
-            at = next((peer for peer in draining if _is_at(request, peer)), None)
-            # An attempt that is being cancelled ends soon of itself.
-            if at is not None and request.phase is RequestPhase.ON_RING and self._attempts.can_move(request):
-                self.give_up_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
-
     def close(self) -> None:
         self._recovery.close()
         self._attempts.close()
-
-    def _find_poison(self, dead: EnginePeer | DetokenizerPeer, aboard: list[RequestState]) -> RequestState | None:
-        progress = {request.suspicion: request.progressed for request in aboard}
-        if not isinstance(dead.heartbeat, EngineHeartbeat):
-            self._suspects.peer_died(progress)
-            return None
-        for request in aboard:
-            request.on_engine_died()
-        if dead.quarantine is None:
-            self._suspects.engine_died(progress, None)
-            return None
-        alone = self._requests.numbered(dead.quarantine)
-        # A request in quarantine that is not ours belongs to another router, which decides about it.
-        return alone if alone in aboard and self._suspects.engine_died(progress, alone.suspicion) else None
-
-    def _end_poison(self, request: RequestState) -> None:
-        deaths = request.suspicion.deaths
-        details = {"engine": request.engine, "engine_deaths": deaths, "received_tokens": request.log.received}
-        self._log.error("poison_request_ended", **request.log_ids, tenant=request.tenant, **details)
-        self.give_up_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:
         """End the request, whatever its phase. No effect if it has ended."""
@@ -267,7 +143,7 @@ class Dispatcher:
                     self._suspects.clear(request.suspicion)
         if appended is Appended.HOLE and not failed:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
+            self._losses.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
             # Also if the log refused the row, as after a fault: the attempt has ended all the same.
             self._end_sequence(request, row.sequence, row.end)
@@ -277,7 +153,7 @@ class Dispatcher:
         waiting = [sequence for sequence in request.log.sequences if sequence.held_end is not None]
         if request.log.append_tensor(part) is Appended.HOLE:
             message = f"rows of the tensor {part.name} are missing before {part.start}"
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
+            self._losses.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
             return
         for sequence in waiting:
             if sequence.end is not None and sequence.end.reason is FinishReason.STOP_STRING:
@@ -296,7 +172,7 @@ class Dispatcher:
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
-            self._give_up_attempt(request, error_of(fault))
+            self._losses.give_up(request, error_of(fault))
             return
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
@@ -314,10 +190,6 @@ def error_of(fault: Fault) -> RequestError:
     if not fault.field:
         return RequestError(fault.error_code, fault.message)
     return RequestError.invalid([Violation(fault.field, fault.message, private=True)], fault.error_code)
-
-
-def _is_at(request: RequestState, peer: EnginePeer | DetokenizerPeer) -> bool:
-    return peer is request.attempt.engine or peer is request.attempt.detokenizer
 
 
 def _timed(request: RequestState, row: TextRow) -> TextRow:

@@ -36,36 +36,6 @@ def described(request: RequestState) -> str:
     return " and ".join(found)
 
 
-def known_processors(engines: Iterable[EnginePeer]) -> set[str] | None:
-    """Those that some engine has or, if it is lost, had; None: no engine has said it."""
-    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
-    return {name for heartbeat in heartbeats for name in heartbeat.logits_processors} if heartbeats else None
-
-
-def known_tensors(engines: Iterable[EnginePeer]) -> set[str] | None:
-    """The same, beside logits."""
-    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
-    return {name for heartbeat in heartbeats for name in heartbeat.tensors} if heartbeats else None
-
-
-def know_adapters(engines: Iterable[EnginePeer]) -> bool | None:
-    """Whether some engine serves adapters or, if it is lost, did; None: no engine has said it."""
-    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
-    return any(heartbeat.has_adapters for heartbeat in heartbeats) if heartbeats else None
-
-
-def known_hidden_sizes(engines: Iterable[EnginePeer]) -> set[int] | None:
-    """Of the rows of prompt tables that engines take or, if they are lost, took; None: no engine has said it."""
-    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
-    return {heartbeat.hidden_size for heartbeat in heartbeats} - {0} if heartbeats else None
-
-
-def known_image_rows(engines: Iterable[EnginePeer]) -> set[int] | None:
-    """The same of images."""
-    heartbeats = [peer.heartbeat for peer in engines if peer.heartbeat]
-    return {heartbeat.image_rows for heartbeat in heartbeats} - {0} if heartbeats else None
-
-
 def _tensors(request: RequestState) -> set[str]:
     wanted = request.spec.tensors
     return {*wanted.context, *wanted.output}.difference(LOGITS)

@@ -12,6 +12,7 @@ from structlog.stdlib import BoundLogger
 from router.access.principal import Principal
 from router.errors import Reason, RequestError, Violation, logged
 from router.peers.adapters import Adapters
+from router.peers.engine_features import EngineFeatures
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
@@ -51,6 +52,7 @@ class RequestPipeline:
     _requests: Requests
     _admission: Admission
     _dispatcher: Dispatcher
+    _features: EngineFeatures
     _adapters: Adapters
     _prompt_adapters: PromptAdapters
     _lora_in_requests: bool
@@ -147,11 +149,11 @@ class RequestPipeline:
         spec = request.spec
         # Before tokenizing: if the queue is full, the request would be refused afterwards whatever its prompt is.
         self._admission.check(request.tenant)
-        check_processors(spec.sampling.logits_processors, self._dispatcher.processors)
-        check_tensors(spec.tensors, self._dispatcher.tensors)
-        check_adapter(spec.adapter, self._dispatcher.has_adapters)
-        check_hidden_size(spec.table, self._dispatcher.hidden_sizes)
-        check_image_rows(spec.images, self._dispatcher.image_rows)
+        check_processors(spec.sampling.logits_processors, self._features.processors)
+        check_tensors(spec.tensors, self._features.tensors)
+        check_adapter(spec.adapter, self._features.has_adapters)
+        check_hidden_size(spec.table, self._features.hidden_sizes)
+        check_image_rows(spec.images, self._features.image_rows)
         tokens = await self._text.tokens(spec.prompt)
         if spec.images is not None:
             sizes = await self._text.compute(0, spec.images.sizes) if spec.images.vary else spec.images.sizes()
@@ -161,7 +163,7 @@ class RequestPipeline:
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
         # engine can hold is refused at once and does not wait in the queue first.
-        fit(spec, len(prompt), self._dispatcher.context_tokens)
+        fit(spec, len(prompt), self._features.context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         check_context_rows(spec.tensors, len(prompt))
         spellings = await self._text.spellings(spec.bad_words)

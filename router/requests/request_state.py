@@ -14,8 +14,9 @@ from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
 from sluice.ring.params import RetentionParams, SamplingParams
+from sluice.ring.rows import Started, Times
 from sluice.ring.tables import NO_TABLES, PromptTables, VirtualTokens
-from sluice.ring.wire import PROBATION_TOKENS, Started, Times
+from sluice.ring.wire import PROBATION_TOKENS
 
 MAX_LOST_KEPT = 32
 """Lost attempts of a request that are remembered: a client that reads slowly may pause it any number of times."""

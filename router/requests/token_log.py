@@ -1,68 +1,22 @@
-"""The tokens of a request, sequence by sequence: an append-only log with one reader, the coroutine of the answer."""
+"""What has come of a request: an append-only log with one reader, the coroutine of the answer."""
 
 import asyncio
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.errors import RequestError
 from router.requests.appended import Appended
 from router.requests.prompt_log import PromptLog
+from router.requests.sequence_log import SequenceLog
 from router.requests.tensor_log import TensorLog
 from sluice.ring.errors import FinishReason
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import End, Started, TextRow, Times
 from sluice.ring.tensors import TensorParams, TensorRows
-from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
 EARLY_ENDS = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
 """Ends that do not wait for rows of tensors."""
-
-
-class SequenceLog:
-    """One sequence: every token received, and the text and logprobs that the reader has not taken yet."""
-
-    __slots__ = (
-        "accepted",
-        "cumulative",
-        "delivered",
-        "end",
-        "held_end",
-        "ids",
-        "index",
-        "last_at",
-        "logprobs",
-        "received",
-        "text",
-    )
-
-    def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
-        """`resumed`: tokens that the client has already."""
-        self.index = index
-        self.ids = array("q", resumed)
-        """Every token of the continuation; emptied once it has ended and was delivered."""
-        self.received = len(resumed)
-        self.delivered = len(resumed)
-        """Of those, how many the reader has taken."""
-        self.text: list[str] = []
-        """Undelivered, as the logprobs."""
-        self.logprobs: list[TokenLogprob] = []
-        self.cumulative = 0.0
-        """Sum of all logprobs."""
-        self.accepted = 0
-        """Of the tokens that came, how many were drafted."""
-        self.end: End | None = None
-        self.held_end: End | None = None
-        """An end that has come before the last rows of tensors: it counts once these have."""
-        self.last_at: float | None = None
-        """When its latest tokens came, on time.monotonic's clock."""
-
-    @property
-    def undelivered_ids(self) -> "array[int]":
-        return self.ids[self.delivered :]
-
-    def drop_content(self) -> None:
-        self.ids, self.text, self.logprobs = array("q"), [], []
 
 
 class RequestLog:
@@ -99,7 +53,7 @@ class RequestLog:
 
     @property
     def resume(self) -> dict[int, list[int]]:
-        """The tokens after which another attempt goes on, by sequence."""
+        """The tokens after which another attempt continues, by sequence."""
         return {each.index: each.ids.tolist() for each in self.sequences if each.end is None and each.ids}
 
     @property

@@ -91,11 +91,6 @@ class Spec:
         return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
 
     @property
-    def chooses(self) -> bool:
-        """Whether outputs are chosen among more sequences."""
-        return self.num_outputs < self.n
-
-    @property
     def sequences(self) -> int:
         """That an engine runs for it at once."""
         return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width

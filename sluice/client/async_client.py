@@ -113,7 +113,7 @@ class AsyncClient:
         return AsyncSteps(self._routers, timeout)
 
     def stream_cache_events(self, engine_id: str = "", *, timeout: float | None = None) -> AsyncCacheEvents:
-        """KV cache events of an engine, or of all, from the oldest that it still keeps on. See docs/kv_cache.md.
+        """KV cache events of one engine, or of all, starting with the oldest that it still keeps. See docs/kv_cache.md.
 
         The client's default timeout does not apply.
         """
@@ -130,8 +130,8 @@ class AsyncClient:
     ) -> list[RankAnswer]:
         """Run a named method on every rank of every engine; answers by engine id, then rank. See docs/executor.md.
 
-        A rank that failed answers with `error`. `timeout` is for the engines to answer (default 30 s). Never sent a
-        second time, since the method may have run. Raises TypeError, ValueError for arguments that JSON cannot hold.
+        A rank that failed answers with `error`. `timeout` is for the engines to answer (default 30 s). Never retried,
+        since the method may have run. Raises TypeError, ValueError for arguments that JSON cannot hold.
         """
         request = call_request(method, args, kwargs, ranks, timeout)
         return read_answers(
@@ -139,9 +139,9 @@ class AsyncClient:
         )
 
     async def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
-        """The model version that new requests go to, of each router by itself, in the order of `addresses`.
+        """The model version that each router sends new requests to, in the order of `addresses`.
 
-        One that did not answer has an `error`. With AdminService on a port of its own, give the addresses of that port.
+        A router that did not answer has an `error`. With AdminService on its own port, give the addresses of that port.
         """
         request = admin_pb2.GetServerInfoRequest()
         return read_info(
@@ -151,9 +151,9 @@ class AsyncClient:
     async def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
         """Send new requests to engines with this label (`model_version`), or to any if it is empty, at every router.
 
-        Streams that have begun stay with their model. The answers are in the order of `addresses`; a router that did
-        not change has an `error`, and the others change all the same. Not repeated after a failure. A router that
-        restarts begins with its setting `serving_version` again.
+        Streams that have begun stay with their model. The answers are in the order of `addresses`; a router that
+        failed has an `error`, and the others still change. Not retried after a failure. A router that restarts begins
+        with its setting `serving_version` again.
         """
         request = admin_pb2.SetServingVersionRequest(version=version)
         answers = await self._calls.call_each(lambda router: router.admin.SetServingVersion, request, timeout)
@@ -168,12 +168,12 @@ class AsyncClient:
         model: str = "",
         timeout: float | None = None,
     ) -> list[RouterLoras]:
-        """Load a LoRA adapter on all engines, under an id that requests name as `lora_id`: at every router.
+        """Load a LoRA adapter on all engines, through every router, under an id that requests name as `lora_id`.
 
-        `path` is a folder on the engines' machines, `folder` one on this machine, as peft saves it, whose files are
-        uploaded. An id that is loaded again stands for the new weights from then on. The answers are in the order of
-        `addresses`; a router that failed has an `error`, which is raised if all failed. Not repeated after a failure.
-        Raises SluiceError, OSError for files that cannot be read, TypeError unless one of the two is given.
+        `path` is a folder on the engines' machines; `folder` is a local one as peft saves it, whose files are uploaded.
+        Loading an id again replaces its weights for later requests. The answers are in the order of `addresses`; a
+        router that failed has an `error`, which is raised if all failed. Not retried after a failure. Raises
+        SluiceError, OSError for files that cannot be read, TypeError unless exactly one of the two is given.
         """
         loras.check_source(path, folder)
         if folder is None:
@@ -188,7 +188,7 @@ class AsyncClient:
         return loras.read_loaded(self.addresses, answers)
 
     async def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
-        """Forget an adapter, at every router; requests that have begun keep it.
+        """Unload an adapter at every router; requests that have begun keep it.
 
         Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
         """
@@ -197,7 +197,7 @@ class AsyncClient:
         return loras.read_unloaded(self.addresses, answers)
 
     async def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
-        """The loaded adapters by id, as each router knows them: all know the same within seconds.
+        """The adapters that each router knows, by id; routers agree within seconds of a change.
 
         Answers and errors are as those of `load_lora`.
         """
@@ -214,13 +214,13 @@ class AsyncClient:
         model: str = "",
         timeout: float | None = None,
     ) -> list[RouterPromptAdapters]:
-        """Load the rows of prompt tuning under an id that requests name as `prompt_adapter_id`: at every router.
+        """Load the rows of prompt tuning at every router, under an id that requests name as `prompt_adapter_id`.
 
-        `rows` are as in the option `prompt_table`; `folder` is one on this machine, as peft saves it, whose files are
-        uploaded; `path` is one on the routers' machines. An id that is loaded again stands for the new rows from then
-        on. The answers are in the order of `addresses`; a router that failed has an `error`, which is raised if all
-        failed. Not repeated after a failure. Raises SluiceError, OSError and ValueError for files that cannot be read,
-        TypeError unless one of the three is given.
+        `rows` are as in the option `prompt_table`; `folder` is a local folder as peft saves it, whose files are
+        uploaded; `path` is a folder on the routers' machines. Loading an id again replaces its rows for later requests.
+        The answers are in the order of `addresses`; a router that failed has an `error`, which is raised if all failed.
+        Not retried after a failure. Raises SluiceError, OSError and ValueError for files that cannot be read, TypeError
+        unless exactly one of the three is given.
         """
         request = await asyncio.to_thread(prompt_adapters.load_request, prompt_adapter_id, path, folder, rows, model)
         answers = await self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
@@ -229,7 +229,7 @@ class AsyncClient:
     async def unload_prompt_adapter(
         self, prompt_adapter_id: str, *, timeout: float | None = None
     ) -> list[RouterPromptAdapters]:
-        """Forget a prompt adapter, at every router; requests that have begun keep it.
+        """Unload a prompt adapter at every router; requests that have begun keep it.
 
         Answers and errors are as those of `load_prompt_adapter`. Raises AdapterNotFound if no router knows the id.
         """
@@ -238,7 +238,7 @@ class AsyncClient:
         return prompt_adapters.read_unloaded(self.addresses, answers)
 
     async def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
-        """The loaded prompt adapters by id, as each router knows them: all know the same within seconds.
+        """The prompt adapters that each router knows, by id; routers agree within seconds of a change.
 
         Answers and errors are as those of `load_prompt_adapter`.
         """
@@ -248,7 +248,7 @@ class AsyncClient:
         return prompt_adapters.read_lists(self.addresses, lists)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
-        """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
+        """Whether any router serves; `service`: one gRPC service, such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             return await self._calls.any(lambda router: router.health.Check, request, is_serving, timeout)

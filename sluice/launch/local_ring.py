@@ -19,7 +19,7 @@ from sluice.launch.plan import Plan, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 from sluice.ring.draft_model import check_draft_model
 from sluice.ring.keys import ROLES, Role
 from sluice.ring.ports import Port, PortError, check_ports
@@ -70,11 +70,7 @@ class Ring:
         engine = next(each for each in settings if isinstance(each, EngineSettings))
         if self.plan.http_port:
             _check_gateway(on)
-        check_servable(checkpoint, weights=engine.weights == "checkpoint")
-        if engine.draft_model is not None:
-            draft = open_checkpoint(engine.draft_model)
-            check_servable(draft, weights=engine.weights == "checkpoint")
-            check_draft_model(checkpoint, draft)
+        _check_models(checkpoint, engine)
         if on == LOCAL:
             _check_ports(
                 replace(port, owner=service.name, setting=_flag(service.role, port.setting))
@@ -206,6 +202,16 @@ class Ring:
             deadline = now + slot.service.drain_timeout + KILL_AFTER_SECONDS
             if slot.child is not None and not slot.child.wait(deadline - time.monotonic()):
                 slot.child.kill()
+
+
+def _check_models(checkpoint: Checkpoint, engine: EngineSettings) -> None:
+    """Raises CheckpointError."""
+    weights = engine.weights == "checkpoint"
+    check_servable(checkpoint, weights=weights)
+    if engine.draft_model is not None:
+        draft = open_checkpoint(engine.draft_model)
+        check_servable(draft, weights=weights)
+        check_draft_model(checkpoint, draft)
 
 
 def _check_gateway(on: str) -> None:

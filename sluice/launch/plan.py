@@ -73,7 +73,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.http_port and not self.port:
-            raise OptionsError("http_port needs a port of the routers, which the gateway has to know; port is 0: any")
+            raise OptionsError("http_port needs a fixed port of the routers, but port is 0 (any free port)")
         for count in ("engines", "detokenizers", "routers", "max_failed_starts"):
             if getattr(self, count) < 1:
                 raise OptionsError(f"{count} must be at least 1, not {getattr(self, count)}")
@@ -237,7 +237,7 @@ def remote_environment() -> dict[str, str]:
 
 def _ports(first: int, count: int) -> list[int]:
     if first + count > MAX_PORT + 1:
-        raise OptionsError(f"ports from {first} on: there are no {count} of them")
+        raise OptionsError(f"ports {first} to {first + count - 1} are needed, but the highest port is {MAX_PORT}")
     return list(range(first, first + count)) if first else []
 
 

@@ -35,7 +35,9 @@ class RayJob:
                 runtime_env={"env_vars": environment},
             )
         except (RayError, OSError, RuntimeError, ValueError) as error:
-            raise RingError(f"the Ray cluster at {address or 'its default address'} takes no job: {error}") from error
+            raise RingError(
+                f"the Ray cluster at {address or 'its default address'} does not accept the job: {error}"
+            ) from error
 
     async def ready(self, observe: Observe) -> LogLine:
         """The launcher's line that says so. `observe` gets all lines before it.

@@ -119,7 +119,7 @@ class AccessSettings:
 def _check_weights(weights: dict[str, float]) -> dict[str, float]:
     for tenant, weight in weights.items():
         if not 0.001 <= weight <= 1000.0:
-            raise ValueError(f"the weight of {tenant!r} must be from 0.001 to 1000")
+            raise ValueError(f"the weight of {tenant!r} must be from 0.001 to 1000 (got {weight:g})")
     return weights
 
 

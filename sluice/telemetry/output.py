@@ -163,7 +163,7 @@ def lines_lost() -> int:
     return sys.stderr.lost if isinstance(sys.stderr, SafeStream) else 0
 
 
-def leave(status: int) -> NoReturn:
+def exit_now(status: int) -> NoReturn:
     """Exit without the interpreter's own clean-up, after the output is written."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, SafeStream):

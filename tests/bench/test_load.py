@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from bench.harness.load import Arrivals, Ask, Feed, Load
 from sluice.ring.errors import FinishReason
-from sluice.ring.wire import End, Times, TokenRow
+from sluice.ring.rows import End, Times, TokenRow
 
 
 def load_of(count: int, width: int) -> Load:

@@ -187,7 +187,7 @@ def test_ports_that_do_not_go_together(serving) -> None:
     code, _, err = serving("--metrics-port", "65535").end()
     assert code == 1
     (line,) = err.splitlines()
-    assert json.loads(line)["error"] == "ports from 65535 on: there are no 4 of them"
+    assert json.loads(line)["error"] == "ports 65535 to 65538 are needed, but the highest port is 65535"
 
 
 def test_a_death_at_start_shows_why(serving, tmp_path) -> None:

@@ -7,8 +7,9 @@ from detok_service.stream import TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Gap
-from sluice.ring.wire import Drop, End, Started, Times
-from tests.detok_service.test_service import LENGTH, POISON, Bench, Letters, batch, opened, row
+from sluice.ring.rows import End, Started, Times
+from sluice.ring.wire import Drop
+from tests.detok_service.bench import LENGTH, POISON, Bench, Letters, batch, opened, row
 
 ABORTED = End(FinishReason.ABORTED, Times(0.0, 0.0, 0.0))
 

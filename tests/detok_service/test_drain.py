@@ -6,7 +6,7 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 from sluice.ring.wire import Drop
-from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
+from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 TIMEOUT = 10.0
 

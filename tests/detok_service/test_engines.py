@@ -1,9 +1,9 @@
-from detok_service.service import MAX_ENGINES, MAX_MISSED, Engines
+from detok_service.engines import MAX_ENGINES, MAX_MISSED, Engines
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
-from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
+from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 
 def test_heartbeats_report_what_never_came_by_engine_epoch():

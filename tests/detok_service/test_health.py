@@ -20,7 +20,7 @@ from detok_service.service import Detokenizer, Identity
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
-from sluice.ring.wire import Open, TokenBatch
+from sluice.ring.rows import Open, TokenBatch
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry.server import Health
 from sluice.telemetry.service_status import ProgressBeacon, StatusFile

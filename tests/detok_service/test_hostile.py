@@ -9,8 +9,9 @@ from detok_service.decoder import load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.message import Message
-from sluice.ring.wire import Drop, ToDetokenizer, TokenLogprob
-from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
+from sluice.ring.rows import TokenLogprob
+from sluice.ring.wire import Drop, ToDetokenizer
+from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 from tests.fakes.tokenizers import TINY
 
 FRAMES = 3000

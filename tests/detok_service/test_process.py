@@ -22,8 +22,9 @@ from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
+from sluice.ring.rows import End, Open, TextBatch, Times, TokenBatch, TokenRow
 from sluice.ring.timing import HELLO_SECONDS
-from sluice.ring.wire import Drop, End, Open, TextBatch, Times, ToDetokenizer, TokenBatch, TokenRow, ToRouter
+from sluice.ring.wire import Drop, ToDetokenizer, ToRouter
 from tests.fakes.tokenizers import TINY
 
 pytestmark = pytest.mark.process

@@ -1,94 +1,19 @@
+"""The service over lanes in memory: rows in, text out, full lanes, limits, heartbeats."""
+
 import gc
 
 import pytest
-import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from detok_service.decoder import Decoders, TextError
 from detok_service.router_links import MAX_BATCH_TOKENS
-from detok_service.service import Detokenizer, Identity
 from detok_service.stream import TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.inbox import Gap
-from sluice.ring.params import TextParams
+from sluice.ring.heartbeats import Hello
 from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
-from sluice.ring.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
-from sluice.ring.wire import Drop, End, Open, Started, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
-from tests.fakes.lanes import FakeLane
-
-LENGTH = End(FinishReason.LENGTH, Times(1.0, 2.0, 3.0))
-POISON = 13
-
-
-class Letters:
-    """Token 0 is "a", and so on; POISON raises."""
-
-    def feed(self, tokens):
-        if POISON in tokens:
-            raise TextError("poison")
-        return "".join(chr(ord("a") + token) for token in tokens)
-
-    def flush(self):
-        return ""
-
-
-class Bench:
-    """A service with lanes in memory and a clock by hand."""
-
-    def __init__(self, max_streams=1000, new=Letters):
-        self.now = 100.0
-        self.lanes = {}
-        self.service = Detokenizer(
-            Identity("detok", 9, "inbox"),
-            Decoders("letters", new, new),
-            self._open,
-            max_streams,
-            structlog.get_logger(),
-            lambda: self.now,
-        )
-
-    def _open(self, address):
-        if address == "nonsense":
-            raise ValueError("no address")
-        self.lanes[address] = FakeLane()
-        return self.lanes[address]
-
-    @property
-    def remembered(self):
-        """How many sequences ended here and not yet at their engine."""
-        return len(self.service._table._closed)
-
-    def handle(self, *messages):
-        self.service.handle(messages)
-
-    def heartbeat(self, seconds=0.5):
-        self.now += seconds
-        self.service.tick()
-
-    def texts(self, address="router"):
-        """By (request, sequence): text and the finish reason or fault code."""
-        found = {}
-        for row in self.lanes[address].rows():
-            text, end = found.get((row.request, row.sequence), ("", None))
-            assert end is None, "a row after the terminal"
-            if row.end is not None:
-                end = row.end.fault.error_code if row.end.fault else row.end.reason
-            found[row.request, row.sequence] = (text + row.text, end)
-        return found
-
-
-def opened(request, n=1, router="router", attempt=1, resume=(), ended=(), **text):
-    return Open(request, attempt, n, TextParams(**text), router, 5, 2, 0.0, dict(resume), list(ended))
-
-
-def row(request, offset, tokens, end=None, sequence=0, logprobs=(), attempt=1):
-    return TokenRow(request, attempt, sequence, offset, list(tokens), list(logprobs), end)
-
-
-def batch(*rows, opens=(), engine="engine", epoch=1):
-    return TokenBatch.of(engine, epoch, list(opens), list(rows))
+from sluice.ring.rows import Started, TextBatch, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.wire import Drop
+from tests.detok_service.bench import LENGTH, POISON, Bench, Letters, batch, opened, row
 
 
 def test_a_stream_from_open_to_end():
@@ -173,7 +98,7 @@ def test_output_goes_to_the_router_of_each_stream_in_one_batch_each():
         assert [started.request for started in sent.started] == sent.request
 
 
-def test_after_its_own_stop_a_stream_swallows_the_engine_rows():
+def test_rows_after_its_own_stop_are_dropped():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0, 1, 2]), opens=[opened(1, stop=("b",))]))
     assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
@@ -201,63 +126,6 @@ def test_a_fault_stays_in_its_stream():
     assert [entry["event"] for entry in logs] == ["text_failed"]
 
 
-def test_a_hole_fails_its_stream_only():
-    bench = Bench()
-    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
-    bench.handle(batch(row(1, 2, [2]), row(2, 1, [1])))
-    bench.handle(batch(row(1, 3, [], LENGTH), row(2, 2, [], LENGTH)))
-    assert bench.texts() == {(1, 0): ("a", ErrorCode.ROWS_LOST), (2, 0): ("ab", FinishReason.LENGTH)}
-
-
-def test_a_gap_fails_the_streams_of_that_engine():
-    """A terminal may have been among the messages that never came: without this its stream would hang."""
-    bench = Bench()
-    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))
-    with capture_logs() as logs:
-        bench.handle(
-            batch(row(1, 1, [1])),
-            Gap(77, 3),
-            batch(row(1, 9, [2]), row(3, 0, [0]), opens=[opened(3)]),
-            batch(row(2, 1, [1]), engine="other"),
-        )
-    assert bench.texts() == {
-        (1, 0): ("ab", ErrorCode.ROWS_LOST),
-        (2, 0): ("ab", None),
-        (3, 0): ("a", None),
-    }
-    assert bench.service.decode_loop.unknown_rows == 0
-    assert [(line["event"], line["missed"]) for line in logs] == [("frames_lost", 3)]
-    bench.handle(Gap(77, 1), KeepAlive("engine", 1))
-    assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
-
-
-def test_what_a_predecessor_may_have_had_is_told_but_no_warning():
-    bench = Bench()
-    with capture_logs() as logs:
-        bench.handle(Hello("r", "router"), Gap(77, 3, lane_known=False), KeepAlive("engine", 1))
-        bench.heartbeat()
-    assert [(line["event"], line["log_level"]) for line in logs] == [("lane_taken_over", "info")]
-    assert bench.lanes["router"].heartbeats[-1].missed == {1: 3}
-
-
-def test_a_gap_of_a_router_lane_harms_nobody():
-    bench = Bench()
-    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
-    bench.handle(Gap(5, 1), Hello("router", "router"), KeepAlive("engine", 1))
-    assert bench.texts() == {(1, 0): ("a", None)}
-
-
-def test_rows_whose_open_was_lost_are_reported_once_to_every_router():
-    bench = Bench()
-    bench.handle(Hello("one", "router"), Hello("two", "router-2"), batch(opens=[opened(9, router="router-3")]))
-    bench.handle(batch(row(1, 5, [1])), batch(row(1, 6, [1])))
-    bench.handle(batch(row(1, 7, [1], LENGTH)))
-    for address in ("router", "router-2"):
-        assert bench.texts(address) == {(1, 0): ("", ErrorCode.ROWS_LOST)}
-    assert bench.texts("router-3") == {}
-    assert (bench.service.decode_loop.unknown_rows, bench.remembered) == (1, 0)
-
-
 def test_beyond_max_streams_requests_are_refused_whole():
     bench = Bench(max_streams=3)
     bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1, n=2), opened(2, n=2)]))
@@ -270,7 +138,7 @@ def test_beyond_max_streams_requests_are_refused_whole():
     assert (bench.service.streams, bench.service.decode_loop.unknown_rows) == (1, 0)
 
 
-def test_a_full_lane_joins_loses_nothing_and_stops_nobody():
+def test_a_full_lane_merges_rows_and_delays_no_other_router():
     bench = Bench()
     opens = [opened(request, router=router) for request, router in [(1, "slow"), (2, "slow"), (3, "quick")]]
     bench.handle(batch(opens=opens))
@@ -307,7 +175,7 @@ def test_a_message_that_a_lane_refuses_is_kept():
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
 
 
-def test_an_address_that_is_none_harms_nobody():
+def test_an_invalid_address_affects_no_other_stream():
     bench = Bench()
     bench.handle(Hello("x", "nonsense"), Hello("r", "router"))
     bench.handle(batch(row(1, 0, [0]), row(2, 0, [0], LENGTH), opens=[opened(1, router="nonsense"), opened(2)]))
@@ -344,67 +212,6 @@ def test_heartbeats_go_to_routers_that_said_hello():
     bench.service.drain()
     bench.service.tick()
     assert bench.lanes["router"].heartbeats[-1].draining
-
-
-def test_streams_to_a_router_whose_place_another_took_end():
-    bench = Bench()
-    bench.handle(Hello("r", "router", epoch=1), batch(row(1, 0, [0]), opens=[opened(1), opened(2, router="other")]))
-    bench.handle(Hello("r", "router", epoch=1))
-    assert bench.service.streams == 2
-    bench.handle(Hello("r", "router", epoch=2), batch(row(1, 1, [1]), row(3, 0, [2]), opens=[opened(3)]))
-    assert bench.texts() == {(1, 0): ("a", ErrorCode.ROWS_LOST), (3, 0): ("c", None)}
-    bench.handle(Hello("r", "router", epoch=1), Hello("r", "router", epoch=2))
-    assert (bench.service.streams, bench.remembered) == (2, 1)
-    bench.handle(batch(row(1, 2, [], LENGTH), row(2, 0, [3], LENGTH), row(3, 1, [3], LENGTH)))
-    assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
-
-
-def test_streams_of_a_silent_engine_end():
-    bench = Bench()
-    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))
-    bench.handle(batch(row(3, 0, [1]), opens=[opened(3, stop=("b",))]))
-    for _ in range(int(ENGINE_SILENCE_SECONDS) + 1):
-        bench.handle(Hello("r", "router"), KeepAlive("other", 1))
-        bench.heartbeat(1.0)
-    assert bench.texts() == {
-        (1, 0): ("a", ErrorCode.ENGINE_LOST),
-        (2, 0): ("a", None),
-        (3, 0): ("", FinishReason.STOP_STRING),
-    }
-    assert (bench.service.streams, bench.remembered) == (1, 0)
-
-
-def test_streams_of_a_silent_router_are_freed():
-    bench = Bench()
-    bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2, router="x")]))
-    gone, kept = bench.lanes["x"], bench.lanes["router"]
-    gone.room = 0
-    for _ in range(int(ROUTER_SILENCE_SECONDS) + 1):
-        bench.handle(Hello("r", "router"), KeepAlive("engine", 1))
-        bench.heartbeat(1.0)
-    assert (gone.closed, kept.closed, bench.service.streams) == (True, False, 1)
-    bench.handle(batch(row(1, 1, [1], LENGTH), row(2, 1, [1], LENGTH)))
-    assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
-    assert (bench.service.waiting, bench.remembered) == (0, 0)
-
-
-def test_a_router_that_lives_after_all_is_told_that_rows_never_came():
-    bench = Bench()
-    both = [Hello("r", "router"), Hello("x", "other")]
-    bench.handle(*both, KeepAlive("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
-    bench.heartbeat()
-    for times in (1, 2):
-        for _ in range(int(ROUTER_SILENCE_SECONDS) + 1):
-            bench.handle(Hello("r", "router"), KeepAlive("one", 11))
-            bench.heartbeat(1.0)
-        assert bench.service.streams == 0
-        bench.handle(*both)
-        bench.heartbeat()
-        assert bench.lanes["other"].heartbeats[-1].missed == {11: times, 22: times}
-    bench.handle(Gap(3, 4), KeepAlive("one", 11))
-    bench.heartbeat()
-    assert bench.lanes["other"].heartbeats[-1].missed == {11: 6, 22: 2}
-    assert [heartbeat.missed for heartbeat in bench.lanes["router"].heartbeats] == [{}] * 65 + [{11: 4}]
 
 
 def test_close_ends_what_lives():
@@ -446,7 +253,7 @@ def test_ended_streams_leave_no_state_behind():
     assert bench.remembered == 10
 
 
-def test_rows_of_nobody_do_not_pile_up_for_a_router_that_does_not_read(monkeypatch):
+def test_unknown_rows_do_not_pile_up_for_a_router_that_does_not_read(monkeypatch):
     monkeypatch.setattr("detok_service.decode_loop.MAX_ROUTER_ROWS", 10)
     bench = Bench()
     bench.handle(Hello("r", "router"))

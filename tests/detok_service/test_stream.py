@@ -9,7 +9,7 @@ from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import MAX_TEXTLESS, TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, TextRow, Times, TokenLogprob
+from sluice.ring.rows import End, Open, TextRow, Times, TokenLogprob
 from tests.detok_service.test_stops import oracle
 from tests.fakes.tokenizers import byte_level, sentencepiece
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -20,12 +19,13 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
-from sluice.ring.wire import TokenBatch
+from sluice.ring.rows import TokenBatch
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
 from tests.fakes.rows import rows_of
 
@@ -108,8 +108,7 @@ def unused(*_): ...
 def test_its_metrics_port_answers_while_it_loads(tmp_path):
     # It loads on when the test has seen what it answers meanwhile.
     (tmp_path / "waiting.py").write_text(WAITING)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)
     process = start(
         *("--model", str(MODEL), "--listen", f"ipc://{tmp_path}/engine", "--threads", "1"),
         *("--metrics-port", str(port), "--logits-processors", '{"unused": "waiting:unused"}'),

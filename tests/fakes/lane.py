@@ -3,8 +3,8 @@
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.prompt_logprobs import Row, unpack
+from sluice.ring.rows import End, Open, TokenBatch
 from sluice.ring.tensors import TensorBatch, TensorRows
-from sluice.ring.wire import End, Open, TokenBatch
 from tests.fakes.rows import rows_of
 
 

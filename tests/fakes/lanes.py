@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from sluice.ring.heartbeats import DetokenizerHeartbeat
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
-from sluice.ring.wire import TextBatch, TextRow
+from sluice.ring.rows import TextBatch, TextRow
 
 SECONDS = 60.0
 

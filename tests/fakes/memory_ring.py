@@ -12,8 +12,9 @@ from router.peers.peers import DetokenizerPeer, EnginePeer, Peer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.prompt_logprobs import PromptLogprobs
+from sluice.ring.rows import End, Started, TextBatch, TextRow, Times
 from sluice.ring.stats import StepStats
-from sluice.ring.wire import Cancel, End, Started, Submit, TextBatch, TextRow, Times
+from sluice.ring.wire import Cancel, Submit
 from tests.fakes.lanes import FakeLane
 from tests.fakes.rows import text_batch
 

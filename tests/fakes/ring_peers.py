@@ -14,8 +14,8 @@ from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.adapters import AdapterMessage, Adapters
 from engine_worker.ringside.prompt_adapters import PromptAdapters
 from router.ring_side import RouterInbox
-from sluice.ring import wire
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
+from sluice.ring.calls import Call as EngineCall
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
@@ -23,19 +23,9 @@ from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
+from sluice.ring.rows import End, Started, TextRow, Times
 from sluice.ring.stats import RequestStats, StepStats
-from sluice.ring.wire import (
-    Cancel,
-    Drop,
-    End,
-    Flush,
-    Started,
-    Submit,
-    TextRow,
-    Times,
-    ToDetokenizer,
-    ToEngine,
-)
+from sluice.ring.wire import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
 from tests.fakes.cache_journal import FakeJournal
 from tests.fakes.library import FakeLibrary
 from tests.fakes.rows import text_batch
@@ -285,7 +275,7 @@ class FakeEngine(FakePeer):
         if self.adapters is not None:
             self.adapters.finish()
 
-    def take(self, message: Submit | Cancel | Flush | wire.Call | ReadCacheEvents) -> None:
+    def take(self, message: Submit | Cancel | Flush | EngineCall | ReadCacheEvents) -> None:
         if message.engine_epoch != self.epoch:
             return
         if isinstance(message, Flush):
@@ -296,7 +286,7 @@ class FakeEngine(FakePeer):
         if isinstance(message, ReadCacheEvents):
             self._read_events(message)
             return
-        if isinstance(message, wire.Call):
+        if isinstance(message, EngineCall):
             if (answers := self.answer_call(message.call)) is not None:
                 self.lane(message.router).send(CallAnswer(self.epoch, message.number, answers))
             return

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sluice.ring.wire import Started, TextBatch, TextRow, TokenBatch, TokenRow
+from sluice.ring.rows import Started, TextBatch, TextRow, TokenBatch, TokenRow
 
 
 def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]) -> TextBatch:

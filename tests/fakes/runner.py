@@ -21,8 +21,9 @@ from engine_worker.step import (
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import DraftLogits, SamplingParams, Speculation, derive_seed
+from sluice.ring.rows import TokenLogprob
 from sluice.ring.tables import VirtualTokens
-from sluice.ring.wire import Submit, TokenLogprob
+from sluice.ring.wire import Submit
 from tests.fakes.adapters import ScriptedAdapters, start_of
 
 MASK = (1 << 64) - 1

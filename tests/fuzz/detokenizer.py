@@ -16,18 +16,8 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.params import TextParams
-from sluice.ring.wire import (
-    Drop,
-    End,
-    Open,
-    TextBatch,
-    Times,
-    ToDetokenizer,
-    TokenBatch,
-    TokenLogprob,
-    TokenRow,
-    ToRouter,
-)
+from sluice.ring.rows import End, Open, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.wire import Drop, ToDetokenizer, ToRouter
 from tests.fakes.tokenizers import TINY
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender

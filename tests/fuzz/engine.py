@@ -27,7 +27,8 @@ from sluice.ring.params import (
     StopParams,
     TextParams,
 )
-from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
+from sluice.ring.rows import TokenBatch
+from sluice.ring.wire import Cancel, Flush, Submit
 from sluice.settings.services import EngineSettings
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation

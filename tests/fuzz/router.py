@@ -16,8 +16,8 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.message import Message
+from sluice.ring.rows import End, Started, TextRow, Times, TokenLogprob
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb

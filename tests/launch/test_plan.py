@@ -82,7 +82,7 @@ def test_a_gateway_knows_the_routers_and_listens_as_they_do():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"http_port": 8000}, "http_port needs a port"),
+        ({"http_port": 8000}, "http_port needs a fixed port"),
         ({"http_port": 7000, "port": 7000}, "port and http_port: port 7000 is in both"),
         (
             {"http_port": 8000, "port": 7000, "router_args": {"tls_certificate": "c", "tls_key": "k"}},

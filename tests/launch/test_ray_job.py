@@ -94,5 +94,5 @@ def test_a_log_that_breaks_off(cluster) -> None:
 
 def test_a_cluster_that_takes_no_job(cluster) -> None:
     cluster.error = ConnectionError("refused")
-    with pytest.raises(RingError, match="the Ray cluster at auto takes no job: refused"):
+    with pytest.raises(RingError, match="the Ray cluster at auto does not accept the job: refused"):
         submit()

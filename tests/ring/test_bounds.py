@@ -9,19 +9,8 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello
 from sluice.ring.message import MAX_STOP_CHARS, MAX_WORDS_TOKENS
 from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.wire import (
-    Cancel,
-    End,
-    Open,
-    Submit,
-    Times,
-    ToDetokenizer,
-    ToEngine,
-    TokenBatch,
-    TokenLogprob,
-    TokenRow,
-    ToRouter,
-)
+from sluice.ring.rows import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.wire import Cancel, Submit, ToDetokenizer, ToEngine, ToRouter
 
 SUBMIT = Submit(
     request=1,

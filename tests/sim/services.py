@@ -157,7 +157,7 @@ class SimEngine(Process):
             for outbox in (worker._outbox, worker._tensors):
                 outbox.flush()
                 outbox.tick()
-            worker._end_orphans()
+            worker._orphans.end()
             worker._announce_quarantine()
             worker._beacon.touch(stepped or not worker._engine.live.requests)
             if stepped:

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistError, TCPStore
 
-from engine_worker.parallel.answers import StoredAnswers, leave_answer
+from engine_worker.parallel.answers import StoredAnswers, store_answer
 from engine_worker.parallel.commands import Heartbeat, encode
 from sluice.ring.calls import RankAnswer, failed
 from tests.fakes.command_sender import CommandSender
@@ -26,9 +26,9 @@ def sender() -> CommandSender:
 
 def test_all_have_to_complete_the_command(store, sender):
     answers = StoredAnswers(store, sender, 5, sent=1, ranks=[1, 3])
-    leave_answer(store, 5, 1, RankAnswer(1, '"é"'))
-    leave_answer(store, 5, 3, failed(3, "no"))
-    leave_answer(store, 6, 1, RankAnswer(1, "6"))
+    store_answer(store, 5, 1, RankAnswer(1, '"é"'))
+    store_answer(store, 5, 3, failed(3, "no"))
+    store_answer(store, 6, 1, RankAnswer(1, "6"))
     sender.through[1] = 1
     assert answers.poll() is None
     sender.through[3] = 1

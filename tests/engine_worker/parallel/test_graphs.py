@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.fakes.ports import free_ports
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -21,8 +21,7 @@ RANK = "tests.engine_worker.parallel.fake_graph_rank"
 def test_two_ranks_replay_what_one_computes(tmp_path):
     """Padded, with tokens that only rank 0 has drawn; the graphs are gone before the group ends, on both."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_ports(1))
     given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(

@@ -1,11 +1,10 @@
 """Stores that cannot be reached."""
 
-import socket
-
 import pytest
 
 from engine_worker.parallel.channel import ChannelError
 from engine_worker.parallel.group import connect_store, open_store, torchrun_store
+from tests.fakes.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -13,8 +12,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def port():
     """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_ports(1)
 
 
 def test_no_store(port):

@@ -296,10 +296,10 @@ def test_a_rank_that_cannot_leave_its_answer_goes_on(group, folder, monkeypatch)
 
 LEAVING = """
 import sys, threading
-from engine_worker.parallel.follower import leave
+from engine_worker.parallel.follower import exit_now
 threading.Thread(target=threading.Event().wait).start()
 sys.stdout.write("last words")
-leave(3)
+exit_now(3)
 """
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice import tiny_model
+from tests.fakes.ports import free_ports
 from tests.fakes.processes import is_alive, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -151,8 +151,7 @@ def refused(process) -> str:
 
 def environments() -> list[dict[str, str]]:
     """Of two ranks, as torchrun makes them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_ports(1))
     given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [{**given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
 

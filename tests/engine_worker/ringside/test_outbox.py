@@ -12,8 +12,8 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
+from sluice.ring.rows import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
 from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, LANE_FORGET_SECONDS
-from sluice.ring.wire import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.clock import Clock
 from tests.fakes.engine import EngineBench
 from tests.fakes.lane import Receiver

@@ -5,7 +5,7 @@ import math
 from router.requests.token_log import RequestLog
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
-from sluice.ring.wire import Started, TextRow, TokenLogprob
+from sluice.ring.rows import Started, TextRow, TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
 from tests.fakes.ring_peers import end

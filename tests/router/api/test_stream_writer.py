@@ -4,7 +4,7 @@ import math
 from router.validate.spec import UNARY_INTERVAL
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
-from sluice.ring.wire import TokenLogprob
+from sluice.ring.rows import TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
 from tests.fakes.ring_peers import end, generate, text_of, token_at

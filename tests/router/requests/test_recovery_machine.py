@@ -19,11 +19,13 @@ from router.api.responses import ResponseBuilder, write_stream
 from router.api.watchdog import Watchdog
 from router.errors import RequestError
 from router.peers.adapters import Adapters
+from router.peers.engine_features import EngineFeatures
 from router.peers.placement import Placement
 from router.requests import cancel_queue, recovery
 from router.requests import dispatcher as dispatch
 from router.requests.attempt_sender import AttemptSender
 from router.requests.dispatcher import Dispatcher
+from router.requests.losses import Losses
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_phase import RequestPhase
@@ -99,16 +101,17 @@ class Machine(RuleBasedStateMachine):
         self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
-        adapters = Adapters(self.ring, "router", 0, {}, SILENT)
+        adapters, features = Adapters(self.ring, "router", 0, {}, SILENT), EngineFeatures(self.ring.engines, 4096)
         self.attempts = AttemptSender(
-            self.requests, self.ring, self.placement, serving, self.suspects, adapters, "router", 4096, SILENT
+            self.requests, self.ring, self.placement, serving, self.suspects, features, adapters, "router", SILENT
         )
         counters = RequestCounters()
         self.recovery = Recovery(
             self.attempts, self.ring, self.admission, adapters, SETTINGS, self.suspects, counters, SILENT
         )
+        self.losses = Losses(self.requests, self.ring, self.attempts, self.recovery, self.suspects, SILENT)
         self.dispatcher = Dispatcher(
-            self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, counters, SILENT
+            self.requests, self.ring, self.attempts, self.recovery, self.losses, self.suspects, 3600.0, counters
         )
         self.clients: list[Client] = []
         self.numbers = itertools.count(1)
@@ -194,7 +197,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def lose_text(self, name, count):
         self.ring.next_batch(name, count)
-        self.do(self.dispatcher.on_frames_lost, name)
+        self.do(self.losses.on_frames_lost, name)
 
     @rule(name=st.sampled_from(DETOKENIZERS), data=st.data())
     def lose_tokens(self, name, data):
@@ -205,17 +208,17 @@ class Machine(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 self.bring(name, 3)
             peer = next(peer for peer in self.ring.detokenizers.all if peer.address == name)
-            self.do(self.dispatcher.on_frames_lost_between, epoch, peer)
+            self.do(self.losses.on_frames_lost_between, epoch, peer)
 
     @rule(name=st.sampled_from(ENGINES))
     def restart_engine(self, name):
         former = self.ring.start_engine(name)
-        self.do(self.dispatcher.on_peer_lost, former, "restarted", True, True)
+        self.do(self.losses.on_peer_lost, former, "restarted", True, True)
 
     @rule(name=st.sampled_from(DETOKENIZERS))
     def restart_detokenizer(self, name):
         former = self.ring.start_detokenizer(name)
-        self.do(self.dispatcher.on_peer_lost, former, "restarted", True)
+        self.do(self.losses.on_peer_lost, former, "restarted", True)
 
     def peers(self):
         return [*self.ring.engines.all, *self.ring.detokenizers.all]
@@ -225,21 +228,21 @@ class Machine(RuleBasedStateMachine):
         peer = data.draw(st.sampled_from(self.peers()))
         peer.alive = False
         self.ring.changed()
-        self.do(self.dispatcher.on_peer_lost, peer, "fell silent", False)
+        self.do(self.losses.on_peer_lost, peer, "fell silent", False)
 
     @rule(name=st.sampled_from(ENGINES))
     def stand_still(self, name):
         peer = next(peer for peer in self.ring.engines.all if peer.address == name)
         peer.stalled = True
         self.ring.changed()
-        self.do(self.dispatcher.on_peer_lost, peer, "stands still", False)
+        self.do(self.losses.on_peer_lost, peer, "stands still", False)
 
     @rule(data=st.data())
     def drain(self, data):
         peer = data.draw(st.sampled_from(self.peers()))
         peer.heartbeat, peer.draining_since = _drained(peer.heartbeat), -inf
         self.ring.changed()
-        self.do(self.dispatcher.move_off_draining)
+        self.do(self.losses.move_off_draining)
 
     @rule()
     def heal(self):
@@ -250,7 +253,7 @@ class Machine(RuleBasedStateMachine):
             peer.alive, peer.stalled, peer.heartbeat = True, False, _drained(peer.heartbeat, False)
             peer.lane.room = 1 << 60
         self.ring.changed()
-        self.do(self.dispatcher.move_off_draining)
+        self.do(self.losses.move_off_draining)
 
     @rule(name=st.sampled_from(ENGINES), room=st.integers(0, 2))
     def fill_lane(self, name, room):

@@ -13,8 +13,8 @@ from router.requests.serving_model import ServingModel, engines_by_model
 from router.validate.model import describe
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.rows import Started, TextRow
 from sluice.ring.stats import StepStats
-from sluice.ring.wire import Started, TextRow
 from sluice.v1 import generation_pb2 as pb
 from tests.router.requests.states import submit
 from tests.router.validate.test_spec import spec_of

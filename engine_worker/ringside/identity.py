@@ -1,0 +1,85 @@
+"""What an engine says of itself: to routers in its heartbeats, to operators in its log and at /status.json."""
+
+from dataclasses import dataclass, field
+
+from engine_worker.core.intake import Terms, fingerprint, longest_sequence
+from engine_worker.step import LOGITS, Runner
+from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.stats import StepStats
+from sluice.settings.services import EngineSettings
+from sluice.telemetry.status_report import EngineReport, ServiceReport
+from sluice.telemetry.version import build_version
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Fixed from the start of the process on."""
+
+    settings: EngineSettings
+    terms: Terms
+    address: str
+    epoch: int
+    tokenizer: str
+    """Fingerprint of the tokenizer files."""
+    version: str = field(default_factory=build_version)
+
+    def sizes(self, stats: StepStats) -> dict[str, int]:
+        """What the engine holds at most."""
+        return {
+            "kv_blocks": stats.max_kv_blocks,
+            "kv_tokens": stats.max_kv_blocks * stats.tokens_per_kv_block,
+            "max_sequence_tokens": self.terms.max_sequence_tokens,
+            "max_batch_size": self.settings.max_batch_size,
+            "max_tokens_per_step": self.settings.max_tokens_per_step,
+            "max_requests": self.terms.max_requests,
+        }
+
+    def heartbeat(self, stats: StepStats, draining: bool) -> EngineHeartbeat:
+        """Other fields that change are at their defaults."""
+        settings, terms = self.settings, self.terms
+        return EngineHeartbeat(
+            engine=settings.id,
+            epoch=self.epoch,
+            address=self.address,
+            fingerprint=terms.fingerprint,
+            max_sequence_tokens=terms.max_sequence_tokens,
+            draining=draining,
+            stats=stats,
+            tokenizer=self.tokenizer,
+            max_batch_size=settings.max_batch_size,
+            model_version=settings.model_version,
+            logits_processors=settings.processor_names,
+            tensors=sorted(terms.tensors),
+            has_adapters=terms.has_adapters,
+            hidden_size=terms.hidden_size,
+            image_rows=terms.image_rows,
+            version=self.version,
+        )
+
+    def report(self, stats: StepStats, draining: bool) -> ServiceReport:
+        """For /status.json."""
+        own = EngineReport(
+            id=self.settings.id,
+            state="draining" if draining else "serving",
+            address=self.address,
+            version=self.version,
+            model=self.terms.fingerprint,
+            model_version=self.settings.model_version,
+        )
+        return ServiceReport(self.address, engines=[own.with_stats(stats)])
+
+
+def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> Terms:
+    return Terms(
+        fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
+        vocab_size=checkpoint.vocab_size,
+        max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
+        max_requests=settings.max_requests,
+        processors=frozenset(settings.processor_names),
+        tensors=frozenset(runner.tensors) - {LOGITS},
+        max_draft_tokens=settings.draft_tokens,
+        has_adapters=runner.adapters is not None,
+        hidden_size=runner.hidden_size,
+        image_rows=runner.image_rows,
+    )

@@ -1,0 +1,41 @@
+"""Requests whose router is gone."""
+
+import time
+from collections.abc import Callable
+
+from structlog.stdlib import BoundLogger
+
+from engine_worker.core.engine import Engine
+from engine_worker.ringside.heartbeats import RouterTable
+from engine_worker.ringside.mailbox import Mailbox
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.wire import Submit
+
+CHECK_SECONDS = 1.0
+"""Between two searches for routers that have fallen silent."""
+
+
+class Orphans:
+    def __init__(self, engine: Engine, mailbox: Mailbox, routers: RouterTable, log: BoundLogger) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._routers = routers
+        self._log = log
+        self._check_at = time.monotonic() + CHECK_SECONDS
+
+    def end(self) -> None:
+        """End the requests whose router was replaced or has fallen silent."""
+        if orphans := self._mailbox.take_orphans():
+            self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_SECONDS
+        routers = self._routers.live()
+        self._end_where("silent", lambda spec: spec.router not in routers)
+
+    def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
+        # An error, not an abort: a router that is alive after all recovers the request elsewhere.
+        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine considered the router {why}")
+        if ended := self._engine.end_where(orphaned, fault):
+            self._log.warning(f"router_{why}", requests=ended)

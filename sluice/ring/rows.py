@@ -1,0 +1,214 @@
+"""Rows of tokens and of text, one per sequence and step, and the batches that carry them in columns.
+
+Every row carries (request, attempt, sequence, offset). Column lengths are checked on decoding, so readers need not
+check them again.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.message import Count, Finite, Index, Message, Name, Number, Sequences, TokenId
+from sluice.ring.params import TextParams
+from sluice.ring.prompt_logprobs import PromptLogprobs
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """A stream begins. Sent with or before its first row, once its first step is scheduled or it is refused."""
+
+    request: Number
+    attempt: Count
+    n: Sequences
+    text: TextParams
+    router: Name
+    prompt_tokens: Count
+    cached_tokens: Count
+    queue: Finite = 0.0
+    """Seconds before its first step: becomes `Times.queue` if the detokenizer itself ends the stream."""
+    resume: dict[Index, list[TokenId]] = {}
+    """As in `Submit`."""
+    ended: list[Index] = []
+    """As in `Submit`."""
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """The part of `Open` that the detokenizer passes on to the router."""
+
+    request: Number
+    attempt: Count
+    prompt_tokens: Count
+    cached_tokens: Count
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Of one chosen token. Natural logarithms, before temperature, penalties and filters."""
+
+    logprob: float
+    rank: Count
+    """1-based."""
+    top: list[tuple[TokenId, float]]
+    """Most likely tokens, best first."""
+
+
+class Times(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence spent its time, in seconds of the engine's clock."""
+
+    queue: Finite
+    context: Finite
+    generation: Finite
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """The terminal of a sequence: exactly one, on its last row."""
+
+    reason: FinishReason
+    times: Times
+    stop_token: TokenId | None = None
+    stop_string: str | None = None
+    fault: Fault | None = None
+    """With ERROR only."""
+    held: str = ""
+    """Text after the last certain one, such as half a stop string. It is shown only with this end, which no token
+    caused, because a resumed attempt may continue with other text."""
+    by_guide: bool = False
+    """With EOS: no token caused it, but a guide that nothing more can follow."""
+
+
+class TokenRow(msgspec.Struct, frozen=True, gc=False):
+    """What one sequence got in a step: one row of a `TokenBatch`. A Struct that the garbage collector does not look at,
+    because there is one per token."""
+
+    request: int
+    attempt: int
+    sequence: int
+    offset: int
+    """Index of the first token in the continuation."""
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    """One per token, or empty."""
+    end: End | None
+    accepted: int = 0
+    """Of the tokens, how many were drafted."""
+
+
+class TextRow(NamedTuple):
+    """One row of a `TextBatch`. `text` may lag behind the tokens: incomplete characters, possible stop strings."""
+
+    request: int
+    attempt: int
+    sequence: int
+    offset: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    text: str
+    end: End | None
+    accepted: int = 0
+    """As in `TokenRow`."""
+
+
+class TokenBatch(Message, frozen=True):
+    """engine → detokenizer: the rows of one step, or of several if the lane was full."""
+
+    engine: Name
+    engine_epoch: Number
+    opens: list[Open]
+    request: list[Number]
+    attempt: list[Count]
+    sequence: list[Index]
+    offset: list[Count]
+    count: list[Count]
+    tokens: list[TokenId]
+    logprobs: dict[Count, list[TokenLogprob]]
+    """By row index; only rows of requests that asked for them."""
+    ends: dict[Count, End]
+    """By row index."""
+    accepted: dict[Count, Count] = {}
+    """By row index; only rows with drafted tokens."""
+    prompt_logprobs: list[PromptLogprobs] = []
+    """Before the rows of their requests: a receiver that has tokens has these too."""
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+
+    @classmethod
+    def of(
+        cls,
+        engine: str,
+        engine_epoch: int,
+        opens: list[Open],
+        rows: list[TokenRow],
+        prompt_logprobs: list[PromptLogprobs] | None = None,
+    ) -> "TokenBatch":
+        return cls(
+            engine,
+            engine_epoch,
+            opens,
+            request=[row.request for row in rows],
+            attempt=[row.attempt for row in rows],
+            sequence=[row.sequence for row in rows],
+            offset=[row.offset for row in rows],
+            count=[len(row.tokens) for row in rows],
+            tokens=[token for row in rows for token in row.tokens],
+            logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
+            ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
+            accepted={i: row.accepted for i, row in enumerate(rows) if row.accepted},
+            prompt_logprobs=prompt_logprobs or [],
+        )
+
+
+class TextBatch(Message, frozen=True):
+    """detokenizer → router."""
+
+    detokenizer: Name
+    started: list[Started]
+    request: list[Number]
+    attempt: list[Count]
+    sequence: list[Index]
+    offset: list[Count]
+    count: list[Count]
+    tokens: list[TokenId]
+    logprobs: dict[Count, list[TokenLogprob]]
+    ends: dict[Count, End]
+    text: list[str]
+    accepted: dict[Count, Count] = {}
+    prompt_logprobs: list[PromptLogprobs] = []
+    """As in `TokenBatch`."""
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        if len(self.text) != len(self.request):
+            raise ValueError(f"text has {len(self.text)} rows, request has {len(self.request)}")
+
+    def rows(self) -> Iterator[TextRow]:
+        at = 0
+        for i, count in enumerate(self.count):
+            yield TextRow(
+                self.request[i],
+                self.attempt[i],
+                self.sequence[i],
+                self.offset[i],
+                self.tokens[at : at + count],
+                self.logprobs.get(i, []),
+                self.text[i],
+                self.ends.get(i),
+                self.accepted.get(i, 0),
+            )
+            at += count
+
+
+def _check_columns(batch: TokenBatch | TextBatch) -> None:
+    size = len(batch.request)
+    for name in ("attempt", "sequence", "offset", "count"):
+        if len(getattr(batch, name)) != size:
+            raise ValueError(f"{name} has {len(getattr(batch, name))} rows, request has {size}")
+    # A negative count could hide behind a right sum.
+    if min(batch.count, default=0) < 0 or sum(batch.count) != len(batch.tokens):
+        raise ValueError(f"{len(batch.tokens)} tokens for counts that sum to {sum(batch.count)}")
+    for rows in (batch.logprobs, batch.ends, batch.accepted):
+        if any(not 0 <= row < size for row in rows):
+            raise ValueError(f"a row outside 0..{size - 1}")
+    for row, logprobs in batch.logprobs.items():
+        if len(logprobs) != batch.count[row]:
+            raise ValueError(f"{len(logprobs)} logprobs for {batch.count[row]} tokens")

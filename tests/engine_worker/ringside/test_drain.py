@@ -1,0 +1,105 @@
+"""A stopped engine: what it still does, and when it leaves."""
+
+import threading
+import time
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine_worker.ringside.worker import Worker
+from sluice.ring.errors import FinishReason
+from sluice.ring.wire import Cancel
+from tests.engine_worker.ringside.world import LIMIT, stall
+from tests.fakes.lanes import FakeLane
+from tests.fakes.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_stopped_worker_finishes_its_requests_and_refuses_new_ones(start, runner):
+    world = start()
+    world.hello()
+    entered, go_on = stall(runner)
+    world.submit(1, [1])
+    assert entered.wait(LIMIT)
+    world.worker.stop()
+    world.submit(2, [2])
+    go_on.set()
+    world.read(lambda: len(world.ends()) == 2)
+    ends = {row.request: row.end for row in world.rows if row.end}
+    assert ends[1].reason is FinishReason.LENGTH
+    assert ends[2].fault.code == "DRAINING"
+    world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+    assert world.heartbeats(lambda heartbeat: heartbeat.draining)
+
+
+def test_a_drain_is_announced_at_once(start, runner, monkeypatch):
+    """However long the step takes, and however far off the next heartbeat is."""
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 3600.0)
+    world = start()
+    entered, go_on = stall(runner)
+    world.hello()
+    world.submit(1, [1])
+    assert entered.wait(LIMIT)
+    world.worker.stop()
+    # A second one follows the first on a new lane.
+    assert {heartbeat.draining for heartbeat in world.heartbeats(bool)} == {True}
+    go_on.set()
+
+
+def test_it_stops_once_its_streams_have_moved_away(start, runner):
+    world = start(drain_timeout=3600)
+    world.hello()
+    # The cancel may still be on its way when the step goes on.
+    entered, go_on = stall(runner, lambda: world.worker._inbox.wait(LIMIT))
+    world.submit(1, [1], max_tokens=60)
+    assert entered.wait(LIMIT)
+    world.worker.stop()
+    world.heartbeats(lambda heartbeat: heartbeat.draining)
+    assert world.lane.send(Cancel(1, 0, world.worker.epoch))
+    go_on.set()
+    world.read(world.ends)
+    assert [end.reason for end in world.ends()] == [FinishReason.ABORTED]
+    world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+
+
+def test_a_detokenizer_that_reads_nothing_does_not_delay_the_stop(start, monkeypatch):
+    monkeypatch.setattr("engine_worker.ringside.worker.STUCK_SECONDS", 0.1)
+    stuck = FakeLane(room=0)
+    monkeypatch.setattr(Worker, "_open_lane", lambda *_: stuck)
+    with capture_logs() as logs:
+        world = start(drain_timeout=3600)
+        world.submit(1, [1], max_tokens=4)
+        assert wait_until(lambda: world.worker._outbox.waiting and not world.worker._engine.live.requests)
+        world.worker.stop()
+        world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+    (lost,) = [line for line in logs if line["event"] == "rows_lost"]
+    assert (lost["detokenizer"], lost["rows"], lost["opens"]) == (world.detokenizer.address, 1, 1)
+    assert [line["rows_lost"] for line in logs if line["event"] == "stopped"] == [1]
+
+
+def test_requests_that_outlast_the_drain_are_ended(start, runner):
+    world = start(drain_timeout=0.2)
+    began, stopped, run = threading.Event(), threading.Event(), runner.run
+
+    def slow(step):
+        while began.is_set() and not stopped.wait(0.01):
+            # Until the test has read the rows of the first step.
+            world.worker._outbox.flush()
+        began.set()
+        time.sleep(0.05)  # 60 of them outlive the drain
+        return run(step)
+
+    runner.run = slow
+    world.hello()
+    world.submit(1, [1], max_tokens=60)
+    world.read(lambda: world.rows)
+    world.worker.stop()
+    stopped.set()
+    world.read(world.ends)
+    assert world.ends()[0].fault.code == "DRAINING"
+    world.thread.join(LIMIT)
+    assert not world.thread.is_alive()

@@ -1,0 +1,106 @@
+"""What a worker says of itself in heartbeats, and that nothing delays them."""
+
+import pytest
+
+from sluice.ring.hashing import block_chain, root_hash, short_hash
+from sluice.ring.stats import Stage, StepStats
+from sluice.ring.timing import HEARTBEAT_SECONDS
+from sluice.ring.wire import Flush
+from tests.engine_worker.ringside.world import FINGERPRINT, LIMIT, stall
+
+pytestmark = pytest.mark.slow
+
+
+def test_heartbeats_go_to_routers_that_said_hello(start):
+    world = start(max_requests=9)
+    world.router.wait(2 * HEARTBEAT_SECONDS)
+    assert world.router.receive() == []
+    world.hello()
+    (first,) = world.heartbeats(bool)[:1]
+    assert first.engine == "engine-0"
+    assert first.epoch == world.worker.epoch
+    assert first.address == world.worker.address
+    assert first.fingerprint == FINGERPRINT
+    assert first.max_sequence_tokens == 64
+    assert not first.draining
+    assert first.stats == StepStats(max_requests=9, max_kv_blocks=16, free_kv_blocks=16, tokens_per_kv_block=4)
+    world.submit(1, [1, 2, 3])
+    world.read(world.ends)
+    last = world.heartbeats(lambda heartbeat: heartbeat.stats.iteration == 5)[-1].stats
+    assert (last.active_requests, last.free_kv_blocks) == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [("bfloat16", {}), ("none", {"weights": "random"}), ("none", {"max_attention_window": (5,)})],
+)
+def test_what_is_computed_in_another_way_is_another_model(start, runner, dtype, settings):
+    runner.dtype = dtype
+    assert start(**settings).worker._heartbeat().fingerprint != FINGERPRINT
+
+
+def test_each_router_gets_the_cache_changes_it_lacks(start):
+    world = start()
+    prompt = list(range(1, 10))
+    blocks = [short_hash(block) for block in block_chain(root_hash(FINGERPRINT), prompt, 4)]
+    world.hello()
+    world.submit(1, prompt, max_tokens=1)
+    world.read(world.ends)
+    news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and len(heartbeat.cache.stored) == 2)[
+        -1
+    ].cache
+    assert (set(news.stored), news.removed, news.last) == (set(blocks), [], 2)
+    world.hello(cache_known=1)
+    news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and heartbeat.cache.after == 1)[-1].cache
+    assert (news.stored, news.removed, news.last, news.whole) == (blocks[1:], [], 2, False)
+    world.hello(cache_known=2)
+    world.heartbeats(lambda heartbeat: heartbeat.cache is None)
+    assert world.lane.send(Flush(world.worker.epoch, 7))
+    news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None)[-1].cache
+    assert (news.stored, news.last) == ([], 3)
+    assert news.whole
+
+
+def test_heartbeats_go_on_through_a_long_step(start, runner):
+    world = start()
+    world.hello()
+    entered, go_on = stall(runner)
+    world.submit(1, [1])
+    assert entered.wait(LIMIT)
+    for _ in range(2):
+        world.heartbeats(bool)
+    go_on.set()
+    world.read(world.ends)
+
+
+def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner):
+    world = start()
+    world.hello()
+    first = world.heartbeats(bool)[0].progress
+    world.heartbeats(lambda heartbeat: heartbeat.progress > first)
+    entered, go_on = stall(runner)
+    world.submit(1, [1])
+    assert entered.wait(LIMIT)
+    for _ in range(2):
+        # One may have been received, and one be on its way, since before the step.
+        world.heartbeats(bool)
+    stuck = [world.heartbeats(bool)[-1].progress for _ in range(2)]
+    assert stuck[0] == stuck[1]
+    go_on.set()
+    world.heartbeats(lambda heartbeat: heartbeat.progress > stuck[1])
+
+
+def test_heartbeats_bring_every_step_once_and_how_requests_ended(start):
+    world = start()
+    world.hello()
+    world.heartbeats(lambda heartbeat: True)
+    world.submit(1, [1, 2, 3], max_tokens=6)
+    found = world.heartbeats(lambda heartbeat: any(request.stage is Stage.ENDED for request in heartbeat.requests))
+    found += world.heartbeats(lambda heartbeat: heartbeat.stats.iteration == 6)
+    assert [step.iteration for heartbeat in found for step in heartbeat.steps] == list(range(1, 7))
+    (ended,) = (request for heartbeat in found for request in heartbeat.requests if request.stage is Stage.ENDED)
+    assert (ended.request, ended.name, ended.prompt_tokens, ended.generated_tokens) == (1, "1", 3, 6)
+
+
+def test_heartbeats_report_the_label_of_the_model(start):
+    assert start(model_version="v2").worker._heartbeat().model_version == "v2"

@@ -1,0 +1,46 @@
+"""Requests whose router was replaced or has fallen silent."""
+
+import time
+
+import pytest
+
+from sluice.ring.errors import FinishReason
+from tests.engine_worker.ringside.world import LIMIT, stall
+
+pytestmark = pytest.mark.slow
+
+
+def test_requests_of_a_replaced_router_end(start, runner):
+    def wait_for_messages() -> None:
+        """They may still be on their way when the first request goes on: its 49 steps take longer than that."""
+        if 1 in world.worker._engine.live.requests:
+            world.worker._inbox.wait(0.5)
+
+    entered, go_on = stall(runner, wait_for_messages)
+    world = start()
+    world.hello(epoch=1)
+    world.submit(1, [1, 2, 3], max_tokens=50)
+    assert entered.wait(LIMIT)
+    world.submit(2, [3, 4], max_tokens=50)
+    for epoch in (2, 1):
+        # Late hellos of the former mean nothing.
+        world.hello(epoch=epoch)
+    world.submit(3, [5, 6])
+    go_on.set()
+    world.read(lambda: len(world.ends()) == 3)
+    ends = {row.request: row.end.fault.code if row.end.fault else row.end.reason for row in world.rows if row.end}
+    assert ends == {1: "ROWS_LOST", 2: "ROWS_LOST", 3: FinishReason.LENGTH}
+
+
+def test_requests_of_a_router_that_is_silent_end_with_an_error(start, runner, monkeypatch):
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 0.2)
+    entered, go_on = stall(runner)
+    world = start()
+    world.hello()
+    world.submit(1, [1, 2, 3], max_tokens=50)
+    assert entered.wait(LIMIT)
+    time.sleep(0.3)
+    go_on.set()
+    world.read(world.ends)
+    assert world.ends()[0].fault.code == "ROWS_LOST"

@@ -1,0 +1,12 @@
+"""Keys of every role."""
+
+import pytest
+
+from sluice.ring.keys import ROLES, generate
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for role in ROLES:
+        generate(tmp_path / "keys", role)
+    return tmp_path / "keys"
