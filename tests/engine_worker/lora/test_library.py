@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import tempfile
 import time
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -62,7 +64,6 @@ def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
     assert ended(found).fault is None
     assert offered.done
     assert ended(other).fault.code == "ADAPTER_MISSING"
-    assert not library._missing
     library.advance()
     assert library.prepare(adapter_of(tuned[1], by_path=False)).fault.code == "ADAPTER_MISSING"
 
@@ -105,6 +106,34 @@ def test_requests_for_the_same_version_share_one_load(library, tuned):
     assert first is second
     busy.set()
     assert ended(first).fault is None
+
+
+@pytest.mark.parametrize("replaced", [0, 1])
+@pytest.mark.parametrize("how", ["others", "none"])
+def test_two_ids_of_one_version_need_only_their_own_folders(library, tuned, model, replaced, how):
+    folders = [Path(tempfile.mkdtemp(dir=model.parent)) / name for name in "ab"]
+    for folder in folders:
+        shutil.copytree(tuned[0], folder)
+    adapters = [adapter_of(folder, folder.name) for folder in folders]
+    busy = Event()
+    library._threads.submit(busy.wait)
+    loads = [library.prepare(adapter) for adapter in adapters]
+    shutil.rmtree(folders[replaced])
+    if how == "others":
+        shutil.copytree(tuned[1], folders[replaced])
+    busy.set()
+    assert ended(loads[1 - replaced]).fault is None
+    assert library.held() == [adapters[0].version]
+    assert [library.prepare(adapter) for adapter in adapters] == [None, None]
+
+
+def test_an_id_with_a_folder_does_not_wait_for_an_upload_of_the_same_version(library, tuned):
+    busy = Event()
+    library._threads.submit(busy.wait)
+    offer(library, files_of(tuned[1]))
+    _, by_path = (library.prepare(adapter_of(tuned[0], by_path=each)) for each in (False, True))
+    busy.set()
+    assert ended(by_path).fault is None
 
 
 def test_a_folder_that_has_changed_since_is_not_taken_for_the_same(library, tuned):
