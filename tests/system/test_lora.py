@@ -4,6 +4,7 @@ with, whatever is loaded, unloaded or killed meanwhile."""
 import asyncio
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, read_lo
 from sluice.executor import LoRARequest
 from sluice.launch import Ring
 from tests.engine_worker.lora import oracle
+from tests.fakes.pickles import Trap
 from tests.fakes.processes import LIMIT, wait_until
 from tests.system.test_examples import run
 from tests.trtllm.lora_tensors import lora_config
@@ -182,6 +184,26 @@ def test_a_path_outside_the_folders(client, name) -> None:
     with pytest.raises(InvalidRequest):
         client.load_lora("a", path=name)
     assert not client.list_loras()[0].loras
+
+
+def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
+    """Uploaded, and in a folder that engines may read."""
+    trap = Trap(tmp_path)
+    for name, data in {**trap.files, "adapter_model.safetensors": trap.zipped}.items():
+        for how, parent in (("path", folders["all"].parent), ("upload", tmp_path)):
+            folder = parent / "hostile"
+            shutil.copytree(folders["all"], folder)
+            (folder / "adapter_model.safetensors").unlink()
+            if how == "upload":
+                (folder / "adapter_model.safetensors").write_bytes(data)
+            (folder / name).write_bytes(data)
+            with pytest.raises(InvalidRequest, match=r"adapter_model\."):
+                load(client, "hostile", folder, how)
+            shutil.rmtree(folder)
+    assert [router.loras for router in client.list_loras()] == [(), ()]
+    with pytest.raises(AdapterNotFound):
+        tokens(client, lora_id="hostile")
+    assert not trap.sprung
 
 
 @pytest.mark.parametrize("how", ["path", "upload"])
