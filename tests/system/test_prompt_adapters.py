@@ -3,6 +3,7 @@ the tables for the next router."""
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from sluice.client import Unavailable
 from sluice.launch import Ring
 from sluice.ring.checkpoint import open_checkpoint
 from tests.fakes.processes import LIMIT, wait_until
+from tests.fakes.prompt_files import write
+from tests.system.test_examples import run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -139,14 +142,29 @@ def test_folders_that_peft_saved(ring, prompts) -> None:
     assert len({tuple(tokens) for tokens in (plain, *(each.tokens for each in tuned))}) == 3
 
 
+@pytest.mark.parametrize("source", ["random", "tuned"])
+def test_the_example(ring, prompts, source) -> None:
+    folder = write(prompts / "example", rows(3))
+    lines = run(
+        "prompt_tables.py", ring.addresses[0], *([str(folder)] if source == "tuned" else [])
+    ).stdout.splitlines()
+    (prefix, *_), (model, table, *_, adapter) = zip(*(line.split(": ", 1) for line in lines), strict=True)
+    assert prefix == "model"
+    assert re.search(r" \(\d+ prompt tokens\)$", table)
+    # Without a folder the adapter has the rows of the table.
+    assert table.startswith(adapter) == (source == "random")
+    assert model != adapter
+    assert "PromptAdapter(prompt_adapter_id='mine'" in lines[2]
+
+
 async def test_a_killed_router_gets_the_tables_from_the_engines(ring) -> None:
     first, second = ring.addresses
     with Client(first, timeout=LIMIT) as client:
         for seed, name in enumerate(("terse", "wordy")):
             client.load_prompt_adapter(name, rows=rows(seed))
-    assert wait_until(lambda: len(known(second)) == 2)
     versions = known(first)
-    assert known(second) == versions
+    assert set(versions) == {"terse", "wordy"}
+    assert wait_until(lambda: known(second) == versions)
     expected = {name: await asyncio.to_thread(tokens, first, name) for name in NAMES}
     assert len({tuple(found) for found in expected.values()}) == len(NAMES)
 
