@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import sluice.trtllm as trtllm
 from sluice import LLM, AsyncClient, Client, SamplingParams, tiny_model
-from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, read_lora
+from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, Unavailable, read_lora
 from sluice.executor import LoRARequest
 from sluice.launch import Ring
 from tests.engine_worker.lora import oracle
@@ -78,8 +78,16 @@ def client(ring, folders):
 
 def wait_for_engines(ring: Ring) -> None:
     for address in ring.addresses:
-        with Client(address, timeout=LIMIT, resume_timeout=LIMIT) as client:
-            assert wait_until(lambda client=client: len(client.stats().engines) == 2)
+        assert wait_until(lambda address=address: engines_of(address) == 2)
+
+
+def engines_of(address: str) -> int:
+    """As its router knows them; none while that is away."""
+    try:
+        with Client(address, timeout=LIMIT) as client:
+            return len(client.stats().engines)
+    except Unavailable:
+        return 0
 
 
 def load(client: Client, name: str, folder: Path, how: str) -> None:
@@ -187,12 +195,10 @@ def test_a_path_outside_the_folders(client, name) -> None:
 
 
 def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
-    """Uploaded, and in a folder that engines may read."""
     trap = Trap(tmp_path)
     for name, data in {**trap.files, "adapter_model.safetensors": trap.zipped}.items():
         for how, parent in (("path", folders["all"].parent), ("upload", tmp_path)):
-            folder = parent / "hostile"
-            shutil.copytree(folders["all"], folder)
+            folder = shutil.copytree(folders["all"], parent / "hostile")
             (folder / "adapter_model.safetensors").unlink()
             if how == "upload":
                 (folder / "adapter_model.safetensors").write_bytes(data)
@@ -201,8 +207,6 @@ def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
                 load(client, "hostile", folder, how)
             shutil.rmtree(folder)
     assert [router.loras for router in client.list_loras()] == [(), ()]
-    with pytest.raises(AdapterNotFound):
-        tokens(client, lora_id="hostile")
     assert not trap.sprung
 
 
