@@ -36,8 +36,8 @@ class Loaded(NamedTuple):
 
 
 class Loading:
-    """An adapter on its way to host memory; see `engine_worker.step.Preparation`. Requests for the same version share
-    it."""
+    """An adapter on its way to host memory; see `engine_worker.step.Preparation`. Requests for the same version from
+    the same path share it."""
 
     def __init__(self, advance: Callable[[], None], future: "Future[Loaded] | None", *, patient: bool) -> None:
         self.done = False
@@ -85,10 +85,9 @@ class AdapterLibrary:
         self._ended: Counter[str] = Counter()
         """Loads since the start, by outcome."""
         self._loading: list[Loading] = []
-        self._by_version: dict[str, Loading] = {}
-        """Those that requests wait for."""
-        self._missing: dict[str, Fault] = {}
-        """Uploaded ones that requests wait for, by version: uploads that are being read may be these."""
+        self._awaited: dict[tuple[str, str], Loading] = {}
+        """Those that requests wait for, by version and path: two ids may have the same version from different folders,
+        of which one may be replaced. An empty path: an upload that is being read may be it."""
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -99,17 +98,16 @@ class AdapterLibrary:
         self.advance()
         if self._host.touch(adapter.version):
             return None
-        found = self._by_version.get(adapter.version)
+        source = adapter.version, adapter.path
+        found = self._awaited.get(source)
         if found is not None:
             return found
-        if not adapter.path:
-            missing = _fault(ErrorCode.ADAPTER_MISSING, f"this engine does not hold adapter {adapter.id!r}")
-            found = self._by_version[adapter.version] = Loading(self.advance, None, patient=True)
-            self._missing[adapter.version] = missing
-            self._end_missing()
-            return found
-        found = self._start(partial(self._read_path, adapter.path, adapter.version), patient=True)
-        self._by_version[adapter.version] = found
+        if adapter.path:
+            found = self._start(partial(self._read_path, adapter.path, adapter.version), patient=True)
+        else:
+            found = Loading(self.advance, None, patient=True)
+        self._awaited[source] = found
+        self._end_awaited()
         return found
 
     def load(self, path: str) -> Loading:
@@ -177,18 +175,18 @@ class AdapterLibrary:
                 self._store(loading, loading.future)
                 if loading.done:
                     self._ended["LOADED" if loading.fault is None else loading.fault.code] += 1
+        self._end_awaited()
         self._loading = [loading for loading in self._loading if not loading.done]
-        self._end_missing()
-        if self._by_version:
-            self._by_version = {version: each for version, each in self._by_version.items() if not each.done}
 
-    def _end_missing(self) -> None:
-        reading = any(not loading.patient for loading in self._loading)
-        for version, fault in list(self._missing.items()):
-            here = version in self._host
-            if here or not reading:
-                self._by_version.pop(version).end(None if here else fault)
-                del self._missing[version]
+    def _end_awaited(self) -> None:
+        """Those whose version has come, wherever from, and those that no upload brings."""
+        reading = any(not (loading.patient or loading.done) for loading in self._loading)
+        for (version, path), loading in self._awaited.items():
+            if version in self._host:
+                loading.end()
+            elif not (path or reading):
+                loading.end(_fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files"))
+        self._awaited = {source: loading for source, loading in self._awaited.items() if not loading.done}
 
     @property
     def _max_rank(self) -> int:

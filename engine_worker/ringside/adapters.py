@@ -70,6 +70,8 @@ class Adapters:
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
         self._offered: OrderedDict[str, Loading] = OrderedDict()
         """By version: uploads that are complete."""
+        self._failed: OrderedDict[str, Fault] = OrderedDict()
+        """By version: why the latest upload was not loaded, for a `LoadAdapter` that comes only now."""
         self._ranks: OrderedDict[str, int] = OrderedDict()
         self._unnamed: dict[str, float] = {}
         """Versions that no id stands for any more, with the time since which."""
@@ -104,7 +106,7 @@ class Adapters:
                     del self._offered[version]
                     self._remember(loading)
                     if loading.fault is not None:
-                        self._log.warning("adapter_upload_dropped", reason=loading.fault.message, version=version)
+                        self._on_failed(version, loading.fault)
         if self._loading:
             waiting = []
             for each in self._loading:
@@ -138,6 +140,7 @@ class Adapters:
         upload = self._uploads.get(version)
         if upload is None and message.index == 0:
             upload = self._uploads[version] = _Upload(message.count)
+            self._failed.pop(version, None)
         if upload is not None and message.index < len(upload.parts):
             # Two routers send the same files at once, or one of them does so again.
             return
@@ -157,6 +160,12 @@ class Adapters:
         if self._uploads.pop(version, None) is not None:
             self._log.warning("adapter_upload_dropped", reason=reason, version=version)
 
+    def _on_failed(self, version: str, fault: Fault) -> None:
+        self._log.warning("adapter_upload_dropped", reason=fault.message, version=version)
+        self._failed[version] = fault
+        while len(self._failed) > MAX_LOADING:
+            self._failed.popitem(last=False)
+
     def _on_load(self, message: LoadAdapter) -> None:
         version = message.version
         if self._library is None:
@@ -173,6 +182,8 @@ class Adapters:
         elif version in self._library.held():
             loaded = AdapterLoaded(self._epoch, message.number, version, self._ranks.get(version, 0))
             self._send(message.router, loaded)
+        elif version in self._failed:
+            self._refuse(message, self._failed[version])
         else:
             fault = Fault(ErrorCode.ADAPTER_MISSING.name, "the uploaded files of the adapter did not arrive")
             self._refuse(message, fault)

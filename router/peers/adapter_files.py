@@ -46,15 +46,21 @@ class AdapterFileStore:
 
     @contextmanager
     def using(self, files: AdapterFiles | None) -> Iterator[None]:
-        """Keep them, of a request that brought them, until the end of the body. Raises as `add`."""
+        """Keep them, of a call that brought them, until the end of the body; if it succeeds, longer if there is room.
+
+        Raises as `add`.
+        """
         if files is None:
             yield
             return
-        version = self.add(files)
+        version, succeeded = self.add(files), False
         self._users[version] += 1
         try:
             yield
+            succeeded = True
         finally:
             self._users[version] -= 1
             if not self._users[version]:
                 del self._users[version]
+                if not (succeeded or self._named(version)):
+                    del self._files[version]

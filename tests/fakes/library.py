@@ -37,6 +37,8 @@ class FakeLibrary:
         self.folders: dict[str, AdapterFiles] = {}
         self.host: dict[str, AdapterFiles] = {}
         self.used: set[str] = set()
+        self.bad: set[str] = set()
+        """Versions of files that cannot be served."""
         self.polls = 1
 
     def load(self, path: str) -> FakeLoading:
@@ -53,6 +55,8 @@ class FakeLibrary:
         return self._take(files) if files.version == version else missing
 
     def _take(self, files: AdapterFiles) -> FakeLoading:
+        if files.version in self.bad:
+            return FakeLoading(fault=Fault(ErrorCode.INVALID_ARGUMENT.name, "not a safetensors file"), polls=self.polls)
         self.host[files.version] = files
         return FakeLoading(files.version, 8, polls=self.polls)
 

@@ -28,3 +28,32 @@ def write(folder: Path, rows: np.ndarray) -> Path:
     (folder / CONFIG).write_bytes(config_of(rows))
     (folder / WEIGHTS).write_bytes(weights_of(rows))
     return folder
+
+
+_ROWS = some_rows(0)
+BAD_FILES = {
+    "another kind": (
+        config_of(_ROWS, peft_type="PREFIX_TUNING"),
+        weights_of(_ROWS),
+        "must be PROMPT_TUNING, not 'PREFIX_TUNING'",
+    ),
+    "lora": (config_of(_ROWS, peft_type="LORA"), weights_of(_ROWS), "not 'LORA'"),
+    "no kind": (b"{}", weights_of(_ROWS), "not None"),
+    "not json": (b"\x80\x05", weights_of(_ROWS), "not a JSON object"),
+    "not text": (b'{"\xff": 1}', weights_of(_ROWS), "not a JSON object"),
+    "deep json": (b"[" * 100_000, weights_of(_ROWS), "not a JSON object"),
+    "an unknown option": (config_of(_ROWS, magic=3), weights_of(_ROWS), "'magic' = 3 is not supported"),
+    "an encoder": (config_of(_ROWS, num_transformer_submodules=2), weights_of(_ROWS), "num_transformer_submodules"),
+    "modules": (config_of(_ROWS, modules_to_save=["lm_head"]), weights_of(_ROWS), "modules_to_save"),
+    "another count": (config_of(_ROWS, num_virtual_tokens=4), weights_of(_ROWS), "has the shape [3, 2]"),
+    "another width": (config_of(_ROWS, token_dim=3), weights_of(_ROWS), "has the shape [3, 2]"),
+    "one dimension": (config_of(_ROWS), weights_of(_ROWS.reshape(-1)), "has the shape [6]"),
+    "another tensor": (config_of(_ROWS), weights_of(_ROWS, "lora_A.weight"), "must have prompt_embeddings alone"),
+    "double": (config_of(_ROWS), weights_of(_ROWS.astype(np.float64)), "type 'F64'"),
+    "a pickle": (config_of(_ROWS), b"\x80\x02}q\x00." + bytes(100), "not a safetensors file"),
+    "a long header": (config_of(_ROWS), (1 << 62).to_bytes(8, "little") + bytes(100), "not a safetensors file"),
+    "empty": (config_of(_ROWS), b"", "not a safetensors file"),
+    "cut short": (config_of(_ROWS), weights_of(_ROWS)[:-4], "its header says (0, 24)"),
+    "too large": (config_of(_ROWS), bytes(9 << 20), "are read"),
+}
+"""Configuration, weights, and what the error says."""

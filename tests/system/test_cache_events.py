@@ -10,6 +10,7 @@ import pytest
 from sluice import Client
 from sluice.launch import Ring
 from sluice.v1 import admin_pb2
+from tests.system.test_examples import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "kv_cache.md"
 BLOCK = 16
@@ -56,6 +57,15 @@ def test_the_example_of_the_page(ring, client):
     }
     exec(naming, naming_names)
     assert naming_names["hashes"] == list(names["blocks"])
+
+
+def test_the_python_example(ring, client):
+    prompt = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
+    first, *lines = run("cache_events.py", ring.address, prompt).stdout.splitlines()
+    (blocks,) = re.fullmatch(rf"the prompt has (\d+) different blocks of {BLOCK} tokens", first).groups()
+    assert int(blocks) > 1
+    assert [line for line in lines if line.startswith("engine-0 0: created")]
+    assert [line for line in lines if re.fullmatch(r"engine-0 \d+: stored [0-9a-f]{16} .def fibonacci.*", line)]
 
 
 def test_a_killed_engine_begins_again(ring, client):

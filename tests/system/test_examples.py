@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,11 @@ def run(name: str, address: str, *arguments: str) -> subprocess.CompletedProcess
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def test_each_is_listed() -> None:
+    listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "examples" / "README.md").read_text(encoding="utf-8")))
+    assert listed == {path.name for path in EXAMPLES.glob("*.py")}
 
 
 def test_stream(ring) -> None:

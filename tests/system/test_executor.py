@@ -58,6 +58,13 @@ def check_monitoring(out: str) -> None:
     assert len(re.findall(r"^request \d+: queued", out, re.MULTILINE)) == 8
 
 
+def check_draft_model(out: str) -> None:
+    lines = out.splitlines()
+    assert lines[:2] == ["the same text: True"] * 2
+    found = [re.fullmatch(r"request \d+: (\d+) of (\d+) drafted tokens were accepted", line) for line in lines[2:]]
+    assert [int(each[1]) <= int(each[2]) for each in found] == [True] * 2
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "batch": check_batch,
     "async_generate": check_async_generate,
@@ -65,6 +72,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "timeout_and_abort": check_timeout_and_abort,
     "await_responses": check_await_responses,
     "monitoring": check_monitoring,
+    "draft_model": check_draft_model,
 }
 
 
@@ -118,7 +126,7 @@ def test_against_a_server(ring, program, name) -> None:
     CHECKS[name](out)
 
 
-@pytest.mark.parametrize("name", ["streaming", "timeout_and_abort", "monitoring"])
+@pytest.mark.parametrize("name", ["streaming", "timeout_and_abort", "monitoring", "draft_model"])
 def test_with_a_ring_of_its_own(program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"))
     out, err = process.communicate(timeout=LIMIT)

@@ -14,6 +14,7 @@ from sluice.client import InvalidRequest
 from sluice.launch import Ring
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.system.streams_over_a_death import GREEDY, streams_over_a_death
+from tests.system.test_examples import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "images.md"
 
@@ -104,6 +105,16 @@ def test_the_example_of_the_page(pair, capsys, tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(example.replace("127.0.0.1:50051", pair.address), {})
     assert capsys.readouterr().out.splitlines()[-1] == f"{ROWS} tokens per image"
+
+
+def test_the_example(pair, tmp_path):
+    (tmp_path / "photo.png").write_bytes(picture(4))
+    size, *lines = run("images.py", pair.address, str(tmp_path / "photo.png"), "What is this?").stdout.splitlines()
+    assert size == f"an image is up to {ROWS} tokens"
+    assert [line.partition("? ")[0] for line in lines[::2]] == ["What is this", "Which colours does it have"]
+    counts = [re.fullmatch(r"(\d+) of (\d+) prompt tokens were cached", line).groups() for line in lines[1::2]]
+    # How much is cached depends on which engine answers.
+    assert [int(cached) < int(prompt) > ROWS for cached, prompt in counts] == [True, True]
 
 
 async def test_streams_go_on_when_their_engine_dies(pair, oracle):

@@ -4,6 +4,7 @@ with, whatever is loaded, unloaded or killed meanwhile."""
 import asyncio
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ from safetensors.torch import load_file
 
 import sluice.trtllm as trtllm
 from sluice import LLM, AsyncClient, Client, SamplingParams, tiny_model
-from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, read_lora
+from sluice.client import AdapterNotFound, InvalidRequest, ModelChanged, Unavailable, read_lora
 from sluice.executor import LoRARequest
 from sluice.launch import Ring
 from tests.engine_worker.lora import oracle
+from tests.fakes.pickles import Trap
 from tests.fakes.processes import LIMIT, wait_until
 from tests.system.test_examples import run
 from tests.trtllm.lora_tensors import lora_config
@@ -76,8 +78,16 @@ def client(ring, folders):
 
 def wait_for_engines(ring: Ring) -> None:
     for address in ring.addresses:
-        with Client(address, timeout=LIMIT, resume_timeout=LIMIT) as client:
-            assert wait_until(lambda client=client: len(client.stats().engines) == 2)
+        assert wait_until(lambda address=address: engines_of(address) == 2)
+
+
+def engines_of(address: str) -> int:
+    """As its router knows them; none while that is away."""
+    try:
+        with Client(address, timeout=LIMIT) as client:
+            return len(client.stats().engines)
+    except Unavailable:
+        return 0
 
 
 def load(client: Client, name: str, folder: Path, how: str) -> None:
@@ -182,6 +192,22 @@ def test_a_path_outside_the_folders(client, name) -> None:
     with pytest.raises(InvalidRequest):
         client.load_lora("a", path=name)
     assert not client.list_loras()[0].loras
+
+
+def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
+    trap = Trap(tmp_path)
+    for name, data in {**trap.files, "adapter_model.safetensors": trap.zipped}.items():
+        for how, parent in (("path", folders["all"].parent), ("upload", tmp_path)):
+            folder = shutil.copytree(folders["all"], parent / "hostile")
+            (folder / "adapter_model.safetensors").unlink()
+            if how == "upload":
+                (folder / "adapter_model.safetensors").write_bytes(data)
+            (folder / name).write_bytes(data)
+            with pytest.raises(InvalidRequest, match=r"adapter_model\."):
+                load(client, "hostile", folder, how)
+            shutil.rmtree(folder)
+    assert [router.loras for router in client.list_loras()] == [(), ()]
+    assert not trap.sprung
 
 
 @pytest.mark.parametrize("how", ["path", "upload"])

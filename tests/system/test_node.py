@@ -9,11 +9,13 @@ from collections import deque
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from sluice import Client
 from sluice.cli.commands import app
+from sluice.launch import Ring
 from tests.fakes.storyteller import GONE, Plan, bare, tell_all, with_reason
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +31,7 @@ pytestmark = [
 def example(tmp_path_factory) -> Path:
     """The example, installed as its README says."""
     folder = tmp_path_factory.mktemp("node")
-    for name in ("package.json", "package-lock.json", "generate.mjs"):
+    for name in ("package.json", "package-lock.json", "generate.mjs", "cache_events.mjs"):
         shutil.copy(EXAMPLE / name, folder)
     assert CliRunner().invoke(app, ["protos", "export", str(folder / "protos")]).exit_code == 0
     install = ["npm", "ci", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"]
@@ -100,6 +102,39 @@ def test_the_call_for_tensors_of_the_documentation(ring, example) -> None:
     rows = re.findall(r"^0 generation_logits: rows (\d) to (\d), each float32 \[\d{4}\]$", found.stderr, re.MULTILINE)
     assert [int(first) for first, _ in rows] == [0, *(int(last) + 1 for _, last in rows[:-1])]
     assert rows[-1][1] == "3"
+
+
+def test_the_call_with_a_prompt_adapter_of_the_documentation(ring, example) -> None:
+    with Client(ring.address) as client:
+        (model,) = client.models()
+        rows = np.random.default_rng(0).normal(0, 0.5, (8, model.hidden_size)).astype(np.float32)
+        client.load_prompt_adapter("terse", rows=rows)
+        more = {"temperature": 0, "max_tokens": 16}
+        expected, plain = (client.generate("import os", prompt_adapter_id=name, **more).text for name in ("terse", ""))
+        spec = spec_of("prompt_tables.md") | {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 16}}
+        found = run(example, ring.address, "import os", spec)
+        client.unload_prompt_adapter("terse")
+    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    assert expected != plain
+
+
+def test_cache_events(example) -> None:
+    with Ring(detokenizers=1, engine_args={"kv_event_buffer": 100, "tokens_per_block": 16}) as ring:
+        with Client(ring.address) as client:
+            client.generate(list(range(40)), max_tokens=1)
+        done = subprocess.run(
+            ["node", "cache_events.mjs", "3"],
+            cwd=example,
+            env={**os.environ, "SLUICE_ADDRESS": ring.address},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    created, *stored = map(json.loads, done.stdout.splitlines())
+    assert (created["engine_id"], created["event_id"], "created" in created) == ("engine-0", "0", True)
+    assert [each["stored"]["token_ids"] for each in stored] == [[*range(16)], [*range(16, 32)]]
+    assert stored[1]["stored"]["parent_hash"] == stored[0]["stored"]["block_hash"]
 
 
 def test_rows_of_tensors_come_once_from_several_routers(example) -> None:

@@ -1,18 +1,27 @@
-"""Prompt adapters in a real ring whose routers are killed: the engines keep the tables for the next router."""
+"""Prompt adapters in a real ring: folders that peft saved give peft's tokens; when routers are killed, the engines keep
+the tables for the next router."""
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from peft import PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from sluice import AsyncClient, Client, tiny_model
 from sluice.client import Unavailable
 from sluice.launch import Ring
 from sluice.ring.checkpoint import open_checkpoint
 from tests.fakes.processes import LIMIT, wait_until
+from tests.fakes.prompt_files import write
+from tests.system.test_examples import run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -28,9 +37,41 @@ def rows(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.5, (8, hidden_size)).astype(np.float32)
 
 
+class Tuned(NamedTuple):
+    """A prompt that peft saved, and what peft generates with it."""
+
+    folder: Path
+    tokens: list[int]
+
+
+def tune(folder: Path, prompt: list[int], **options) -> Tuned:
+    base = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32)
+    model = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", **options)).eval()
+    (rows,) = (weight for weight in model.parameters() if weight.requires_grad)
+    with torch.no_grad():
+        # As after training: not what peft begins with.
+        rows += 0.05 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(len(rows)))
+    model.save_pretrained(folder)
+    base.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+    return Tuned(folder, found[0, len(prompt) :].tolist())
+
+
 @pytest.fixture(scope="module")
-def ring() -> Iterator[Ring]:
-    with Ring(routers=2, engines=2, detokenizers=1, engine_args={"threads": 1, "kv_cache_tokens": 16384}) as ring:
+def prompts(tmp_path_factory) -> Path:
+    """A folder that routers may read."""
+    return tmp_path_factory.mktemp("prompts")
+
+
+@pytest.fixture(scope="module")
+def ring(prompts) -> Iterator[Ring]:
+    options = {
+        "engine_args": {"threads": 1, "kv_cache_tokens": 16384, "dtype": "float32"},
+        "router_args": {"prompt_adapter_folders": [str(prompts)]},
+    }
+    with Ring(routers=2, engines=2, detokenizers=1, **options) as ring:
         yield ring
 
 
@@ -75,14 +116,55 @@ async def streams_beside(address: str, disturb: Callable[[], None]) -> tuple[lis
     return [found for found, _ in results], sum(resumed for _, resumed in results)
 
 
+def test_folders_that_peft_saved(ring, prompts) -> None:
+    text = "def area(radius):"
+    initial = {
+        "prompt_tuning_init": "TEXT",
+        "prompt_tuning_init_text": "import",
+        "tokenizer_name_or_path": str(tiny_model.path()),
+    }
+    asked = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "token_ids": True}
+    with Client(ring.addresses, timeout=LIMIT) as client:
+        prompt = list(client.tokenize(text).token_ids)
+        tuned = [
+            tune(prompts / "random", prompt, num_virtual_tokens=8),
+            tune(prompts / "text", prompt, num_virtual_tokens=20, **initial),
+        ]
+        for each in tuned:
+            client.load_prompt_adapter("uploaded", folder=each.folder)
+            client.load_prompt_adapter("by-path", path=str(each.folder))
+            for name in ("uploaded", "by-path"):
+                assert list(client.generate(text, **asked, **adapter(name)).outputs[0].token_ids) == each.tokens
+        plain = list(client.generate(text, **asked).outputs[0].token_ids)
+        for name in ("uploaded", "by-path"):
+            client.unload_prompt_adapter(name)
+    # They matter.
+    assert len({tuple(tokens) for tokens in (plain, *(each.tokens for each in tuned))}) == 3
+
+
+@pytest.mark.parametrize("source", ["random", "tuned"])
+def test_the_example(ring, prompts, source) -> None:
+    folder = write(prompts / "example", rows(3))
+    lines = run(
+        "prompt_tables.py", ring.addresses[0], *([str(folder)] if source == "tuned" else [])
+    ).stdout.splitlines()
+    (prefix, *_), (model, table, *_, adapter) = zip(*(line.split(": ", 1) for line in lines), strict=True)
+    assert prefix == "model"
+    assert re.search(r" \(\d+ prompt tokens\)$", table)
+    # Without a folder the adapter has the rows of the table.
+    assert table.startswith(adapter) == (source == "random")
+    assert model != adapter
+    assert "PromptAdapter(prompt_adapter_id='mine'" in lines[2]
+
+
 async def test_a_killed_router_gets_the_tables_from_the_engines(ring) -> None:
     first, second = ring.addresses
     with Client(first, timeout=LIMIT) as client:
         for seed, name in enumerate(("terse", "wordy")):
             client.load_prompt_adapter(name, rows=rows(seed))
-    assert wait_until(lambda: len(known(second)) == 2)
     versions = known(first)
-    assert known(second) == versions
+    assert set(versions) == {"terse", "wordy"}
+    assert wait_until(lambda: known(second) == versions)
     expected = {name: await asyncio.to_thread(tokens, first, name) for name in NAMES}
     assert len({tuple(found) for found in expected.values()}) == len(NAMES)
 

@@ -13,6 +13,7 @@ from sluice import Client, tiny_model
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
 from tests.fakes.processes import wait_until
+from tests.system.test_examples import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "speculation.md"
 PROMPT = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n"
@@ -164,16 +165,36 @@ def test_an_engine_dies_in_the_midst_of_a_draft_with_logits(ring, client):
     assert told.attempts > 1
 
 
-def test_a_draft_model(client):
+@pytest.fixture(scope="module")
+def drafting():
+    """Its model is its own draft model."""
     engine_args = {"draft_model": str(tiny_model.path()), "kv_cache_tokens": 4096}
-    with Ring(engines=1, detokenizers=1, engine_args=engine_args) as ring, Client(ring.address) as drafting:
+    with Ring(engines=1, detokenizers=1, engine_args=engine_args) as ring:
+        yield ring
 
-        def accepted() -> int:
-            """Of a request that says nothing about drafts."""
-            options = {"max_tokens": 48, "temperature": 0.7, "seed": len(found)}
-            found.append(drafting.generate("import os\n", **options))
-            assert found[-1].text == client.generate("import os\n", **options).text
-            return found[-1].usage.accepted_draft_tokens
 
-        found: list = []
+def test_a_draft_model(client, drafting):
+    found: list = []
+
+    def accepted() -> int:
+        """Of a request that says nothing about drafts."""
+        options = {"max_tokens": 48, "temperature": 0.7, "seed": len(found)}
+        found.append(helped.generate("import os\n", **options))
+        assert found[-1].text == client.generate("import os\n", **options).text
+        return found[-1].usage.accepted_draft_tokens
+
+    with Client(drafting.address) as helped:
         assert wait_until(lambda: accepted() > 0)
+
+
+def test_the_example(ring, drafting):
+    def accepted(address: str) -> tuple[int, int, int]:
+        lines = run("drafts.py", address).stdout.splitlines()[-3:]
+        found = [re.fullmatch(r"(\w+): the same text, (\d+) of \d+ tokens drafted", line).groups() for line in lines]
+        assert [name for name, _ in found] == ["without", "drafted", "expected"]
+        return tuple(int(count) for _, count in found)
+
+    for address in (ring.address, drafting.address):
+        # How much is drafted depends on how long steps take.
+        assert wait_until(lambda address=address: accepted(address)[2] > 0)
+        assert accepted(address)[0] == 0

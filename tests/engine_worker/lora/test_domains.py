@@ -97,14 +97,14 @@ def test_never_an_answer_of_other_weights(model, made, answers, actions, overlap
     names = {name: place(bench, model, made, name, i) for i, name in enumerate("abc")}
     cancelled: set[int] = set()
     disturbed: set[int] = set()
-    """Requests whose adapter's files, or the same ones under another name, were replaced afterwards."""
+    """Requests whose adapter's files were replaced afterwards."""
     for action, *details in actions:
         if action == "submit":
             name, size, kind = details
             if kind != "beams" or policy == "max_utilization":
                 submit(bench, answers, None if name is None else names[name], size, kind)
         elif action == "reload":
-            disturbed |= requests_for(bench, names[details[0]].version)
+            disturbed |= requests_for(bench, details[0])
             names[details[0]] = place(bench, model, made, *details)
         elif action == "remove":
             bench.runner.adapters.remove(files_of(made[details[0]]).version)
@@ -120,8 +120,8 @@ def test_never_an_answer_of_other_weights(model, made, answers, actions, overlap
     assert all(library.remove(version) for version in library.held())
 
 
-def requests_for(bench, version: str) -> set[int]:
-    return {number for (number, _), its in bench.specs.items() if its.adapter and its.adapter.version == version}
+def requests_for(bench, name: str) -> set[int]:
+    return {number for (number, _), its in bench.specs.items() if its.adapter and its.adapter.id == name}
 
 
 def place(bench, model, made, name: str, index: int) -> Adapter:

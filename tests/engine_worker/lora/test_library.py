@@ -1,12 +1,17 @@
 """Adapters by name and version: loaded beside the steps, shared, bounded, dropped only if no request uses them."""
 
+import io
 import os
+import pickle
 import shutil
+import tempfile
 import time
+from pathlib import Path
 from threading import Event
 
 import pytest
 import structlog
+import torch
 
 from engine_worker.ringside.adapters import Adapters
 from sluice.ring.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
@@ -15,6 +20,8 @@ from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runn
 from tests.engine_worker.lora.oracle import adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_checkpoint import zip_of_zeros
 from tests.fakes.lanes import until
+from tests.fakes.pickles import NAMES as PICKLES
+from tests.fakes.pickles import Trap
 from tests.fakes.processes import LIMIT
 
 PROMPT = list(range(3, 20))
@@ -62,7 +69,6 @@ def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
     assert ended(found).fault is None
     assert offered.done
     assert ended(other).fault.code == "ADAPTER_MISSING"
-    assert not library._missing
     library.advance()
     assert library.prepare(adapter_of(tuned[1], by_path=False)).fault.code == "ADAPTER_MISSING"
 
@@ -107,6 +113,34 @@ def test_requests_for_the_same_version_share_one_load(library, tuned):
     assert ended(first).fault is None
 
 
+@pytest.mark.parametrize("replaced", [0, 1])
+@pytest.mark.parametrize("how", ["others", "none"])
+def test_two_ids_of_one_version_need_only_their_own_folders(library, tuned, model, replaced, how):
+    folders = [Path(tempfile.mkdtemp(dir=model.parent)) / name for name in "ab"]
+    for folder in folders:
+        shutil.copytree(tuned[0], folder)
+    adapters = [adapter_of(folder, folder.name) for folder in folders]
+    busy = Event()
+    library._threads.submit(busy.wait)
+    loads = [library.prepare(adapter) for adapter in adapters]
+    shutil.rmtree(folders[replaced])
+    if how == "others":
+        shutil.copytree(tuned[1], folders[replaced])
+    busy.set()
+    assert ended(loads[1 - replaced]).fault is None
+    assert library.held() == [adapters[0].version]
+    assert [library.prepare(adapter) for adapter in adapters] == [None, None]
+
+
+def test_an_id_with_a_folder_does_not_wait_for_an_upload_of_the_same_version(library, tuned):
+    busy = Event()
+    library._threads.submit(busy.wait)
+    offer(library, files_of(tuned[1]))
+    _, by_path = (library.prepare(adapter_of(tuned[0], by_path=each)) for each in (False, True))
+    busy.set()
+    assert ended(by_path).fault is None
+
+
 def test_a_folder_that_has_changed_since_is_not_taken_for_the_same(library, tuned):
     adapter = adapter_of(tuned[0])
     changed = Adapter("tuned", "0" * 32, adapter.path)
@@ -133,12 +167,60 @@ def test_paths_outside_of_the_folders_are_refused(library, tuned, tmp_path, mode
     assert library.held() == []
 
 
-def test_hostile_uploads_are_refused_with_a_reason(library, tuned):
-    config = files_of(tuned[0]).config
-    for weights in (b"", zip_of_zeros(), bytes(30 << 20)):
-        fault = ended(offer(library, AdapterFiles(config, weights))).fault
-        assert fault.code == "INVALID_ARGUMENT"
-        assert "adapter_model.safetensors" in fault.message
+@pytest.fixture
+def trap(tmp_path):
+    trap = Trap(tmp_path)
+    # It works.
+    for run in (
+        lambda: pickle.loads(trap.pickled),
+        lambda: torch.load(io.BytesIO(trap.saved), weights_only=False),
+    ):
+        run()
+        assert trap.sprung
+        trap.rearm()
+    return trap
+
+
+@pytest.mark.parametrize("kind", ["empty", "zeros", "large", "pickled", "saved", "zipped", "pickled configuration"])
+def test_nothing_of_a_hostile_upload_remains(library, tuned, trap, kind):
+    good, sent = files_of(tuned[0]), []
+    files = {
+        "empty": AdapterFiles(good.config, b""),
+        "zeros": AdapterFiles(good.config, zip_of_zeros()),
+        "large": AdapterFiles(good.config, bytes(30 << 20)),
+        "pickled": AdapterFiles(good.config, trap.pickled),
+        "saved": AdapterFiles(good.config, trap.saved),
+        "zipped": AdapterFiles(good.config, trap.zipped),
+        "pickled configuration": AdapterFiles(trap.pickled, good.weights),
+    }[kind]
+    desk = Adapters(library, 7, lambda *each: sent.append(each), structlog.get_logger())
+    for message in (*parts_of(files, 7), LoadAdapter(7, 1, "router", version=files.version)):
+        desk.on_message(message)
+    until(lambda: desk.finish() or not desk.pending)
+    ((_, answer),) = sent
+    assert (answer.version, answer.fault.code) == ("", "INVALID_ARGUMENT")
+    assert ("adapter_config.json" if "configuration" in kind else "adapter_model.safetensors") in answer.fault.message
+    assert library.held() == []
+    assert library.usage.used_bytes == 0
+    assert desk.news(0) is None
+    assert library.prepare(Adapter("x", files.version)).fault.code == "ADAPTER_MISSING"
+    assert not trap.sprung
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_pickles_in_a_folder_are_not_read(library, model, tuned, trap, name):
+    folder = Path(tempfile.mkdtemp(dir=model.parent))
+    shutil.copy(tuned[0] / "adapter_config.json", folder)
+    (folder / name).write_bytes(trap.files[name])
+    fault = ended(library.load(str(folder))).fault
+    assert fault.code == "INVALID_ARGUMENT"
+    assert ("is a pickle" in fault.message) == (name == "adapter_model.bin")
+    assert library.held() == []
+    # Nor those beside the weights.
+    trap.write(folder)
+    shutil.copy(tuned[0] / "adapter_model.safetensors", folder)
+    assert ended(library.load(str(folder))).fault is None
+    assert not trap.sprung
 
 
 def test_ten_thousand_loads_are_bounded(library, tuned):

@@ -97,6 +97,26 @@ def test_two_routers_that_send_the_same_files_at_once(desk):
     assert (first.version, second.version) == (version, version)
 
 
+def test_an_upload_that_was_refused_before_its_load_is_asked_for(desk):
+    """Reading may be faster than the next message; and another router sends the same files."""
+    desk.library.bad = {A.version}
+    desk.take(*parts_of(A, EPOCH))
+    for number in (1, 2):
+        (answer,) = desk.take(load(number, version=A.version))
+        assert answer.fault.code == "INVALID_ARGUMENT"
+    desk.library.bad = set()
+    assert desk.take(*parts_of(A, EPOCH), load(3, version=A.version))[0].version == A.version
+
+
+def test_refused_uploads_are_remembered_up_to_a_number(desk):
+    several = [files(f"{i}") for i in range(MAX_LOADING + 1)]
+    desk.library.bad = {each.version for each in several}
+    for each in several:
+        desk.take(*parts_of(each, EPOCH))
+    codes = [desk.take(load(version=each.version))[0].fault.code for each in several]
+    assert codes == ["ADAPTER_MISSING", *["INVALID_ARGUMENT"] * MAX_LOADING]
+
+
 def test_files_that_are_not_what_their_version_says_are_not_loaded(desk):
     parts = [replace(part, version=B.version) for part in parts_of(A, EPOCH)]
     (answer,) = desk.take(*parts, load(1, version=B.version))

@@ -150,6 +150,29 @@ async def test_a_request_brings_its_adapter(ring, serving):
     assert client.router.ring.adapters.files.get(A.version) is None
 
 
+async def test_nothing_of_a_refused_upload_remains(ring, serving):
+    client = await serving(engines=2)
+    libraries(ring)[1].bad = {A.version}
+
+    def parts():
+        yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
+        yield admin.UploadLoraRequest(data=A.weights)
+
+    for call in (client.models.UploadLora(parts()), load(client, "x", files=A)):
+        details = await refused(call)
+        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["the files"])
+        assert not (await listed(client)).loras
+        assert client.router.ring.adapters.files.nbytes == 0
+    assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
+    assert not libraries(ring)[1].host
+    # Those that an id stands for stay, although another load of them fails.
+    await load(client, "y", "/b")
+    await load(client, "y", files=B)
+    libraries(ring)[1].bad, libraries(ring)[1].host = {B.version}, {}
+    await refused(load(client, "z", files=B))
+    assert client.router.ring.adapters.files.get(B.version) is not None
+
+
 async def test_adapters_in_requests_can_be_off(serving):
     client = await serving(lora_in_requests=False)
     details = await refused(client.events(text_spec(lora_weights=weights(A))))

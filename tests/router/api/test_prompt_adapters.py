@@ -12,7 +12,8 @@ from sluice.ring import prompt_adapters as ring_side
 from sluice.ring.tables import Table
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.prompt_files import config_of, some_rows, weights_of, write
+from tests.fakes.pickles import Trap
+from tests.fakes.prompt_files import BAD_FILES, config_of, some_rows, weights_of, write
 from tests.fakes.ring_peers import hang
 from tests.router.conftest import refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
@@ -313,6 +314,19 @@ async def test_bad_calls(client, name, source, field):
     assert not await listed(client)
 
 
+async def test_nothing_of_bad_files_remains(ring, client, tmp_path):
+    trap = Trap(tmp_path)
+    pickles = [(config_of(A), data) for data in (trap.pickled, trap.saved, trap.zipped)]
+    for config, weights, *_ in (*BAD_FILES.values(), *pickles, (trap.pickled, weights_of(A))):
+        files = admin.PromptAdapterFiles(config_json=config, safetensors=weights)
+        assert (await refused(load(client, "x", files=files))).code is StatusCode.INVALID_ARGUMENT
+    assert not await listed(client)
+    assert version_at(client, "x") is None
+    (engine,) = ring.engines.values()
+    assert engine.prompt_adapters.news(0) is None
+    assert not trap.sprung
+
+
 async def test_paths(ring, start, tmp_path):
     ring.add_engine()
     ring.add_detokenizer()
@@ -323,16 +337,19 @@ async def test_paths(ring, start, tmp_path):
     (allowed / "linked").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (allowed / "linked" / name).symlink_to(outside / name)
-    (allowed / "pickle").mkdir()
-    (allowed / "pickle" / "adapter_config.json").write_bytes(config_of(A))
-    (allowed / "pickle" / "adapter_model.bin").write_bytes(b"\x80\x02.")
+    trap = Trap(tmp_path)
+    for name, data in trap.files.items():
+        (allowed / name).mkdir()
+        (allowed / name / "adapter_config.json").write_bytes(config_of(A))
+        (allowed / name / name).write_bytes(data)
     client = await start(prompt_adapter_folders=(str(allowed),))
     expected = {
         outside: "does not lie in one of prompt_adapter_folders",
         allowed / ".." / "outside": "does not lie in one of",
         allowed / "link": "does not lie in one of",
         allowed / "linked": "adapter_config.json is not a file",
-        allowed / "pickle": "is a pickle",
+        **dict.fromkeys(map(allowed.joinpath, trap.files), "cannot be read: No such file"),
+        allowed / "adapter_model.bin": "is a pickle",
         allowed / "none": "cannot be read: No such file",
         "\0": "is not a folder",
     }
@@ -340,7 +357,11 @@ async def test_paths(ring, start, tmp_path):
         details = await refused(load(client, "x", path=str(path)))
         assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["path"])
         assert reason in details.error.details(), path
+    assert not await listed(client)
+    # Pickles beside the rows are not read.
+    trap.write(inside)
     await load(client, "x", path=str(inside))
+    assert not trap.sprung
 
 
 async def test_what_cannot_be_combined(client):

@@ -1,0 +1,32 @@
+// node cache_events.mjs [COUNT]: prints the first COUNT events of the engines' prefix caches as JSON, one per line.
+// Engines need the setting kv_event_buffer: sluice serve --set engine.kv_event_buffer=10000
+import process from 'node:process';
+import { fileURLToPath } from 'node:url';
+import grpc from '@grpc/grpc-js';
+import protoLoader from '@grpc/proto-loader';
+
+const address = process.env.SLUICE_ADDRESS ?? '127.0.0.1:50051';
+const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', import.meta.url));
+let left = Number(process.argv[2] ?? 10);
+
+// Hashes of blocks have 64 bits, more than a number of JavaScript: they are strings.
+const options = { includeDirs: [protos], keepCase: true, longs: String, enums: String, defaults: true, oneofs: true };
+const { sluice } = grpc.loadPackageDefinition(protoLoader.loadSync(['sluice/v1/admin.proto'], options));
+const admin = new sluice.v1.AdminService(address, grpc.credentials.createInsecure());
+
+const events = admin.StreamCacheEvents({});
+try {
+  for await (const { engine_id, events: found } of events) {
+    for (const { event_id, data, ...event } of found.slice(0, left)) {
+      console.log(JSON.stringify({ engine_id, event_id, [data]: event[data] }));
+    }
+    left -= found.length;
+    if (left <= 0) break;
+  }
+} catch (error) {
+  console.error(error.message);
+  process.exitCode = 1;
+} finally {
+  events.cancel();
+  admin.close();
+}

@@ -1,0 +1,53 @@
+"""Files that run code if they are unpickled: they create a file, which tests look for."""
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+
+NAMES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pkl", "pytorch_model.bin")
+
+
+class _Payload:
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self._marker,)
+
+
+class Trap:
+    """`pickled`, `saved` and `zipped` are what a user could upload."""
+
+    def __init__(self, folder: Path) -> None:
+        self._marker = folder / "executed"
+        weights = {"prompt_embeddings": _Payload(self._marker)}
+        self.pickled = pickle.dumps(weights)
+        saved = io.BytesIO()
+        torch.save(weights, saved)
+        self.saved = saved.getvalue()
+        """By torch."""
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as file:
+            for name, data in self.files.items():
+                file.writestr(name, data)
+        self.zipped = archive.getvalue()
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """By name, as in the folder of an adapter."""
+        return dict(zip(NAMES, (self.saved, self.saved, self.pickled, self.saved), strict=True))
+
+    @property
+    def sprung(self) -> bool:
+        """Whether one of them was unpickled."""
+        return self._marker.exists()
+
+    def rearm(self) -> None:
+        self._marker.unlink()
+
+    def write(self, folder: Path) -> None:
+        for name, data in self.files.items():
+            (folder / name).write_bytes(data)
