@@ -266,7 +266,8 @@ def draw_soak(result: KillResult) -> Figure:
 WITH_ADAPTERS = KillPlan(30, 120, kills=20, seed=8, mixed=adapters.MIXED)
 WITH_IMAGES = KillPlan(15, 120, kills=10, seconds_between=6.0, seed=9, mixed=images.MIXED)
 """Less often: an engine that has transformers' tower takes longer to start."""
-WITH_QWEN_VL = replace(WITH_IMAGES, seed=10, mixed=qwen_vl.MIXED)
+WITH_QWEN_VL = replace(WITH_IMAGES, max_tokens=400, seed=10, mixed=qwen_vl.MIXED)
+"""More tokens: it is small, and most streams should be there when a service dies."""
 QUICK = KillPlan(
     8,
     60,
