@@ -89,8 +89,6 @@ class RouterApp:
             self.ring.features,
             self.ring.prompt_adapters,
             settings.prompt_adapter_folders,
-            settings.prompt_adapters,
-            log,
         )
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)

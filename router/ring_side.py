@@ -79,7 +79,7 @@ class RingSide:
         self.adapters = Adapters(
             self.membership, self.address, settings.lora_upload_memory, settings.lora_adapters, log
         )
-        self.prompt_adapters = PromptAdapters(self.membership, self.address, log)
+        self.prompt_adapters = PromptAdapters(self.membership, self.address, settings.prompt_adapters, log)
         self.requests = Requests(settings.max_open, settings.max_tenant_requests)
         self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()

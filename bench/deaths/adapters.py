@@ -1,12 +1,15 @@
-"""Streams with LoRA adapters, through a ring of their own: on a CPU its engines compute by torch, the others' by
-OpenVINO. They have a draft model, the others look drafts up."""
+"""Streams with LoRA and prompt adapters, through a ring of their own: on a CPU its engines compute by torch, those of
+the others by OpenVINO. They have a draft model, the others look drafts up."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.deaths.requests import TABLE, StreamRequest, in_turns
+from safetensors.numpy import save_file
+
+from bench.deaths.requests import PROMPT_ROWS, TABLE, StreamRequest, in_turns
 from bench.deaths.streams import StreamsPlan
 from bench.harness.adapters import write_adapter
 from sluice import Client
@@ -14,31 +17,49 @@ from sluice.client import read_lora
 from sluice.launch import Ring
 from sluice.tiny_model import path
 
-BY_PATH, UPLOADED = "by-path", "uploaded"
+BY_PATH, UPLOADED, PROMPT = "by-path", "uploaded", "prompt"
 DEVIATION = 0.15
 """Of the factors' values: so that an adapter changes most tokens."""
 MIXED = (
-    "LoRA adapters by path and uploaded with the request, alone and with guided decoding, beam search and prompt "
-    "tables, and streams without adapter beside them, all with the guesses of a draft model"
+    "LoRA adapters by path and uploaded with the request, alone and with guided decoding, beam search, prompt tables "
+    "and prompt adapters, prompt adapters alone and with guided decoding, and streams without adapter beside them, all "
+    "with the guesses of a draft model"
 )
 
 
 def write_adapters(folder: Path) -> None:
     write_adapter(folder / BY_PATH, path(), 8, 1, DEVIATION)
     write_adapter(folder / UPLOADED, path(), 4, 2, DEVIATION)
+    _write_prompt_adapter(folder / PROMPT)
+
+
+def _write_prompt_adapter(folder: Path) -> None:
+    """As peft saves prompt tuning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"prompt_embeddings": PROMPT_ROWS}, folder / "adapter_model.safetensors")
+    rows, hidden_size = PROMPT_ROWS.shape
+    config = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": rows, "token_dim": hidden_size}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 @contextmanager
 def ring(plan: StreamsPlan, folder: Path, **options: Any) -> Iterator[Ring]:
-    """With the adapter that is loaded by path. `folder`: see `write_adapters`. `options`: of the ring."""
-    where = str(folder / BY_PATH)
-    router = {"lora_in_requests": True, "lora_adapters": {BY_PATH: where}}
+    """With the adapters that are loaded by path. `folder`: see `write_adapters`. `options`: of the ring."""
+    lora, prompt = str(folder / BY_PATH), str(folder / PROMPT)
+    # Else nobody would know them any more once all routers and engines are dead at the same moment.
+    router = {
+        "lora_in_requests": True,
+        "lora_adapters": {BY_PATH: lora},
+        "prompt_adapters": {PROMPT: prompt},
+        "prompt_adapter_folders": [str(folder)],
+    }
     # The model is its own draft model: its guesses are right where no adapter changes the token.
     engine = {"lora": True, "lora_folders": [str(folder)], "draft_model": str(path())}
     with plan.ring(engine, router, **options) as found:
         with Client(found.addresses) as client:
             # The routers do so by themselves, but a while after their start.
-            client.load_lora(BY_PATH, path=where)
+            client.load_lora(BY_PATH, path=lora)
+            client.load_prompt_adapter(PROMPT, path=prompt)
         yield found
 
 
@@ -51,6 +72,7 @@ def _kinds(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     # With the request: a registered upload is gone once its routers and engines have all died.
     uploaded = {"lora_weights": read_lora(folder / UPLOADED)}
     guide = {"regex": r"(\[[a-z]{3}, [0-9]{2}\] ){12,30}end"}
+    prompt = {"prompt_adapter_id": PROMPT}
     return {
         "adapter": {"temperature": 0.0, "logprobs": 1, **by_path},
         "uploaded adapter": {"temperature": 0.8, "n": 2, "logprobs": 1, **uploaded},
@@ -59,4 +81,7 @@ def _kinds(folder: Path) -> Mapping[str, Mapping[str, Any]]:
         "adapter, drafts": {"temperature": 0.3, "speculation": {"max_draft_tokens": 6}, **by_path},
         "adapter, beams": {"n": 2, "beam_search": {"width": 4}, **by_path},
         "adapter, prompt table": {"temperature": 0.7, "prompt_table": TABLE, **uploaded},
+        "prompt adapter": {"temperature": 0.8, "n": 2, "logprobs": 1, **prompt},
+        "prompt adapter, guided": {"temperature": 0.8, "guided": guide, **prompt},
+        "both adapters": {"temperature": 0.0, **by_path, **prompt},
     }

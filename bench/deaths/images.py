@@ -61,34 +61,42 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def picture(seed: int) -> bytes:
+def picture(seed: int, size: tuple[int, int] = (80, 60)) -> bytes:
+    """`size`: width and height."""
     file = BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (60, 80, 3), np.uint8)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), np.uint8)
     PIL.Image.fromarray(pixels).save(file, "JPEG")
     return file.getvalue()
 
 
-MIXED = "images, greedy, seeded, with beam search and with guided decoding, and streams without images beside them"
+WAYS = "greedy, seeded, with beam search and with guided decoding, and streams without images beside them"
+MIXED = f"images, {WAYS}"
+BESIDE = "beside images"
 
 
-def requests(plan: StreamsPlan) -> list[StreamRequest]:
-    found = in_turns(KINDS, plan.streams, plan.max_tokens)
+def kinds(one: bytes, other: bytes) -> Mapping[str, Mapping[str, Any]]:
+    return {
+        "image": {"temperature": 0.0, "logprobs": 1, "images": [one]},
+        "two images": {"temperature": 0.8, "n": 2, "images": [other, one]},
+        BESIDE: {"temperature": 0.9},
+        "images, beams": {"n": 2, "beam_search": {"width": 4}, "images": [one, other]},
+        "image, guided": {
+            "temperature": 0.8,
+            "guided": {"regex": r"(\[[a-z]{3}, [0-9]{2}\] ){12,30}end"},
+            "images": [other],
+        },
+    }
+
+
+KINDS = kinds(picture(1), picture(2))
+
+
+def requests(
+    plan: StreamsPlan, placeholder: str = PLACEHOLDER, asked: Mapping[str, Mapping[str, Any]] = KINDS
+) -> list[StreamRequest]:
+    """`placeholder`: of an image, in the text of a prompt."""
+    found = in_turns(asked, plan.streams, plan.max_tokens)
     return [
-        each if each.kind == BESIDE else replace(each, prompt=PLACEHOLDER * len(each.options["images"]) + each.prompt)
+        each if each.kind == BESIDE else replace(each, prompt=placeholder * len(each.options["images"]) + each.prompt)
         for each in found
     ]
-
-
-BESIDE = "beside images"
-ONE, OTHER = picture(1), picture(2)
-KINDS: Mapping[str, Mapping[str, Any]] = {
-    "image": {"temperature": 0.0, "logprobs": 1, "images": [ONE]},
-    "two images": {"temperature": 0.8, "n": 2, "images": [OTHER, ONE]},
-    BESIDE: {"temperature": 0.9},
-    "images, beams": {"n": 2, "beam_search": {"width": 4}, "images": [ONE, OTHER]},
-    "image, guided": {
-        "temperature": 0.8,
-        "guided": {"regex": r"(\[[a-z]{3}, [0-9]{2}\] ){12,30}end"},
-        "images": [OTHER],
-    },
-}

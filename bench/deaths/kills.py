@@ -15,7 +15,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
-from bench.deaths import adapters, images, streams
+from bench.deaths import adapters, images, qwen_vl, streams
 from bench.deaths.requests import StreamRequest
 from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
@@ -33,9 +33,11 @@ class KillPlan(streams.StreamsPlan, frozen=True):
     seconds_between: float = 2.0
     seed: int = 0
     adapters: "KillPlan | None" = None
-    """Afterwards the same with LoRA adapters, in a ring of its own; see `bench.deaths.adapters`."""
+    """Afterwards the same with adapters, in a ring of its own; see `bench.deaths.adapters`."""
     images: "KillPlan | None" = None
     """Then with images; see `bench.deaths.images`."""
+    qwen_vl: "KillPlan | None" = None
+    """Then with images of any size; see `bench.deaths.qwen_vl`."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -61,10 +63,11 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     """Of the wrong ones, how many differ by rounding alone."""
     adapters: "KillResult | None" = None
     images: "KillResult | None" = None
+    qwen_vl: "KillResult | None" = None
 
     @property
     def parts(self) -> "list[KillResult]":
-        return [part for part in (self, self.adapters, self.images) if part is not None]
+        return [part for part in (self, self.adapters, self.images, self.qwen_vl) if part is not None]
 
     @property
     def killed(self) -> dict[str, int]:
@@ -104,10 +107,20 @@ def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
             asked = adapters.requests(beside, folder)
             found = replace(found, adapters=asyncio.run(_measure(ring, beside, asked, step)))
     if plan.images is not None:
-        beside = replace(plan.images, threads=plan.threads)
-        with beside.ring({}, model=images.write_model(folder / "llava")) as ring:
-            found = replace(found, images=asyncio.run(_measure(ring, beside, images.requests(beside), step)))
+        beside, model = replace(plan.images, threads=plan.threads), images.write_model(folder / "llava")
+        found = replace(found, images=_on_model(beside, model, images.requests(beside), step))
+    if plan.qwen_vl is not None:
+        found = replace(found, qwen_vl=measure_qwen_vl(replace(plan.qwen_vl, threads=plan.threads), folder, step))
     return found
+
+
+def measure_qwen_vl(plan: KillPlan, folder: Path, step: Step) -> KillResult:
+    return _on_model(plan, qwen_vl.write_model(folder / "qwen_vl"), qwen_vl.requests(plan), step)
+
+
+def _on_model(plan: KillPlan, model: Path, asked: Sequence[StreamRequest], step: Step) -> KillResult:
+    with plan.ring({}, model=model) as ring:
+        return asyncio.run(_measure(ring, plan, asked, step))
 
 
 async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[StreamRequest], step: Step) -> KillResult:
@@ -148,6 +161,7 @@ def section(result: KillResult) -> Section:
             _answer(result),
             *([] if result.adapters is None else [_beside("engines with `lora`", result.adapters)]),
             *([] if result.images is None else [_beside("a LLaVA", result.images)]),
+            *([] if result.qwen_vl is None else [_beside("a Qwen2.5-VL", result.qwen_vl)]),
         ],
         [_pauses(result), _memory(result)],
     )
@@ -249,16 +263,20 @@ def draw_soak(result: KillResult) -> Figure:
     return figure
 
 
-WITH_ADAPTERS = KillPlan(21, 120, kills=20, seed=8, mixed=adapters.MIXED)
+WITH_ADAPTERS = KillPlan(30, 120, kills=20, seed=8, mixed=adapters.MIXED)
 WITH_IMAGES = KillPlan(15, 120, kills=10, seconds_between=6.0, seed=9, mixed=images.MIXED)
 """Less often: an engine that has transformers' tower takes longer to start."""
+WITH_QWEN_VL = replace(WITH_IMAGES, max_tokens=400, seed=10, mixed=qwen_vl.MIXED)
+"""More tokens: it is small, and most streams should be there when a service dies."""
 QUICK = KillPlan(
     8,
     60,
     kills=3,
-    adapters=replace(WITH_ADAPTERS, streams=7, max_tokens=60, kills=3),
+    adapters=replace(WITH_ADAPTERS, streams=10, max_tokens=60, kills=3),
     images=replace(WITH_IMAGES, streams=5, max_tokens=60, kills=2, seconds_between=2.0),
+    qwen_vl=replace(WITH_QWEN_VL, streams=5, max_tokens=60, kills=2, seconds_between=2.0),
 )
-TOPIC = Topic(KillPlan(adapters=WITH_ADAPTERS, images=WITH_IMAGES), QUICK, measure, KillResult, section, draw)
+WHOLE = KillPlan(adapters=WITH_ADAPTERS, images=WITH_IMAGES, qwen_vl=WITH_QWEN_VL)
+TOPIC = Topic(WHOLE, QUICK, measure, KillResult, section, draw)
 QUICK_SOAK = soak_plan(0.1, 5.0, streams=8, max_tokens=60)
 SOAK = Topic(soak_plan(30.0, 20.0), QUICK_SOAK, measure, KillResult, soak_section, draw_soak)

@@ -34,6 +34,8 @@ DRAFT_LOGITS = RANDOM.normal(0.0, 2.0, (24, 4096)).astype(np.float16)
 DRAFT = (DRAFT_LOGITS + RANDOM.gumbel(size=DRAFT_LOGITS.shape)).argmax(axis=1).tolist()
 TABLE = RANDOM.normal(0.0, 0.5, (12, 256)).astype(np.float32)
 """Rows of embeddings before the prompt."""
+PROMPT_ROWS = RANDOM.normal(0.0, 0.5, (20, 256)).astype(np.float32)
+"""Those of a prompt adapter."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 1.0, "top_p": 0.95},

@@ -33,6 +33,8 @@ Changes = Callable[[int], AdapterNews | None]
 CONNECT_SECONDS = 0.05
 """Until the next heartbeat after a lane was opened: the first one is usually refused, as the lane is not connected
 yet."""
+PAUSE_SECONDS = 2.0
+"""Heartbeats that are further apart show that this process was paused. Of a pause, so much counts."""
 LANE_CAPACITY = 8
 MAX_ROUTERS = 256
 """Each takes a lane."""
@@ -42,6 +44,7 @@ MAX_ANSWERS = 64
 
 class LastHello(NamedTuple):
     at: float
+    """On the clock of `RouterTable`, which stands still while this process is paused."""
     cache_known: int
     """Number of the last prefix cache change that the router knows."""
     adapters_known: int = 0
@@ -58,6 +61,17 @@ class RouterTable:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.last_hellos: dict[str, LastHello] = {}
         self._clock = clock
+        self._ticked = (0.0, clock())
+        """The seconds that had counted at the last tick, and when it was. One value, as both threads read it."""
+
+    def tick(self) -> None:
+        """To be called with each heartbeat. Hellos pile up in the inbox while this process is paused, so a pause says
+        nothing about the routers."""
+        self._ticked = (self._counted(), self._clock())
+
+    def _counted(self) -> float:
+        counted, at = self._ticked
+        return counted + min(self._clock() - at, PAUSE_SECONDS)
 
     def on_hello(self, hello: Hello) -> bool:
         """False if there are too many routers for this one to get heartbeats."""
@@ -69,7 +83,7 @@ class RouterTable:
         # A late hello of a replaced router must not undo what its successor has said.
         if not epochs.is_former(hello.epoch):
             last = LastHello(
-                self._clock(),
+                self._counted(),
                 hello.cache_known,
                 hello.adapters_known,
                 hello.prompt_adapters_known,
@@ -85,7 +99,7 @@ class RouterTable:
 
     def live(self) -> dict[str, LastHello]:
         """The routers that have not fallen silent."""
-        now = self._clock()
+        now = self._counted()
         return {address: last for address, last in self.last_hellos.items() if now - last.at < ROUTER_SILENCE_SECONDS}
 
 
@@ -156,6 +170,7 @@ class Heartbeats(threading.Thread):
 
     def _send(self) -> bool:
         """To all live routers; returns whether a lane was opened."""
+        self._routers.tick()
         routers = self._routers.live()
         for address in self._lanes.keys() - routers.keys():
             self._lanes.pop(address).close()

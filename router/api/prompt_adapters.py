@@ -1,10 +1,7 @@
 """The calls of sluice.v1.ModelService for prompt adapters."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from structlog.stdlib import BoundLogger
 
 from router.api.paging import page_of
 from router.errors import Reason, RequestError, Violations
@@ -36,9 +33,6 @@ class PromptAdapterCalls:
     _adapters: PromptAdapters
     _folders: tuple[str, ...]
     """From which files may be read."""
-    _configured: Mapping[str, str]
-    """Paths by id, to be loaded from the start on."""
-    _log: BoundLogger
     _loading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADING))
 
     async def load(self, message: pb.LoadPromptAdapterRequest) -> pb.LoadPromptAdapterResponse:
@@ -80,12 +74,10 @@ class PromptAdapterCalls:
             await asyncio.sleep(CONFIGURED_SECONDS)
         # Engines that ran before may know newer changes of these ids.
         await asyncio.sleep(CONFIGURED_SECONDS)
-        for adapter_id, path in self._configured.items():
-            if self._adapters.is_unknown(adapter_id):
-                try:
-                    await self.load(pb.LoadPromptAdapterRequest(prompt_adapter_id=adapter_id, path=path))
-                except RequestError as error:
-                    self._log.error("adapter_not_loaded", adapter=adapter_id, path=path, reason=error.message)
+        await self._adapters.learning.load_configured(
+            lambda adapter_id: not self._adapters.is_unknown(adapter_id),
+            lambda adapter_id, path: self.load(pb.LoadPromptAdapterRequest(prompt_adapter_id=adapter_id, path=path)),
+        )
 
     async def _table(self, message: pb.LoadPromptAdapterRequest) -> Table:
         """Raises RequestError."""

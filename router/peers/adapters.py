@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, Violation, shown
 from router.peers.adapter_files import AdapterFileStore
+from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.ring.adapter_registry import AdapterRegistry, merge_all
@@ -64,10 +65,10 @@ class Adapters:
         start on."""
         self._membership = membership
         self._address = address
-        self._configured = dict(configured)
         self._log = log
         self._unix_time = unix_time
         self._registry = AdapterRegistry()
+        self._learning = Learning(configured, log)
         self.files = AdapterFileStore(upload_memory, self._is_named)
         self._views: dict[int, _EngineView] = {}
         """By the engine's epoch."""
@@ -81,6 +82,12 @@ class Adapters:
         """None: no adapter is loaded under this id."""
         entry = self._registry.find(adapter_id)
         return None if entry is None else entry.adapter
+
+    async def settle(self, adapter_id: str) -> None:
+        """Wait for what the ring knows of this id, if this router has just started. Raises RequestError."""
+        await self._learning.wait(
+            adapter_id, lambda: self._registry.latest(adapter_id) is not None or self._is_without_adapters()
+        )
 
     def loaded(self) -> list[AdapterEntry]:
         return sorted(self._registry.loaded(), key=lambda entry: entry.id)
@@ -117,6 +124,7 @@ class Adapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
+        self._learning.on_heartbeat()
         if heartbeat.adapters is None:
             return
         view, now = self._views.setdefault(heartbeat.epoch, _EngineView()), self._unix_time()
@@ -124,6 +132,7 @@ class Adapters:
         merge_all(view.registry, heartbeat.adapters.entries, now)
         for entry in merge_all(self._registry, heartbeat.adapters.entries, now):
             self._log.info("adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)
+        self._learning.on_change()
 
     def on_loaded(self, loaded: AdapterLoaded) -> None:
         pending = self._pending.get(loaded.number)
@@ -182,16 +191,18 @@ class Adapters:
             await asyncio.sleep(SYNC_SECONDS)
         # Engines that ran before may know newer changes of these ids.
         await asyncio.sleep(SYNC_SECONDS)
-        for adapter_id, path in self._configured.items():
-            if self._registry.latest(adapter_id) is None:
-                try:
-                    await self.load_path(adapter_id, path, seconds=LOAD_SECONDS)
-                except RequestError as error:
-                    self._log.error("adapter_not_loaded", adapter=adapter_id, path=path, reason=error.message)
+        await self._learning.load_configured(
+            lambda adapter_id: self._registry.latest(adapter_id) is not None,
+            lambda adapter_id, path: self.load_path(adapter_id, path, LOAD_SECONDS),
+        )
 
     def _engines(self) -> list[EnginePeer]:
         """Those that take adapters."""
         return [peer for peer in self._membership.engines.alive if peer.heartbeat and peer.heartbeat.has_adapters]
+
+    def _is_without_adapters(self) -> bool:
+        """Whether there are engines, and none takes adapters."""
+        return not self._engines() and any(peer.heartbeat for peer in self._membership.engines.alive)
 
     def _is_named(self, version: str) -> bool:
         return any(entry.version == version for entry in self._registry.loaded())
@@ -206,7 +217,7 @@ class Adapters:
     ) -> list[tuple[EnginePeer, AdapterLoaded]]:
         engines = self._engines()
         if not engines:
-            if any(peer.heartbeat for peer in self._membership.engines.alive):
+            if self._is_without_adapters():
                 message = "no engine serves adapters: start engines with the setting lora (--set engine.lora=true)"
                 raise RequestError(ErrorCode.NOT_BUILT_YET, message)
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
@@ -271,6 +282,7 @@ class Adapters:
         at = self._registry.moment_of_change(entry.id, now)
         changed = AdapterEntry(entry.id, at, entry.version, entry.path, entry.size, entry.removed)
         self._registry.merge(changed, now)
+        self._learning.on_change()
         self._log.info("adapter_changed", adapter=entry.id, version=entry.version, removed=entry.removed)
         self._sync()
         return changed

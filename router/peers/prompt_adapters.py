@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, shown
+from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.ring.adapter_registry import AdapterRegistry
@@ -67,17 +68,19 @@ class PromptAdapters:
         self,
         membership: Membership,
         address: str,
+        configured: Mapping[str, str],
         log: BoundLogger,
         unix_time: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`address`: of this router's inbox."""
+        """`address`: of this router's inbox. `configured`: paths by id, to be loaded from the start on."""
         self._membership = membership
         self._address = address
         self._log = log
         self._unix_time = unix_time
         self._clock = clock
         self._store = PromptAdapterStore(KEPT_SECONDS)
+        self.learning = Learning(configured, log)
         self._views: dict[int, _EngineView] = {}
         """By the engine's epoch."""
         self._wanted: dict[str, _Wanted] = {}
@@ -123,10 +126,17 @@ class PromptAdapters:
         return entry is not None
 
     async def settle(self, adapter_id: str) -> None:
-        """Wait for the latest table of this id, if an engine has a later one than this router, as just after its start.
+        """Wait for the latest table of this id, if this router does not have it, as just after its start.
 
-        Raises RequestError ADAPTER_MISSING if it does not come.
+        Raises RequestError: ADAPTER_MISSING if it does not come; as `Learning.wait`.
         """
+        await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id))
+        while adapter_id in self._wanted:
+            await self._wait_for_table(adapter_id)
+            # Its engine may have died before it sent the table.
+            await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id))
+
+    async def _wait_for_table(self, adapter_id: str) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
                 while adapter_id in self._wanted:
@@ -143,6 +153,7 @@ class PromptAdapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
+        self.learning.on_heartbeat()
         news, now = heartbeat.prompt_adapters, self._unix_time()
         if news is None:
             return
@@ -204,11 +215,12 @@ class PromptAdapters:
                 wanted, latest = _Wanted(entry, epoch), entry
         if wanted is not None:
             self._wanted[adapter_id] = wanted
-            return
-        self._wanted.pop(adapter_id, None)
+        else:
+            self._wanted.pop(adapter_id, None)
         # Wakes those that wait now.
         self._arrived.set()
         self._arrived.clear()
+        self.learning.on_change()
 
     def _read_wanted(self) -> None:
         """Ask for tables that this router lacks."""

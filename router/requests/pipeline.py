@@ -118,8 +118,7 @@ class RequestPipeline:
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
-            if message.prompt_adapter_id:
-                await self._prompt_adapters.settle(message.prompt_adapter_id)
+            await self._settle(message)
             spec = parse(message, self._model, self._limits, streaming, self._adapters.find, self._prompt_adapters.find)
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant, trace)
@@ -131,6 +130,13 @@ class RequestPipeline:
                 self._on_trace(trace_refused(trace, arrived, self._model.name, request_id, error.code.name))
             self._counters.on_refused(error.code.name, error.code.status)
             raise
+
+    async def _settle(self, message: GenerationSpec) -> None:
+        """Wait for what the ring knows of the adapters that it names. Raises RequestError."""
+        if message.lora_id or message.model not in ("", self._model.name):
+            await self._adapters.settle(message.lora_id or message.model)
+        if message.prompt_adapter_id:
+            await self._prompt_adapters.settle(message.prompt_adapter_id)
 
     async def _bring_to_ring(self, request: RequestState) -> None:
         preparation = request.begin_preparation()

@@ -1,7 +1,7 @@
 """Streams over a ring whose services are killed: python -m tests.chaos.kills --streams 64 --kills 50
 
-Then the same with LoRA adapters, and with images. Ends with a line of each that says what became of the streams; exit
-status 1 when one failed or differs from its undisturbed self.
+Then the same with adapters, and with images on a LLaVA and on a Qwen2.5-VL. Ends with a line of each that says what
+became of the streams; exit status 1 when one failed or differs from its undisturbed self.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.console import Console
 
-from bench.deaths.kills import TOPIC, WITH_ADAPTERS, WITH_IMAGES, KillPlan, soak_summary
+from bench.deaths.kills import TOPIC, WHOLE, WITH_ADAPTERS, KillPlan, soak_summary
 from bench.harness.topic import progress_lines
 
 
@@ -23,8 +23,14 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name), help=meaning)
     parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="from kill to kill")
     given = parser.parse_args()
-    plan = KillPlan(given.streams, kills=given.kills, seconds_between=given.seconds, seed=given.seed)
-    plan = replace(plan, adapters=replace(WITH_ADAPTERS, seconds_between=given.seconds), images=WITH_IMAGES)
+    plan = replace(
+        WHOLE,
+        streams=given.streams,
+        kills=given.kills,
+        seconds_between=given.seconds,
+        seed=given.seed,
+        adapters=replace(WITH_ADAPTERS, seconds_between=given.seconds),
+    )
     console = Console()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, progress_lines(console) as progress:
         result = TOPIC.run("kills", plan, Path(folder), progress)

@@ -1,12 +1,12 @@
-"""Every service is restarted under streams with adapters, prompt tables, a draft model's guesses or images: those that
-do not end while it drains go on elsewhere."""
+"""Every service is restarted under streams with LoRA and prompt adapters, prompt tables, a draft model's guesses or
+images: those that do not end while it drains go on elsewhere."""
 
 import asyncio
 
 import pytest
 
-from bench.deaths import adapters, images, streams
-from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES
+from bench.deaths import adapters, images, qwen_vl, streams
+from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES, WITH_QWEN_VL
 from bench.deaths.requests import StreamRequest
 from bench.deaths.restart import restart_all
 from sluice.launch import Ring
@@ -43,3 +43,10 @@ def test_streams_with_images(tmp_path):
     model = images.write_model(tmp_path / "llava")
     with WITH_IMAGES.ring({}, model=model, drain_timeout=DRAIN_SECONDS) as ring:
         check(ring, images.requests(WITH_IMAGES))
+
+
+def test_streams_with_images_of_any_size(tmp_path):
+    model = qwen_vl.write_model(tmp_path / "qwen_vl")
+    # Short: its streams are.
+    with WITH_QWEN_VL.ring({}, model=model, drain_timeout=0.5) as ring:
+        check(ring, qwen_vl.requests(WITH_QWEN_VL))

@@ -3,18 +3,29 @@
 import pytest
 from msgspec.structs import replace
 
-from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES, KillPlan, measure
+from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES, WITH_QWEN_VL, KillPlan, KillResult, measure, measure_qwen_vl
 from bench.deaths.requests import KINDS
 
+pytestmark = pytest.mark.timeout(600)
+IN_IMAGES = {"streams": 10, "kills": 3, "seconds_between": 2.0}
 
-@pytest.mark.timeout(600)
-def test_no_stream_fails_and_none_differs(tmp_path):
-    with_adapters = replace(WITH_ADAPTERS, streams=14, kills=3)
-    with_images = replace(WITH_IMAGES, streams=10, kills=3, seconds_between=2.0)
-    plan = KillPlan(2 * len(KINDS), kills=4, max_tokens=120, adapters=with_adapters, images=with_images)
-    parts = measure(plan, tmp_path, lambda _: None).parts
-    assert len(parts) == 3
+
+def check(parts: list[KillResult]) -> None:
     for result in parts:
         assert sum(result.killed.values()) == result.plan.kills
         assert result.streams >= result.plan.streams
         assert (result.failed, result.wrong, result.faults) == (0, 0, [])
+
+
+def test_no_stream_fails_and_none_differs(tmp_path):
+    with_adapters = replace(WITH_ADAPTERS, streams=20, kills=3)
+    with_images = replace(WITH_IMAGES, **IN_IMAGES)
+    plan = KillPlan(2 * len(KINDS), kills=4, max_tokens=120, adapters=with_adapters, images=with_images)
+    parts = measure(plan, tmp_path, lambda _: None).parts
+    assert len(parts) == 3
+    check(parts)
+
+
+@pytest.mark.long
+def test_images_of_any_size(tmp_path):
+    check([measure_qwen_vl(replace(WITH_QWEN_VL, **IN_IMAGES), tmp_path, lambda _: None)])

@@ -71,6 +71,8 @@ async def ring(folder, monkeypatch):
     lose_only_the_silent(ring, monkeypatch)
     # On a busy machine gRPC may be late to say that a client has gone, and a send to it would look like our failure.
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 60.0)
+    # Unknown adapters are refused at once, as by a router that has run for a while.
+    monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 0.0)
     yield ring
     await ring.close()
 

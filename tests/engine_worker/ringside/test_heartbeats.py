@@ -6,7 +6,7 @@ import zmq
 from engine_worker.hooks import Report
 from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.event_reads import EventReads
-from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
+from engine_worker.ringside.heartbeats import PAUSE_SECONDS, Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
 from sluice.ring.cache_events import CacheEvents, Created, ReadCacheEvents
 from sluice.ring.calls import CallAnswer, RankAnswer
@@ -14,7 +14,7 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.timing import ROUTER_SILENCE_SECONDS
+from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
 
@@ -23,17 +23,40 @@ def no_events() -> list:
     return []
 
 
+def run(routers: RouterTable, clock: Clock, seconds: float) -> None:
+    """The process runs for so long, with its heartbeats."""
+    for _ in range(round(seconds / HEARTBEAT_SECONDS)):
+        clock.now += HEARTBEAT_SECONDS
+        routers.tick()
+
+
 def test_a_router_gets_heartbeats_until_its_hellos_stop():
     clock = Clock()
     routers = RouterTable(clock)
     routers.on_hello(Hello("r0", "mem://r0"))
-    clock.now += ROUTER_SILENCE_SECONDS - 1
+    run(routers, clock, ROUTER_SILENCE_SECONDS - 1)
     routers.on_hello(Hello("r1", "mem://r1"))
     assert routers.live().keys() == {"mem://r0", "mem://r1"}
-    clock.now += 2
+    run(routers, clock, 2)
     assert routers.live().keys() == {"mem://r1"}
     routers.on_hello(Hello("r1", "mem://r1", cache_known=7))
     assert {address: last.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
+
+
+def test_its_own_pause_is_no_silence_of_the_routers():
+    clock = Clock()
+    routers = RouterTable(clock)
+    for name in ("r0", "r1"):
+        routers.on_hello(Hello(name, f"mem://{name}", cache_known=7))
+    run(routers, clock, ROUTER_SILENCE_SECONDS / 2)
+    clock.now += 10 * ROUTER_SILENCE_SECONDS
+    # Whichever thread goes on first.
+    routers.on_hello(Hello("r0", "mem://r0", cache_known=7))
+    assert routers.live().keys() == {"mem://r0", "mem://r1"}
+    run(routers, clock, ROUTER_SILENCE_SECONDS / 2 - PAUSE_SECONDS - 1)
+    assert routers.live().keys() == {"mem://r0", "mem://r1"}
+    run(routers, clock, 2)
+    assert routers.live().keys() == {"mem://r0"}
 
 
 def test_a_router_that_took_the_place_of_another_is_new_once():
@@ -129,7 +152,7 @@ def test_routers_are_bounded(monkeypatch):
     routers = RouterTable(clock)
     assert [routers.on_hello(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
     assert routers.last_hellos.keys() == {"mem://0", "mem://1"}
-    clock.now += ROUTER_SILENCE_SECONDS
+    run(routers, clock, ROUTER_SILENCE_SECONDS)
     assert routers.on_hello(Hello("r", "mem://2"))
 
 

@@ -218,6 +218,35 @@ async def test_configured_adapters_are_loaded_from_the_start(serving):
     assert client.lines("adapter_not_loaded")[0]["adapter"] == "bad"
 
 
+async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, serving, start, folder, monkeypatch):
+    client = await serving()
+    await load(client, "x", "/a")
+    (engine,) = ring.engines.values()
+    await client.until(lambda: engine.adapters.news(0) is not None)
+    await client.router.stop(0.0)
+    monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
+    other = await start(wait=False, listen=f"ipc://{folder}/other")
+    asked = (text_spec(lora_id="x"), text_spec(model="x"))
+    for events in await asyncio.gather(*map(other.events, asked)):
+        assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
+
+
+async def test_a_configured_adapter_is_waited_for_and_loaded_once_its_engine_is_back(ring, serving, monkeypatch):
+    monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
+    monkeypatch.setattr("router.peers.learning.RETRY_SECONDS", 0.05)
+    client = await serving(lora_adapters={"x": "/a"})
+    (engine,) = ring.engines.values()
+    asked = asyncio.ensure_future(client.events(text_spec(lora_id="x")))
+
+    def die(_) -> None:
+        engine.restart()
+        engine.serve_adapters().folders["/a"] = A
+
+    engine.adapters.on_message = die
+    await client.until(lambda: client.lines("adapter_not_loaded"))
+    assert (await asked)[-1].HasField("done")
+
+
 async def test_a_folder_with_other_files_on_another_engine_is_refused(ring, serving):
     client = await serving(engines=2)
     libraries(ring)[0].folders["/a"] = B

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from router.peers import prompt_adapters
+from router.peers import learning, prompt_adapters
 from sluice.ring import prompt_adapters as ring_side
 from sluice.ring.tables import Table
 from sluice.v1 import admin_pb2 as admin
@@ -148,6 +148,37 @@ async def test_a_router_that_starts_later_knows_all_from_its_first_request_on(ri
     asked = {call.submit.tables.tables[0].digest for call in ring.calls}
     assert asked == {table_of(some_rows(number)).digest for number in range(20)}
     assert (await refused(other.generate(named("gone")))).code is StatusCode.NOT_FOUND
+
+
+async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, start, folder, client, monkeypatch):
+    await load(client, "x", A)
+    (engine,) = ring.engines.values()
+    await client.until(lambda: engine.prompt_adapters.news(0) is not None)
+    began = (await client.events(named("x")))[0].started
+    await client.router.stop(0.0)
+    monkeypatch.setattr(learning, "LEARN_SECONDS", 60.0)
+    other = await start(wait=False, listen=f"ipc://{folder}/other")
+    part = pb.ResumeFrom(token_ids=[7], model_fingerprint=began.model_fingerprint)
+    resumed = named("x", resume=[part], sampling={"seed": began.seed})
+    first, second = await asyncio.gather(other.events(named("x")), other.events(resumed))
+    assert first[-1].HasField("done")
+    assert second[-1].HasField("done")
+    assert {call.submit.tables.tables for call in ring.calls} == {(table_of(A),)}
+
+
+async def test_rows_whose_engine_died_come_from_another(ring, start, folder, client, monkeypatch):
+    """Also where a router has just started, and the engine that named them dies before it has sent them."""
+    await load(client, "x", A)
+    (engine,) = ring.engines.values()
+    await client.until(lambda: engine.prompt_adapters.news(0) is not None)
+    keep, engine.prompt_adapters.on_message = engine.prompt_adapters.on_message, lambda _: None
+    monkeypatch.setattr(learning, "LEARN_SECONDS", 60.0)
+    other = await start(listen=f"ipc://{folder}/other")
+    await other.until(lambda: not other.router.ring.prompt_adapters.is_unknown("x"))
+    asked = asyncio.ensure_future(other.events(named("x")))
+    engine.prompt_adapters.on_message = keep
+    engine.restart()
+    assert (await asked)[-1].HasField("done")
 
 
 async def test_an_engine_that_starts_later_gets_all(ring, client):
