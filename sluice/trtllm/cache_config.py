@@ -36,6 +36,7 @@ class KvCacheConfig(Checked):
     event_buffer_max_size: int = 0
     _: KW_ONLY
     enable_partial_reuse: bool = True
+    """Only whole blocks are reused, whatever this and `copy_on_partial_reuse` say."""
     copy_on_partial_reuse: bool = True
     use_uvm: bool = False
     runtime_defaults: InitVar[RuntimeDefaults | None] = None

@@ -35,8 +35,6 @@ KV_CACHE_REASONS = {
     "onboard_blocks": "blocks in host memory are always copied back before use",
     "cross_kv_cache_fraction": "only decoder-only models are served",
     "secondary_offload_min_priority": "blocks of every priority go to host memory",
-    "enable_partial_reuse": "it cannot be turned off alone",
-    "copy_on_partial_reuse": "it cannot be turned off alone",
     "use_uvm": "it is not implemented",
 }
 PARALLEL_REASONS = {

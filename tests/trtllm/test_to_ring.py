@@ -19,6 +19,11 @@ def test_the_default() -> None:
     assert (found["engine_args"], found["router_args"], found["enable_chunked_context"]) == ({}, {}, None)
 
 
+def test_reuse_of_parts_of_blocks_may_be_turned_off() -> None:
+    config = trtllm.KvCacheConfig(enable_partial_reuse=False, copy_on_partial_reuse=False)
+    assert ring_arguments(trtllm.ExecutorConfig(kv_cache_config=config)) == ring_arguments(trtllm.ExecutorConfig())
+
+
 def test_settings() -> None:
     chunking = trtllm.ContextChunkingPolicy.EQUAL_PROGRESS
     config = trtllm.ExecutorConfig(
@@ -99,7 +104,6 @@ def cache(**options) -> dict:
         (processors(processor_map={"a": None}), r"processor_map\['a'\]"),
         (cache(sink_token_length=4), "sink_token_length"),
         (cache(onboard_blocks=False), "onboard_blocks"),
-        (cache(enable_partial_reuse=False), "enable_partial_reuse"),
         (cache(use_uvm=True), "use_uvm"),
         (
             {"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)},
