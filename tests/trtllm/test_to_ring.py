@@ -105,6 +105,7 @@ def cache(**options) -> dict:
         (cache(sink_token_length=4), "sink_token_length"),
         (cache(onboard_blocks=False), "onboard_blocks"),
         (cache(use_uvm=True), "use_uvm"),
+        (cache(max_gpu_total_bytes=1 << 30), "max_gpu_total_bytes"),
         (
             {"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)},
             r"PeftCacheConfig\.max_pages_per_block_host = 4",
@@ -116,6 +117,7 @@ def cache(**options) -> dict:
         ),
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent"),
         ({"use_gpu_direct_storage": True}, "use_gpu_direct_storage"),
+        ({"fail_fast_on_attention_window_too_large": True}, "fail_fast"),
         ({"spec_dec_config": trtllm.SpeculativeDecodingConfig(True)}, "fast_logits"),
         ({"decoding_config": trtllm.DecodingConfig(trtllm.DecodingMode.Medusa())}, "decoding_mode"),
         ({"parallel_config": trtllm.ParallelConfig(device_ids=[0])}, "device_ids"),
@@ -183,6 +185,7 @@ def test_an_orchestrator_and_neutral_options() -> None:
 def test_options_of_speed_alone_are_logged(caplog) -> None:
     peft = trtllm.PeftCacheConfig(num_ensure_workers=4, num_copy_streams=2)
     config = trtllm.ExecutorConfig(recv_poll_period_ms=5, peft_cache_config=peft)
+    config.kv_cache_config.attention_dp_events_gather_period_ms = 1
     config.extended_runtime_perf_knob_config.multi_block_mode = False
     with caplog.at_level(logging.WARNING, "sluice.trtllm"):
         assert ring_arguments(config) == ring_arguments(
@@ -192,5 +195,6 @@ def test_options_of_speed_alone_are_logged(caplog) -> None:
         "ExecutorConfig.recv_poll_period_ms has no effect here",
         "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect here",
         "ExecutorConfig.peft_cache_config.num_copy_streams has no effect here",
+        "ExecutorConfig.kv_cache_config.attention_dp_events_gather_period_ms has no effect here",
         "ExecutorConfig.extended_runtime_perf_knob_config has no effect here",
     ]
