@@ -62,9 +62,58 @@ def test_chat(llm) -> None:
     assert llm.chat([{"role": "user", "content": "sort a list"}], PARAMS).outputs[0].token_ids
 
 
+def test_what_chats_have_beside_messages(llm) -> None:
+    def tokens(messages=({"role": "user", "content": "x"},), **options) -> int:
+        return llm.chat(messages, PARAMS, **options).usage.prompt_tokens
+
+    plain = tokens()
+    assert tokens(add_generation_prompt=False) < plain
+    assert tokens(add_generation_prompt=False, chat_template_kwargs={"add_generation_prompt": True}) < plain
+    answered = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
+    assert tokens(answered, continue_final_message=True) < tokens(answered)
+    with pytest.raises(NotImplementedError, match="template of the checkpoint"):
+        llm.chat([{"role": "user", "content": "x"}], chat_template="{{ messages }}")
+
+
 def test_statistics(llm) -> None:
     llm.generate("import ", PARAMS)
     assert llm.get_stats(30)[-1].max_num_active_requests > 0
+
+    async def one() -> int:
+        steps = llm.get_stats_async(30)
+        found = (await anext(steps)).max_num_active_requests
+        await steps.aclose()
+        return found
+
+    llm.generate("import ", PARAMS)
+    assert asyncio.run(one()) > 0
+
+
+def test_a_salt_for_each_prompt(llm) -> None:
+    ids = list(range(1200, 1300))
+
+    def cached(*prompts, **options) -> list[int]:
+        return [each.usage.cached_tokens for each in llm.generate(prompts, PARAMS, use_tqdm=False, **options)]
+
+    def salted(salt) -> dict:
+        return {"prompt_token_ids": ids, "cache_salt": salt}
+
+    assert cached(salted("a")) == [0]
+    assert cached(salted("b"), salted("a")) == [0, 96]
+    assert cached(ids, ids, cache_salt=["b", "c"]) == [96, 0]
+    assert cached(ids, salted("a"), cache_salt="d") == [0, 96]
+    assert llm.generate_async(salted("a"), PARAMS).result(60).usage.cached_tokens == 96
+
+
+def test_names_that_the_class_has_elsewhere(llm) -> None:
+    for name in ("encode", "score", "tokenizer", "sleep"):
+        assert not hasattr(llm, name)
+        with pytest.raises(NotImplementedError, match=f"LLM.{name}: .+"):
+            getattr(llm, name)
+    with pytest.raises(AttributeError, match="no attribute 'encodes'"):
+        llm.encodes("x")
+    assert llm.get_default_sampling_params() == SamplingParams()
+    assert llm.collective_rpc("memory")
 
 
 def test_kv_cache_events(llm) -> None:

@@ -16,7 +16,7 @@ from sluice.executor.waiting import SLICE_SECONDS
 
 T = TypeVar("T")
 
-PER_PROMPT = ("lora_request", "prompt_adapter_request", "kv_cache_retention_config")
+PER_PROMPT = ("lora_request", "prompt_adapter_request", "kv_cache_retention_config", "cache_salt")
 
 
 class BatchRun:
@@ -76,7 +76,7 @@ def batch_requests(
 
 def per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     """`count` values, from one or a sequence of that length. Raises ValueError."""
-    if not isinstance(value, Sequence):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries, inputs have {count}")

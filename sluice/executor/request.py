@@ -1,5 +1,6 @@
 """A request to an executor, with the retention priorities of its KV cache blocks."""
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -148,10 +149,12 @@ class CommonOptions(TypedDict, total=False):
     return_all_generated_tokens: bool
     priority: Priority | None
     allotted_time_ms: Milliseconds | None
-    cache_salt: str | None
     model: str | None
     max_draft_tokens: int | None
     return_perf_metrics: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool
 
 
 class RequestOptions(CommonOptions, total=False):
@@ -163,6 +166,7 @@ class RequestOptions(CommonOptions, total=False):
     acceptance_threshold: float | None
     prompt_table: Any
     images: Sequence[bytes] | None
+    cache_salt: str | None
 
 
 class BatchOptions(CommonOptions, total=False):
@@ -171,6 +175,7 @@ class BatchOptions(CommonOptions, total=False):
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
     prompt_adapter_request: PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
     kv_cache_retention_config: KvCacheRetentionConfig | Sequence[KvCacheRetentionConfig | None] | None
+    cache_salt: str | Sequence[str | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +220,10 @@ class GenerationRequest:
     images: Sequence[bytes] | None = field(default=None, compare=False, repr=False)
     """Files of images, one for each of the model's placeholders in a text or in token ids; in chats they are parts of
     messages: `{"type": "image", "data": …}`."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Of a chat, in OpenAI's form, as are the next two."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    continue_final_message: bool = False
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
     """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
@@ -262,6 +271,9 @@ class GenerationRequest:
             prompt_table=self.prompt_table,
             prompt_adapter_id=self.prompt_adapter_request.name if self.prompt_adapter_request else None,
             images=self.images,
+            tools_json=None if self.tools is None else json.dumps(list(self.tools)),
+            template_kwargs=self.chat_template_kwargs,
+            continue_final_message=self.continue_final_message or None,
         )
 
     def _speculation(self) -> Mapping[str, Any] | None:

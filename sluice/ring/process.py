@@ -82,6 +82,14 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
             if handler is not None and not replaced:
                 handler(number[0], None)
 
+    def forget() -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, signal.SIG_DFL)
+
+    # A forked child has the same pipe, so that a signal to it would end this process.
+    os.register_at_fork(after_in_child=forget)
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 

@@ -26,6 +26,7 @@ from sluice.trtllm.config import (
 )
 from sluice.trtllm.enums import (
     BatchingType,
+    CacheTransceiverBackendType,
     CapacitySchedulerPolicy,
     CommunicationMode,
     CommunicationType,
@@ -44,7 +45,7 @@ from sluice.trtllm.metrics import KvCacheMetrics, RequestPerfMetrics, Speculativ
 from sluice.trtllm.model_inputs import ContextPhaseParams, LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
 from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
 from sluice.trtllm.request import Request
-from sluice.trtllm.result import AdditionalOutput, Response, Result
+from sluice.trtllm.result import AdditionalOutput, Response, Result, deserialize_result
 from sluice.trtllm.sampling import AdditionalModelOutput, OutputConfig, SamplingConfig
 from sluice.trtllm.scheduler import DynamicBatchConfig, SchedulerConfig
 from sluice.trtllm.speculation import (
@@ -69,18 +70,19 @@ from sluice.trtllm.statistics import (
 )
 
 __all__ = [
-    "AdditionalModelOutput", "AdditionalOutput", "BatchingType", "CacheTransceiverConfig", "CapacitySchedulerPolicy",
-    "CommunicationMode", "CommunicationType", "ContextChunkingPolicy", "ContextPhaseParams", "DebugConfig",
-    "DebugTensorsPerIteration", "DecodingConfig", "DecodingMode", "DisServingRequestStats", "DynamicBatchConfig",
-    "EagleConfig", "Executor", "ExecutorConfig", "ExtendedRuntimePerfKnobConfig", "ExternalDraftTokensConfig",
-    "FinishReason", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats", "IterationStats",
-    "KVCacheCreatedData", "KVCacheEvent", "KVCacheEventDiff", "KVCacheEventManager", "KVCacheRemovedData",
-    "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUpdatedData", "KvCacheConfig", "KvCacheMetrics",
-    "KvCacheRetentionConfig", "KvCacheStats", "KvCacheTransferMode", "LogitsPostProcessorConfig",
-    "LookaheadDecodingConfig", "LoraConfig", "ModelType", "MropeConfig", "MultimodalInput", "OptionError",
-    "OrchestratorConfig", "OutputConfig", "ParallelConfig", "PeftCacheConfig", "PromptTuningConfig", "Request",
-    "RequestPerfMetrics", "RequestStage", "RequestStats", "RequestStatsPerIteration", "RequestType", "Response",
-    "Result", "RuntimeDefaults", "SamplingConfig", "SchedulerConfig", "SpecDecodingStats", "SpeculativeDecodingConfig",
-    "SpeculativeDecodingFastLogitsInfo", "SpeculativeDecodingMetrics", "StaticBatchingStats", "TimingMetrics",
-    "UniqueToken", "UnsupportedOptionError", "__version__", "kv_cache",
+    "AdditionalModelOutput", "AdditionalOutput", "BatchingType", "CacheTransceiverBackendType",
+    "CacheTransceiverConfig", "CapacitySchedulerPolicy", "CommunicationMode", "CommunicationType",
+    "ContextChunkingPolicy", "ContextPhaseParams", "DebugConfig", "DebugTensorsPerIteration", "DecodingConfig",
+    "DecodingMode", "DisServingRequestStats", "DynamicBatchConfig", "EagleConfig", "Executor", "ExecutorConfig",
+    "ExtendedRuntimePerfKnobConfig", "ExternalDraftTokensConfig", "FinishReason", "GuidedDecodingConfig",
+    "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KVCacheCreatedData", "KVCacheEvent",
+    "KVCacheEventDiff", "KVCacheEventManager", "KVCacheRemovedData", "KVCacheStoredBlockData", "KVCacheStoredData",
+    "KVCacheUpdatedData", "KvCacheConfig", "KvCacheMetrics", "KvCacheRetentionConfig", "KvCacheStats",
+    "KvCacheTransferMode", "LogitsPostProcessorConfig", "LookaheadDecodingConfig", "LoraConfig", "ModelType",
+    "MropeConfig", "MultimodalInput", "OptionError", "OrchestratorConfig", "OutputConfig", "ParallelConfig",
+    "PeftCacheConfig", "PromptTuningConfig", "Request", "RequestPerfMetrics", "RequestStage", "RequestStats",
+    "RequestStatsPerIteration", "RequestType", "Response", "Result", "RuntimeDefaults", "SamplingConfig",
+    "SchedulerConfig", "SpecDecodingStats", "SpeculativeDecodingConfig", "SpeculativeDecodingFastLogitsInfo",
+    "SpeculativeDecodingMetrics", "StaticBatchingStats", "TimingMetrics", "UniqueToken", "UnsupportedOptionError",
+    "__version__", "deserialize_result", "kv_cache",
 ]  # fmt: skip

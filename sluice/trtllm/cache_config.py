@@ -36,9 +36,12 @@ class KvCacheConfig(Checked):
     event_buffer_max_size: int = 0
     _: KW_ONLY
     enable_partial_reuse: bool = True
+    """Only whole blocks are reused, whatever this and `copy_on_partial_reuse` say."""
     copy_on_partial_reuse: bool = True
     use_uvm: bool = False
+    attention_dp_events_gather_period_ms: int = 5
     runtime_defaults: InitVar[RuntimeDefaults | None] = None
+    max_gpu_total_bytes: int = 0
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {
         "max_tokens": POSITIVE,

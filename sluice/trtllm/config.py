@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.checked import NOT_NEGATIVE, POSITIVE, Checked, Limit
-from sluice.trtllm.enums import BatchingType
+from sluice.trtllm.enums import BatchingType, CacheTransceiverBackendType
 from sluice.trtllm.guided import GuidedDecodingConfig
 from sluice.trtllm.parallel import ParallelConfig
 from sluice.trtllm.sampling import AdditionalModelOutput
@@ -64,7 +64,12 @@ class DebugConfig:
 
 @dataclass
 class CacheTransceiverConfig:
+    backend: CacheTransceiverBackendType | None = None
+    max_tokens_in_buffer: int | None = None
+    kv_transfer_timeout_ms: int | None = None
+    kv_transfer_sender_future_timeout_ms: int | None = None
     max_num_tokens: int | None = None
+    """Former name of `max_tokens_in_buffer`."""
 
 
 @dataclass
@@ -101,6 +106,7 @@ class ExecutorConfig(Checked):
     gather_generation_logits: bool = False
     mm_embedding_offloading: bool = False
     enable_trt_overlap: bool = False
+    fail_fast_on_attention_window_too_large: bool = False
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {
         "max_beam_width": POSITIVE,

@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from sluice.trtllm.errors import OptionError
+
 
 class ModelType(Enum):
     DECODER_ONLY = 0
@@ -53,6 +55,22 @@ class KvCacheTransferMode(Enum):
     DRAM = 0
     GDS = 1
     POSIX_DEBUG_FALLBACK = 2
+
+
+class CacheTransceiverBackendType(Enum):
+    DEFAULT = 0
+    MPI = 1
+    UCX = 2
+    NIXL = 3
+    MOONCAKE = 4
+
+    @staticmethod
+    def from_string(name: str) -> "CacheTransceiverBackendType":
+        """Raises OptionError."""
+        for each in CacheTransceiverBackendType:
+            if name in (each.name, each.name.lower()):
+                return each
+        raise OptionError(f"Invalid backend type: {name}")
 
 
 class RequestStage(Enum):

@@ -11,6 +11,7 @@ from sluice.trtllm.enums import FinishReason
 from sluice.trtllm.lora_tasks import not_cached
 from sluice.trtllm.metrics import RequestPerfMetrics
 from sluice.trtllm.read_metrics import read_metrics
+from sluice.trtllm.read_statistics import tokens_per_step
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response, Result
 from sluice.trtllm.tensors import WantedTensors
@@ -102,6 +103,7 @@ class OpenRequest:
             if self._perf_metrics and result.stats is not None:
                 for each in results:
                     each.request_perf_metrics = self._metrics(result.stats, each, tokens_per_block)
+                    each.avg_decoded_tokens_per_iter = tokens_per_step(result.stats)
         return [Response(response.request_id, each, response.client_id) for each in results]
 
     def _message(self, error: Exception) -> str:

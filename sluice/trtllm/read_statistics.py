@@ -106,14 +106,12 @@ def read_request(stats: executor.RequestStats, request_id: int) -> RequestStats:
     stage = STAGES.get(stats.stage, RequestStage.GENERATION_IN_PROGRESS if paused else RequestStage.QUEUED)
     blocks, reused = stats.alloc_total_blocks_per_request, stats.reused_blocks_per_request
     looked_up = reused + stats.missed_blocks_per_request
-    # Each step of a request yields one token and the drafts that it accepts.
-    steps = stats.num_generated_tokens - stats.num_accepted_draft_tokens
     return RequestStats(
         id=request_id,
         stage=stage,
         context_prefill_position=_prefilled(stage, stats.num_prompt_tokens),
         num_generated_tokens=stats.num_generated_tokens,
-        avg_num_decoded_tokens_per_iter=stats.num_generated_tokens / steps if steps else 0.0,
+        avg_num_decoded_tokens_per_iter=tokens_per_step(stats),
         scheduled=stage in IN_STEPS and not paused,
         paused=paused,
         alloc_total_blocks_per_request=blocks,
@@ -122,6 +120,12 @@ def read_request(stats: executor.RequestStats, request_id: int) -> RequestStats:
         missed_blocks_per_request=stats.missed_blocks_per_request,
         kv_cache_hit_rate_per_request=reused / looked_up if looked_up else 0.0,
     )
+
+
+def tokens_per_step(stats: executor.RequestStats) -> float:
+    # Each step of a request yields one token and the drafts that it accepts.
+    steps = stats.num_generated_tokens - stats.num_accepted_draft_tokens
+    return stats.num_generated_tokens / steps if steps else 0.0
 
 
 def _prefilled(stage: RequestStage, num_prompt_tokens: int) -> int | None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
-from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, POSITIVE, VECTOR, Checked, Limit
+from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, VECTOR, Checked, Limit
 from sluice.trtllm.config import Processor
 from sluice.trtllm.enums import RequestType
 from sluice.trtllm.errors import OptionError
@@ -65,6 +65,8 @@ class Request(Checked):
     guided_decoding_params: GuidedDecodingParams | None = None
     language_adapter_uid: int | None = None
     allotted_time_ms: timedelta | None = None
+    cache_salt_id: int | None = None
+    """Only requests with the same one share cached blocks."""
     request_type: RequestType = field(init=False)
 
     BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
@@ -74,6 +76,7 @@ class Request(Checked):
         "embedding_bias": VECTOR,
         "priority": FROM_0_TO_1,
         "num_return_sequences": POSITIVE,
+        "cache_salt_id": NOT_NEGATIVE,
     }
 
     def __post_init__(self, type: RequestType) -> None:  # noqa: A002

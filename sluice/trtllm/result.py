@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.trtllm.enums import FinishReason
+from sluice.trtllm.errors import UnsupportedOptionError
 from sluice.trtllm.metrics import RequestPerfMetrics
 from sluice.trtllm.model_inputs import ContextPhaseParams
 from sluice.trtllm.speculation import SpeculativeDecodingFastLogitsInfo
@@ -35,9 +36,16 @@ class Result:
     is_sequence_final: bool = False
     decoding_iter: int = 0
     """Number of tokens so far."""
+    avg_decoded_tokens_per_iter: float | None = None
+    """Above 1 with accepted drafts. None: not known, see `request_perf_metrics`."""
     context_phase_params: ContextPhaseParams | None = None
     request_perf_metrics: RequestPerfMetrics | None = None
     additional_outputs: list[AdditionalOutput] = field(default_factory=list)
+
+
+def deserialize_result(data: bytes) -> Result:  # noqa: ARG001
+    """Of TensorRT-LLM's own format. Raises UnsupportedOptionError."""
+    raise UnsupportedOptionError("deserialize_result", "results have no binary form here, but can be pickled")
 
 
 class Response:

@@ -6,7 +6,7 @@ from enum import IntFlag, auto
 from typing import Any, ClassVar
 
 from sluice.trtllm.checked import ABOVE_0_TO_1, MATRIX, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Checked, Limit
-from sluice.trtllm.errors import OptionError
+from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 
 
 @dataclass(eq=False)
@@ -45,6 +45,30 @@ class LookaheadDecodingConfig(Checked):
         if self.max_ngram_size == 1 and (self.max_window_size, self.max_verification_set_size) != (1, 0):
             raise OptionError("max_ngram_size=1 needs max_window_size=1 and max_verification_set_size=0")
 
+    def calculate_speculative_resource(self) -> tuple[int, int, int, int]:
+        """Most tokens per step, longest path, most draft tokens, longest path of drafts."""
+        sizes = (self.max_window_size, self.max_ngram_size, self.max_verification_set_size)
+        return LookaheadDecodingConfig.calculate_speculative_resource_tuple(*sizes)
+
+    @staticmethod
+    def calculate_speculative_resource_tuple(
+        window_size: int, ngram_size: int, verification_set_size: int
+    ) -> tuple[int, int, int, int]:
+        drafts = max(0, ngram_size - 2) + (window_size - 1 + verification_set_size) * (ngram_size - 1)
+        return 1 + drafts, ngram_size, drafts, ngram_size - 1
+
+    @staticmethod
+    def get_default_lookahead_decoding_window() -> int:
+        return 4
+
+    @staticmethod
+    def get_default_lookahead_decoding_ngram() -> int:
+        return 3
+
+    @staticmethod
+    def get_default_lookahead_decoding_verification_set() -> int:
+        return 4
+
 
 @dataclass
 class EagleConfig:
@@ -64,6 +88,10 @@ class SpeculativeDecodingConfig:
 class SpeculativeDecodingFastLogitsInfo:
     draft_request_id: int = 0
     draft_participant_id: int = 0
+
+    def to_tensor(self) -> Any:
+        """Raises UnsupportedOptionError."""
+        raise UnsupportedOptionError("SpeculativeDecodingFastLogitsInfo", "there is no draft model in another process")
 
 
 class _Mode(IntFlag):
@@ -152,6 +180,13 @@ class DecodingMode:
 
     def isEagle(self) -> bool:
         return _Mode.EAGLE in self._mode
+
+    def useVariableBeamWidthSearch(self, use: bool) -> "DecodingMode":
+        """Raises UnsupportedOptionError if it is used."""
+        if use:
+            name = "DecodingMode.useVariableBeamWidthSearch"
+            raise UnsupportedOptionError(name, "the width of a beam search is constant")
+        return self
 
     @property
     def name(self) -> str:

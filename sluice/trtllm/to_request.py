@@ -92,6 +92,7 @@ class Translator:
             client_id=request.client_id,
             priority=_priority(request.priority),
             allotted_time_ms=request.allotted_time_ms,
+            cache_salt=None if request.cache_salt_id is None else str(request.cache_salt_id),
             prompt_table=_table(request.prompt_tuning_config),
             return_perf_metrics=request.output_config.return_perf_metrics,
             **_drafts(request.external_draft_tokens_config),

@@ -1,6 +1,7 @@
 """An `ExecutorConfig` as arguments of `GenerationExecutor.create`."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from sluice import executor
@@ -29,15 +30,15 @@ CONFIG_REASONS = {
     "gpu_weights_percent": "weights are always whole on the device",
     "cache_transceiver_config": "context and generation always run in the same engine",
     "mm_embedding_offloading": "prompt embeddings are not implemented",
+    "fail_fast_on_attention_window_too_large": "windows are never shortened: a request that does not fit is refused",
 }
 KV_CACHE_REASONS = {
     "sink_token_length": "attention sinks are not implemented",
     "onboard_blocks": "blocks in host memory are always copied back before use",
     "cross_kv_cache_fraction": "only decoder-only models are served",
     "secondary_offload_min_priority": "blocks of every priority go to host memory",
-    "enable_partial_reuse": "it cannot be turned off alone",
-    "copy_on_partial_reuse": "it cannot be turned off alone",
     "use_uvm": "it is not implemented",
+    "max_gpu_total_bytes": "the size of the cache is max_tokens or free_gpu_memory_fraction",
 }
 PARALLEL_REASONS = {
     "device_ids": "set CUDA_VISIBLE_DEVICES",
@@ -56,6 +57,7 @@ PEFT_REASONS = {
 SPEED_ONLY = ("recv_poll_period_ms", "max_seq_idle_microseconds")
 PEFT_SPEED_ONLY = ("num_ensure_workers", "num_copy_streams")
 """Adapters are copied to the device with the step that needs them."""
+KV_CACHE_SPEED_ONLY = ("attention_dp_events_gather_period_ms",)
 
 
 def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
@@ -132,12 +134,10 @@ def _check(config: ExecutorConfig) -> None:
 def _mention_speed(config: ExecutorConfig) -> None:
     """Options that change no result, and have no counterpart."""
     knobs = config.extended_runtime_perf_knob_config
-    peft = config.peft_cache_config
-    changed = [name for name in SPEED_ONLY if getattr(config, name) != getattr(ExecutorConfig(), name)]
-    changed += [
-        f"peft_cache_config.{name}"
-        for name in PEFT_SPEED_ONLY
-        if getattr(peft, name) != getattr(PeftCacheConfig(), name)
+    changed = [
+        *_changed("", config, ExecutorConfig(), SPEED_ONLY),
+        *_changed("peft_cache_config.", config.peft_cache_config, PeftCacheConfig(), PEFT_SPEED_ONLY),
+        *_changed("kv_cache_config.", config.kv_cache_config, KvCacheConfig(), KV_CACHE_SPEED_ONLY),
     ]
     if knobs != ExtendedRuntimePerfKnobConfig():
         changed.append("extended_runtime_perf_knob_config")
@@ -145,6 +145,10 @@ def _mention_speed(config: ExecutorConfig) -> None:
         changed.append("guided_decoding_config.stop_token_ids")
     for name in changed:
         log.warning("ExecutorConfig.%s has no effect here", name)
+
+
+def _changed(prefix: str, owner: object, defaults: object, names: Sequence[str]) -> list[str]:
+    return [prefix + name for name in names if getattr(owner, name) != getattr(defaults, name)]
 
 
 def _check_decoding(config: DecodingConfig | None) -> None:

@@ -183,6 +183,12 @@ REQUEST = {
     "prompt_adapter_request": PromptAdapterRequest("terse"),
     "images": [b"png"],
 }
+CHAT = {
+    "tools": [{"type": "function", "function": {"name": "now"}}],
+    "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": True,
+}
+MESSAGES = [{"role": "user", "content": "x"}]
 
 
 @pytest.mark.parametrize("name", REQUEST)
@@ -191,8 +197,18 @@ def test_no_option_of_a_request_is_dropped(name) -> None:
     assert build_spec("x", GenerationRequest("x", **{name: REQUEST[name]}).client_options("id")) != plain
 
 
+def test_options_of_a_chat() -> None:
+    found = build_spec(MESSAGES, GenerationRequest(MESSAGES, **CHAT).client_options("id")).chat
+    assert json.loads(found.tools_json) == CHAT["tools"]
+    assert dict(found.template_kwargs) == CHAT["chat_template_kwargs"]
+    assert found.continue_final_message
+    for name, value in CHAT.items():
+        with pytest.raises(TypeError):
+            build_spec("x", GenerationRequest("x", **{name: value}).client_options("id"))
+
+
 def test_options_of_a_request() -> None:
-    assert set(REQUEST) == {each.name for each in fields(GenerationRequest)} - {
+    assert {*REQUEST, *CHAT} == {each.name for each in fields(GenerationRequest)} - {
         "inputs",
         "prompt_token_ids",
         "id",

@@ -84,27 +84,27 @@ def test_each_length_at_once(model_folder, prompts, oracle, overlap, backend):
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 50, 1000])
+def test_chunk_edges_everywhere(model_folder, prompts, oracle, rows, overlap, backend, monkeypatch):
     """Edges of chunks, of blocks of the cache and of blocks of rows, each at every distance from the others; and of
     what the lane has room for."""
     monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
     prompt = prompts[5][: 2 * LEAST_ROWS + 3]
     for chunk in (1, 2, 7, 31, 32, 33, LEAST_ROWS - 1, LEAST_ROWS + 1, len(prompt) - 1, 512):
-        for rows in (1, 50, 1000):
-            harness = EngineHarness(
-                model_folder,
-                output_layers=LAYERS,
-                backend=backend,
-                overlap=overlap,
-                max_tokens_per_step=chunk,
-                max_batch_size=1,
-                tokens_per_block=8,
-                tensor_buffer=rows * 4096 * 4,
-            )
-            number = harness.send(prompt, GREEDY, StopParams(max_tokens=3), tensors=ALL, prompt_logprobs=1)
-            harness.run()
-            check(harness, number, prompt, oracle)
-            assert len(harness.prompt_logprobs(number)) == len(prompt) - 1
+        harness = EngineHarness(
+            model_folder,
+            output_layers=LAYERS,
+            backend=backend,
+            overlap=overlap,
+            max_tokens_per_step=chunk,
+            max_batch_size=1,
+            tokens_per_block=8,
+            tensor_buffer=rows * 4096 * 4,
+        )
+        number = harness.send(prompt, GREEDY, StopParams(max_tokens=3), tensors=ALL, prompt_logprobs=1)
+        harness.run()
+        check(harness, number, prompt, oracle)
+        assert len(harness.prompt_logprobs(number)) == len(prompt) - 1
 
 
 def test_what_is_cached_is_computed_again(model_folder, prompts, oracle):

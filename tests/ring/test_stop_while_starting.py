@@ -123,6 +123,26 @@ def test_the_log_says_why_it_ended(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_a_signal_to_a_forked_child_is_its_own() -> None:
+    """As a library's may be, while a service loads."""
+    code = """
+from sluice.ring.process import exit_on_signals
+import os, signal, time
+exit_on_signals()
+runs, says = os.pipe()
+child = os.fork()
+if not child:
+    os.write(says, b"x")
+    time.sleep(60)
+os.read(runs, 1)
+os.kill(child, signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+time.sleep(0.5)
+raise SystemExit(7 if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else 8)
+"""
+    assert start(sys.executable, "-c", code).wait(60) == 7
+
+
 def test_a_service_s_own_handler_takes_over() -> None:
     code = """
 from sluice.ring.process import exit_on_signals, on_stop_signal

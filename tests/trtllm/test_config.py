@@ -26,7 +26,7 @@ SAMPLES = [
     trtllm.GuidedDecodingParams(trtllm.GuidedDecodingParams.GuideType.REGEX, "a+"),
     trtllm.SpeculativeDecodingConfig(True),
     trtllm.DebugConfig(True, False, ["x"], 3),
-    trtllm.CacheTransceiverConfig(5),
+    trtllm.CacheTransceiverConfig(trtllm.CacheTransceiverBackendType.UCX, 5),
     trtllm.SamplingConfig(2, top_k=3, num_return_sequences=2),
     trtllm.OutputConfig(True, additional_model_outputs=[trtllm.AdditionalModelOutput("x", True)]),
     trtllm.MultimodalInput([[1]], [2], [3]),
@@ -138,6 +138,27 @@ def test_both_filters() -> None:
     assert all((both.isTopK(), both.isTopP(), both.isTopKandTopP(), both.isTopKorTopP()))
     assert not trtllm.DecodingMode.TopK().isTopKandTopP()
     assert both.name == "TopKTopP"
+
+
+def test_the_width_of_a_beam_search_is_constant() -> None:
+    mode = trtllm.DecodingMode.BeamSearch()
+    assert mode.useVariableBeamWidthSearch(False) == mode
+    with pytest.raises(NotImplementedError, match="constant"):
+        mode.useVariableBeamWidthSearch(True)
+
+
+def test_lookahead_counts_its_drafts() -> None:
+    config = trtllm.LookaheadDecodingConfig
+    # TensorRT-LLM's documentation has 83 drafts for these.
+    assert config(7, 7, 7).calculate_speculative_resource() == (84, 7, 83, 6)
+    assert config.calculate_speculative_resource_tuple(1, 1, 0) == (1, 1, 0, 0)
+
+
+def test_backends_by_name() -> None:
+    backends = trtllm.CacheTransceiverBackendType
+    assert backends.from_string("ucx") is backends.from_string("UCX") is backends.UCX
+    with pytest.raises(RuntimeError, match="Invalid backend type: Ucx"):
+        backends.from_string("Ucx")
 
 
 def test_the_configuration_of_a_mode_sets_the_mode() -> None:

@@ -46,8 +46,9 @@ def test_perf_metrics(executor, streaming) -> None:
             assert metrics.iter == metrics.first_iter + number
     assert times.first_token_time < times.last_token_time
     assert metrics.iter == metrics.last_iter == metrics.first_iter + 4
+    assert found[-1].avg_decoded_tokens_per_iter == 1
     (result,) = results(executor, prompt=prompt)
-    assert result.request_perf_metrics is None
+    assert (result.request_perf_metrics, result.avg_decoded_tokens_per_iter) == (None, None)
 
 
 def test_perf_metrics_of_a_reused_prompt(executor) -> None:

@@ -33,6 +33,7 @@ def test_logits_can_be_cleared() -> None:
 def test_pickled_and_back() -> None:
     result = trtllm.Result(True, [[1, 2]], [0.5], [[0.25]], finish_reasons=[trtllm.FinishReason.LENGTH])
     result.request_perf_metrics = trtllm.RequestPerfMetrics(last_iter=33)
+    result.avg_decoded_tokens_per_iter = 1.5
     copy = pickle.loads(pickle.dumps(trtllm.Response(9, result, 8)))
     assert (copy.request_id, copy.client_id) == (9, 8)
     assert vars(copy.result) == vars(result)

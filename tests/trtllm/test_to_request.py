@@ -123,16 +123,19 @@ def test_other_options(translator) -> None:
         kv_cache_retention_config=trtllm.KvCacheRetentionConfig([Range(0, 2, 30)], 80),
         position_ids=[0, 1],
         pad_id=9,
+        cache_salt_id=12,
     )
     found = translator.translate(request)
     assert (found.prompt_token_ids, found.streaming, found.client_id, found.priority) == ([1, 2], True, 5, "high")
     assert (found.allotted_time_ms, found.draft_token_ids) == (timedelta(seconds=1), [3, 4])
     assert found.sampling_params.logits_processor == "mine"
+    assert found.cache_salt == "12"
     assert found.kv_cache_retention_config.token_range_retention_configs == [
         executor.TokenRangeRetentionConfig(0, 2, 30)
     ]
     assert found.kv_cache_retention_config.decode_retention_priority == 80
-    assert translator.translate(trtllm.Request([1], 1, priority=0.1)).priority == "low"
+    other = translator.translate(trtllm.Request([1], 1, priority=0.1))
+    assert (other.priority, other.cache_salt) == ("low", None)
 
 
 def test_a_bias(translator) -> None:

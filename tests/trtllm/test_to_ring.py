@@ -19,6 +19,11 @@ def test_the_default() -> None:
     assert (found["engine_args"], found["router_args"], found["enable_chunked_context"]) == ({}, {}, None)
 
 
+def test_reuse_of_parts_of_blocks_may_be_turned_off() -> None:
+    config = trtllm.KvCacheConfig(enable_partial_reuse=False, copy_on_partial_reuse=False)
+    assert ring_arguments(trtllm.ExecutorConfig(kv_cache_config=config)) == ring_arguments(trtllm.ExecutorConfig())
+
+
 def test_settings() -> None:
     chunking = trtllm.ContextChunkingPolicy.EQUAL_PROGRESS
     config = trtllm.ExecutorConfig(
@@ -99,8 +104,8 @@ def cache(**options) -> dict:
         (processors(processor_map={"a": None}), r"processor_map\['a'\]"),
         (cache(sink_token_length=4), "sink_token_length"),
         (cache(onboard_blocks=False), "onboard_blocks"),
-        (cache(enable_partial_reuse=False), "enable_partial_reuse"),
         (cache(use_uvm=True), "use_uvm"),
+        (cache(max_gpu_total_bytes=1 << 30), "max_gpu_total_bytes"),
         (
             {"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)},
             r"PeftCacheConfig\.max_pages_per_block_host = 4",
@@ -112,6 +117,7 @@ def cache(**options) -> dict:
         ),
         ({"gpu_weights_percent": 0.5}, "gpu_weights_percent"),
         ({"use_gpu_direct_storage": True}, "use_gpu_direct_storage"),
+        ({"fail_fast_on_attention_window_too_large": True}, "fail_fast"),
         ({"spec_dec_config": trtllm.SpeculativeDecodingConfig(True)}, "fast_logits"),
         ({"decoding_config": trtllm.DecodingConfig(trtllm.DecodingMode.Medusa())}, "decoding_mode"),
         ({"parallel_config": trtllm.ParallelConfig(device_ids=[0])}, "device_ids"),
@@ -179,6 +185,7 @@ def test_an_orchestrator_and_neutral_options() -> None:
 def test_options_of_speed_alone_are_logged(caplog) -> None:
     peft = trtllm.PeftCacheConfig(num_ensure_workers=4, num_copy_streams=2)
     config = trtllm.ExecutorConfig(recv_poll_period_ms=5, peft_cache_config=peft)
+    config.kv_cache_config.attention_dp_events_gather_period_ms = 1
     config.extended_runtime_perf_knob_config.multi_block_mode = False
     with caplog.at_level(logging.WARNING, "sluice.trtllm"):
         assert ring_arguments(config) == ring_arguments(
@@ -188,5 +195,6 @@ def test_options_of_speed_alone_are_logged(caplog) -> None:
         "ExecutorConfig.recv_poll_period_ms has no effect here",
         "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect here",
         "ExecutorConfig.peft_cache_config.num_copy_streams has no effect here",
+        "ExecutorConfig.kv_cache_config.attention_dp_events_gather_period_ms has no effect here",
         "ExecutorConfig.extended_runtime_perf_knob_config has no effect here",
     ]

@@ -1,0 +1,15 @@
+"""OpenVINO's own events of usage."""
+
+import subprocess
+import sys
+
+CODE = """
+import engine_worker.openvino.compiled
+import openvino.tools.ovc as tools
+print(type(tools.telemetry).__module__)
+"""
+
+
+def test_none_are_sent() -> None:
+    found = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert found.stdout == "openvino.tools.ovc.telemetry_stub\n"
