@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from engine_worker.sampling.host import is_on_host
 from sluice.ring.wire import TokenLogprob
 
 
@@ -28,7 +29,7 @@ class Logprobs(NamedTuple):
 
 def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     """Logits [N, vocab] float32, tokens [N] int64; most: K. Among equal logits on a CPU the lowest id comes first."""
-    if logits.device.type != "cpu":
+    if not is_on_host(logits):
         return torch_logprobs(logits, tokens, most)
     # Imported only where it is used: it is compiled then.
     from engine_worker.sampling.cpu_logprobs import cpu_logprobs
