@@ -89,7 +89,7 @@ def _power_of_2(x: np.float32) -> Any:
 @numba.njit(**SUMS)
 def _sum_and_rank(row: NDArray[np.float32], highest: np.float32, own: np.float32) -> tuple[float, float]:
     """Sum of e^(logit - highest), number of logits above `own`."""
-    total = above = 0.0
+    total = above = np.float64(0)
     for start in range(0, len(row), PART):
         part = row[start : start + PART]
         # Counted as float32, like all else in the loop, and exactly.
