@@ -1,5 +1,7 @@
 """Chooses what computes a model, and says why."""
 
+from importlib import import_module
+
 from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device
 from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
@@ -28,6 +30,9 @@ def load_runner(
     if draft is not None:
         check_draft_model(checkpoint, draft.checkpoint)
     runner = _load(checkpoint, config, progress, capturing, warn, draft)
+    if runner.choices["device"] == "cpu":
+        # Compiles its kernel, so that no step waits for that.
+        import_module("engine_worker.sampling.cpu_logprobs")
     if draft is not None:
         runner.choices["draft_model"] = draft.checkpoint.name
     return runner

@@ -5,7 +5,6 @@ step of a small model makes dozens.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.lora.paged import Add, LinearTargets, StepPages
+from engine_worker.row_threads import RowThreads
 
 FLOAT_ROWS = numba.float32[:, ::1]
 SIGNATURE = numba.void(
@@ -46,8 +46,7 @@ class CpuKernel:
     """See `engine_worker.lora.paged.Kernel`."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._others = ThreadPoolExecutor(threads - 1, "adapters") if threads > 1 else None
+        self._threads = RowThreads(threads)
 
     def __call__(self, pages: StepPages, linear: LinearTargets) -> Add:
         tables = pages.tables[linear.places]
@@ -62,23 +61,12 @@ class CpuKernel:
                 out.add_(added)
                 return
             arguments = x.numpy(), out.numpy(), *arrays, pages.page_ranks
-            if self._others is None or count * per_row * (x.shape[1] + linear.widest) <= ONE_THREAD:
+            if count * per_row * (x.shape[1] + linear.widest) <= ONE_THREAD:
                 _add(*arguments, 0, count)
             else:
-                self._shared(self._others, arguments, count)
+                self._threads.run(partial(_add, *arguments), count)
 
         return add
-
-    def _shared(self, others: ThreadPoolExecutor, arguments: tuple[Any, ...], count: int) -> None:
-        """Each thread has some of the rows."""
-        size = -(-count // self._threads)
-        parts = (partial(_add, *arguments, start, min(start + size, count)) for start in range(size, count, size))
-        running = [others.submit(part) for part in parts]
-        try:
-            _add(*arguments, 0, size)
-        finally:
-            for each in running:
-                each.result()
 
 
 def _compiled(function: Callable[..., None]) -> Any:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from engine_worker.sampling.largest import largest
+from engine_worker.sampling.host import is_on_host
 from sluice.ring.rows import TokenLogprob
 
 
@@ -29,18 +28,21 @@ class Logprobs(NamedTuple):
 
 
 def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
-    """Logits [N, vocab], tokens [N]; most: K."""
-    # One pass on a CPU, where logsumexp takes twice as long.
-    logprobs = logits.log_softmax(dim=1)
-    column = tokens.unsqueeze(1)
-    own = logprobs.gather(1, column).squeeze(1)
-    # Without columns topk would still wake the other threads of a CPU.
-    ids = largest(logits, min(most, logits.shape[1])) if most else tokens.new_empty(len(tokens), 0)
-    best = logprobs.gather(1, ids)
-    # In the memory of the logprobs. As float32, which counts exactly up to 2^24: a sum of bools takes five times as
-    # long on a CPU.
-    ranks = torch.gt(logits, logits.gather(1, column), out=logprobs).sum(dim=1).long() + 1
-    return Logprobs(own, ranks, ids, best)
+    """Logits [N, vocab] float32, tokens [N] int64; most: K. Among equal logits on a CPU the lowest id comes first."""
+    if not is_on_host(logits):
+        return torch_logprobs(logits, tokens, most)
+    # Imported only where it is used: it is compiled then.
+    from engine_worker.sampling.cpu_logprobs import cpu_logprobs
+
+    return cpu_logprobs(logits, tokens, most)
+
+
+def torch_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
+    """See `compute_logprobs`."""
+    logprobs, column = logits.log_softmax(dim=1), tokens.unsqueeze(1)
+    ids = logits.topk(min(most, logits.shape[1]), dim=1).indices
+    ranks = (logits > logits.gather(1, column)).sum(dim=1) + 1
+    return Logprobs(logprobs.gather(1, column).squeeze(1), ranks, ids, logprobs.gather(1, ids))
 
 
 def _best(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:

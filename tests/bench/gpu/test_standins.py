@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.gpu import standins
 from bench.gpu.standins import msgspec as stand_in
-from tests.bench.gpu.without import WITHOUT
+from tests.bench.gpu.without import WITHOUT_NUMBA
 
 
 def kinds(package: Any) -> tuple[Any, Any]:
@@ -101,6 +101,6 @@ def test_a_struct_does_not_share_a_default():
 
 @pytest.mark.process
 def test_everything_can_be_imported_where_packages_are_missing():
-    command = [sys.executable, "-c", WITHOUT + "import bench.gpu.run, bench.gpu.session"]
+    command = [sys.executable, "-c", WITHOUT_NUMBA + "import bench.gpu.run, bench.gpu.session"]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,5 @@
 """`python -m bench.gpu first`, which does all that `python -m bench.gpu` does and more, on a CPU, as on a machine that
-has torch and transformers alone."""
+has torch, transformers and numba alone."""
 
 import subprocess
 import sys

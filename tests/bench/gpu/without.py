@@ -9,16 +9,23 @@ MISSING = (
     "grpc",
     "prometheus_client",
     "matplotlib",
-    "numba",
 )
-WITHOUT = f"""
+
+
+def hide(packages: tuple[str, ...]) -> str:
+    return f"""
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {MISSING!r}:
+        if name.partition(".")[0] in {packages!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 from importlib import util
 found = util.find_spec
-util.find_spec = lambda name, package=None: None if name in {MISSING!r} else found(name, package)
+util.find_spec = lambda name, package=None: None if name in {packages!r} else found(name, package)
 sys.meta_path.insert(0, Missing())
 """
+
+
+WITHOUT = hide(MISSING)
+WITHOUT_NUMBA = hide((*MISSING, "numba"))
+"""As a machine with a GPU may be: on a CPU log-probabilities need it."""

@@ -1,36 +1,69 @@
-"""The most likely tokens are those of a whole row, however they are found."""
+"""Log-probabilities on a CPU are those that torch computes, and the same in every batch."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_worker.row_threads import RowThreads
 from engine_worker.runner.forward import rows_per_block
-from engine_worker.sampling.largest import GROUP
-from engine_worker.sampling.logprobs import compute_logprobs
+from engine_worker.sampling import cpu_logprobs
+from engine_worker.sampling.cpu_logprobs import GROUP, PART
+from engine_worker.sampling.logprobs import compute_logprobs, torch_logprobs
 from tests.examples import examples
 
 
 @examples(100)
 @given(
     seed=st.integers(0, 1 << 30),
-    vocab=st.sampled_from([1, 50, GROUP, 3 * GROUP, 20 * GROUP, 21 * GROUP, 40 * GROUP, 40 * GROUP + 1]),
+    vocab=st.sampled_from([1, 15, 50, GROUP, 3 * GROUP, 20 * GROUP, 21 * GROUP, 40 * GROUP + 1, PART, PART + 7]),
     most=st.integers(0, 25),
     kinds=st.sampled_from([2, 30, 1 << 20]),
     rows=st.integers(1, 5),
 )
-def test_as_topk(seed, vocab, most, kinds, rows):
+def test_as_on_a_device(seed, vocab, most, kinds, rows):
     """`kinds`: of logits; few of them are equal to many others. Some are -inf."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randint(kinds, (rows, vocab), generator=generator).float() / kinds * 8
+    logits = torch.randint(kinds, (rows, vocab), generator=generator).float() / kinds * 100 - 60
     logits[torch.rand(rows, vocab, generator=generator) < 0.2] = -torch.inf
     logits[:, 0] = 1.0
     tokens = torch.randint(vocab, (rows,), generator=generator)
-    found, right = compute_logprobs(logits.clone(), tokens, most), logits.log_softmax(-1)
-    most = min(most, vocab)
-    assert torch.equal(found.best, right.topk(most).values)
-    assert torch.equal(right.gather(1, found.ids), found.best)
-    assert all(len(set(row)) == most for row in found.ids.tolist())
+    found, right = compute_logprobs(logits.clone(), tokens, most), torch_logprobs(logits, tokens, most)
+    assert torch.equal(found.ranks, right.ranks)
+    torch.testing.assert_close(found.own, right.own, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(found.best, right.best, rtol=1e-6, atol=1e-5)
+    assert torch.equal(logits.gather(1, found.ids), logits.gather(1, right.ids))
+    assert all(len(set(row)) == min(most, vocab) for row in found.ids.tolist())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_is_the_same_beside_others(monkeypatch, rows, threads):
+    """Bit for bit, with as many alternatives or others."""
+    threads = RowThreads(threads)
+    monkeypatch.setattr(cpu_logprobs, "ONE_THREAD", 0)
+    monkeypatch.setattr(cpu_logprobs, "_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(4)
+    logits = 5 * torch.randn(16, PART + 3 * GROUP + 1, generator=generator)
+    tokens = torch.randint(logits.shape[1], (16,), generator=generator)
+    together = compute_logprobs(logits, tokens, 20)
+    parts = [compute_logprobs(*part, 20) for part in zip(logits.split(rows), tokens.split(rows), strict=True)]
+    for column, own in zip(together, zip(*parts, strict=True), strict=True):
+        assert torch.equal(column, torch.cat(own))
+    fewer = compute_logprobs(logits, tokens, 3)
+    assert torch.equal(fewer.own, together.own)
+    assert torch.equal(fewer.best, together.best[:, :3])
+
+
+@pytest.mark.parametrize("size", [1, 1000, 150_000])
+def test_as_in_float64(size):
+    """Certain, likely and impossible tokens."""
+    logits = torch.linspace(-300, 20, size).repeat(2, 1)
+    logits[1] = torch.linspace(-3, 2, size)
+    right = logits.double().log_softmax(1)
+    for token in {0, size // 2, size - 1}:
+        own = compute_logprobs(logits, torch.full((2,), token), 0).own
+        torch.testing.assert_close(own, right[:, token].float(), rtol=3e-7, atol=3e-6)
 
 
 @pytest.mark.parametrize("step", [1, 7, GROUP, 40])
@@ -50,14 +83,25 @@ def test_equal_ones_come_in_the_order_of_their_ids():
     assert compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 3).ids.tolist() == [[9, 21, 400], [77, 3, 500]]
 
 
-@pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf])
+@pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf, torch.inf])
 def test_rows_without_a_bound(value):
-    """All equal, or no number: as topk, beside a row that has one."""
+    """All equal, or no numbers, beside a row of others."""
     logits = torch.randn(2, 40 * GROUP, generator=torch.Generator().manual_seed(2))
     logits[1] = value
-    found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10).ids
-    assert found[0].tolist() == logits[0].topk(10).indices.tolist()
-    assert len(set(found[1].tolist())) == 10
+    found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10)
+    assert found.ids[0].tolist() == logits[0].topk(10).indices.tolist()
+    assert found.ids[1].tolist() == list(range(10))
+    assert bool(found.own[1].isnan()) == bool(found.best[1].isnan().all()) == (value != 0)
+
+
+@pytest.mark.parametrize("token", [0, 100])
+def test_one_that_is_no_number(token):
+    """The row has no log-probabilities, and the ids of its other tokens."""
+    logits = torch.arange(40.0 * GROUP).repeat(2, 1)
+    logits[0, token] = torch.nan
+    found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 5)
+    assert found.ids[0].tolist() == found.ids[1].tolist()
+    assert found.own.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("vocab", "rows"), [(1000, 1048), (4096, 256), (16384, 64), (151936, 64)])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.runner.batch import to_device
-from engine_worker.sampling import choose, noise
+from engine_worker.sampling import choose, logprobs, noise
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors
 from tests.examples import examples
@@ -72,7 +72,7 @@ def logits() -> torch.Tensor:
 
 def test_nothing_waits(logits, monkeypatch):
     """Neither for a number of the device nor for one on its way there."""
-    for module in (choose, noise):
+    for module in (choose, logprobs, noise):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
