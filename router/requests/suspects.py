@@ -8,7 +8,7 @@ tokens. A second death in a row, while the engine reported that the request ran 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 POISON_DEATHS = 2
 """In a row, the last of them alone: the request is not tried again."""
@@ -35,6 +35,11 @@ class Suspicion:
     """When the death happened that made it a suspect, on the clock of `Suspects`."""
     touched: bool = False
     """An engine died under one of its attempts."""
+    resumed: bool = field(init=False)
+    """Some of the deaths happened at another router."""
+
+    def __post_init__(self) -> None:
+        self.resumed = self.deaths > 0
 
 
 class Suspects:
@@ -47,6 +52,7 @@ class Suspects:
         """Requests that were convicted."""
         self.patience = patience
         self._clock = clock
+        self._started = clock()
         self._deaths: deque[tuple[float, frozenset[Suspicion]]] = deque(maxlen=MAX_DEATHS_KEPT)
         """Of engines and detokenizers, without those that a conviction explains: when, and which requests aboard."""
         self._waiting: set[Suspicion] = set()
@@ -78,7 +84,7 @@ class Suspects:
 
     def clear(self, one: Suspicion) -> None:
         """It has progressed, so it is no suspect any more."""
-        one.suspected, one.deaths = False, 0
+        one.suspected, one.deaths, one.resumed = False, 0, False
         self.leave_quarantine(one)
 
     def is_quarantined(self, one: Suspicion, engines: int) -> bool:
@@ -140,6 +146,9 @@ class Suspects:
     def _by_chance(self, one: Suspicion) -> bool:
         """Whether peers die so often without it that its own deaths may well be chance."""
         since = self._clock() - OTHER_SECONDS
+        if one.resumed and self._started > since:
+            # Which others died before this router started is unknown here.
+            return True
         return sum(at > since and one not in aboard for at, aboard in self._deaths) >= OTHER_DEATHS
 
 

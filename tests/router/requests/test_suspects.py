@@ -60,11 +60,22 @@ def test_progress_clears(suspects):
     assert one.deaths == 0
 
 
-def test_deaths_at_other_routers_count_but_make_no_suspect(suspects):
+def test_deaths_at_other_routers_count_but_make_no_suspect(suspects, clock):
+    clock.now += OTHER_SECONDS
     one = Suspicion(deaths=1)
     assert not suspects.is_quarantined(one, 2)
     assert not Suspects(PATIENCE).engine_died({Suspicion(deaths=8): False}, None)
     assert suspects.engine_died({one: False}, one)
+
+
+def test_a_router_that_has_just_started_asks_for_one_more_than_others_have_counted(suspects, clock):
+    one = Suspicion(deaths=1)
+    assert [suspects.engine_died({one: False}, one) for _ in range(2)] == [False, True]
+    progressed = Suspicion(deaths=1)
+    suspects.clear(progressed)
+    assert [suspects.engine_died({progressed: False}, progressed) for _ in range(2)] == [False, True]
+    clock.now += OTHER_SECONDS
+    assert suspects.engine_died({(late := Suspicion(deaths=1)): False}, late)
 
 
 def test_where_peers_die_without_it_one_more_is_asked_for(suspects, clock):
