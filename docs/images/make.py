@@ -67,7 +67,7 @@ def status_pages(ring: Ring) -> None:
 async def top(ring: Ring) -> None:
     with Client(ring.address) as client:
         screen = TopApp(lambda: combine([ask(client)]), 0.25)
-        async with screen.run_test(size=(150, 38)) as pilot:
+        async with screen.run_test(size=(160, 38)) as pilot:
             await pilot.pause(TOP_SECONDS)
             picture = screen.export_screenshot(title="sluice top")
     # Its fonts would come from elsewhere; without them the reader's own are used.

@@ -1,6 +1,7 @@
 // node generate.mjs [PROMPT] [SPEC_JSON]: streams a completion to stdout; an invalid request prints its field violations as JSON.
 // SPEC_JSON holds further fields of sluice.v1.GenerationSpec, such as '{"sampling": {"temperature": 0}}'.
 // SLUICE_ADDRESS may name several routers, separated by commas: a broken stream resumes on the next one.
+import { existsSync } from 'node:fs';
 import process from 'node:process';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -15,6 +16,10 @@ const PATIENCE = 60_000;
 // Reasons for which the server has retried already: each other router gets one attempt.
 const SERVER_GAVE_UP = ['ENGINE_LOST', 'DETOKENIZER_LOST', 'ROWS_LOST'];
 
+if (!existsSync(protos)) {
+  console.error(`${protos} is missing: sluice protos export ${protos}`);
+  process.exit(1);
+}
 const { sluice, google } = grpc.loadPackageDefinition(
   protoLoader.loadSync(
     ['sluice/v1/generation.proto', 'google/rpc/status.proto', 'google/rpc/error_details.proto'],

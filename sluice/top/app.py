@@ -35,8 +35,18 @@ class TopApp(App[None]):
     Horizontal { height: auto; max-height: 30%; }
     Horizontal DataTable { width: auto; margin-right: 1; }
     #tenants { width: 1fr; margin-right: 0; }
-    #requests { height: 1fr; }
+    #requests { width: 100%; height: 1fr; min-height: 5; }
+    .-medium Horizontal { layout: grid; grid-size: 2; grid-columns: auto 1fr; grid-rows: auto; grid-gutter: 0 1; }
+    .-medium Horizontal { max-height: 50%; }
+    .-medium Horizontal DataTable { margin-right: 0; }
+    .-medium #tenants { column-span: 2; }
+    .-narrow Horizontal { layout: vertical; max-height: 60%; }
+    .-narrow Horizontal DataTable { width: 1fr; margin-right: 0; }
+    .-low Sparkline, .-low #tenants { display: none; }
     """
+    # Panels are side by side only where they are whole. textual declares neither as ClassVar.
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (118, "-medium"), (160, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),

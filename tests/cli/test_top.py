@@ -85,6 +85,23 @@ async def test_every_panel_is_filled(screen):
         await until(pilot, lambda: len(screen.query_one(Sparkline).data or ()) > 5)
 
 
+@pytest.mark.parametrize("width", [80, 120, 150, 170])
+async def test_panels_are_whole_in_terminals_of_any_width(screen, width):
+    async with screen.run_test(size=(width, 40)) as pilot:
+        await until(pilot, lambda: column(screen, "requests"))
+        for name in ("detokenizers", "routers", "tenants"):
+            table = screen.query_one(f"#{name}", DataTable)
+            await until(pilot, lambda table=table: table.virtual_size.width <= table.size.width)
+            assert table.region.right <= width
+
+
+async def test_in_a_low_terminal_requests_are_seen(screen):
+    async with screen.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: column(screen, "requests"))
+        await until(pilot, lambda: 3 < screen.query_one("#requests", DataTable).region.bottom <= 23)
+        assert screen.query_one("#requests", DataTable).size.height > 2
+
+
 async def test_an_answer_that_comes_while_it_ends(screen):
     async with screen.run_test(size=(140, 40)) as pilot:
         await until(pilot, lambda: column(screen, "engines"))

@@ -120,10 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(script: Script) -> Iterator[str]:
+def serve(script: Script, port: int = 0) -> Iterator[str]:
     """Its address."""
     handler = type("Handler", (_Handler,), {"script": script})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -19,6 +19,8 @@ DARK = "getComputedStyle(document.body).backgroundColor"
 MODELS = "[...document.querySelectorAll('#engines tbody tr')].map(row => row.children[10].textContent)"
 NO_SCOPE = "[...document.querySelectorAll('th:not([scope])')].length"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CUT = """[...document.querySelectorAll('.card')]
+    .filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"""
 # Of each text that is seen: its contrast with what is behind it, as WCAG 2 defines it.
 CONTRASTS = """(() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
@@ -143,17 +145,17 @@ def chromium():
 
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("width", [1280, 920, 360])
 def test_in_a_browser(ring, chromium, dark, width):
     page = chromium.page(url(ring, ROUTER), width, dark=dark).wait(OPENED)
-    page.wait("document.body.innerText.includes('2 of 2 take work')")
+    page.wait("document.body.innerText.includes('2 of 2 serving')")
     for expected in (
         "Sluice router",
         "Ready",
         "engine-0",
         "engine-1",
         "detok-0",
-        "2 of 2 take work",
+        "2 of 2 serving",
         "Tokens per second",
     ):
         assert expected in page.text
@@ -162,6 +164,7 @@ def test_in_a_browser(ring, chromium, dark, width):
     assert ("seen-2" in page.text, "search" in page.text) == (True, True)
     assert page.run(DARK) == ("rgb(20, 21, 23)" if dark else "rgb(251, 251, 249)")
     assert page.run(OVERFLOW) == 0
+    assert page.run(CUT) == []
     assert page.run(NO_SCOPE) == 0
     contrasts = page.run(CONTRASTS)
     assert len(contrasts) > 30
@@ -179,14 +182,16 @@ def test_pages_of_the_others(ring, chromium, service, shown):
 
 
 @needs_chromium
-def test_what_has_gone_is_said_to_be_gone(ring, chromium):
-    page = chromium.page(url(ring, ROUTER)).wait(OPENED)
+@pytest.mark.parametrize("width", [1280, 920, 360])
+def test_what_has_gone_is_said_to_be_gone(ring, chromium, width):
+    page = chromium.page(url(ring, ROUTER), width).wait(OPENED)
     with frozen(ring, "engine-1"):
-        page.wait("document.querySelector('#engines').innerText.includes('lost since')")
-        assert "1 of 2 take work" in page.text
+        page.wait(r"/lost\s+for \d/.test(document.querySelector('#engines').innerText)")
+        assert "1 of 2 serving" in page.text
+        assert page.run(CUT) == []
     page.wait("!document.querySelector('#engines').innerText.includes('lost')")
     with frozen(ring, "router"):
-        page.wait("document.body.innerText.includes('No answer since')")
+        page.wait("document.body.innerText.includes('No answer for')")
         assert "Ready" not in page.text
     page.wait("!document.body.innerText.includes('No answer')")
     assert "Ready" in page.text
