@@ -46,7 +46,7 @@ def _write_prompt_adapter(folder: Path) -> None:
 def ring(plan: StreamsPlan, folder: Path, **options: Any) -> Iterator[Ring]:
     """With the adapters that are loaded by path. `folder`: see `write_adapters`. `options`: of the ring."""
     lora, prompt = str(folder / BY_PATH), str(folder / PROMPT)
-    # Else nobody would know them any more once all routers and engines are dead at the same moment.
+    # Also in the settings: if all routers and engines die at the same time, no process has those that a call loaded.
     router = {
         "lora_in_requests": True,
         "lora_adapters": {BY_PATH: lora},

@@ -4,7 +4,6 @@ Each row is computed on its own, in one order, so it has the same bits in every 
 step of a small model makes dozens.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.compiled import compiled
 from engine_worker.lora.paged import Add, LinearTargets, StepPages
 from engine_worker.row_threads import RowThreads
 
@@ -69,14 +69,6 @@ class CpuKernel:
         return add
 
 
-def _compiled(function: Callable[..., None]) -> Any:
-    try:
-        return numba.njit(SIGNATURE, cache=True, **OPTIONS)(function)
-    except RuntimeError:
-        # No folder is writable: every process compiles it, which takes 2 s.
-        return numba.njit(SIGNATURE, **OPTIONS)(function)
-
-
 @numba.njit(**OPTIONS)
 def _shrink(row: NDArray[np.float32], a: NDArray[np.float32], factors: NDArray[np.float32]) -> None:
     """row [inputs], a [ranks, inputs] -> factors [ranks]."""
@@ -112,7 +104,7 @@ def _expand(factors: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[n
             out[i] += factors[rank] * b[rank, i]
 
 
-@_compiled
+@compiled(SIGNATURE, OPTIONS)
 def _add(
     x: NDArray[np.float32],
     out: NDArray[np.float32],

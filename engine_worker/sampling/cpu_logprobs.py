@@ -4,7 +4,6 @@ It reads a row twice while that is in the core's own cache. Each row is computed
 same bits in every batch.
 """
 
-from collections.abc import Callable
 from functools import cache, partial
 from math import factorial, log
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.compiled import compiled
 from engine_worker.row_threads import RowThreads
 from engine_worker.sampling.logprobs import Logprobs
 
@@ -66,14 +66,6 @@ def cpu_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
 @cache
 def _threads() -> RowThreads:
     return RowThreads(torch.get_num_threads())
-
-
-def _compiled(function: Callable[..., None]) -> Any:
-    try:
-        return numba.njit(SIGNATURE, cache=True, **EXACT)(function)
-    except RuntimeError:
-        # No folder is writable.
-        return numba.njit(SIGNATURE, **EXACT)(function)
 
 
 @numba.njit(**EXACT)
@@ -165,7 +157,7 @@ def _select(
                 ids[place], best[place] = token, logit
 
 
-@_compiled
+@compiled(SIGNATURE, EXACT)
 def _score(
     logits: NDArray[np.float32],
     tokens: NDArray[np.int64],
