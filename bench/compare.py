@@ -2,7 +2,8 @@
 
 For changes that must not slow down what does not use them. Both run in turns, in the environment of this checkout. Both
 are started several times: two processes of the same code differ by some percent, which no number of rounds evens out.
-Compare HEAD to see by how much.
+Compare HEAD to see by how much. What differs by less is found without the model: both run with constant logits in place
+of its computation, which is what varies so.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,8 @@ WIDTHS = (1, 8, 32)
 REQUESTS = 3
 """Per place at a time."""
 PROMPT, TOKENS = 128, 64
+STEPS, STEP_ROUNDS = 256, 12
+"""Without the model: tokens of each request, of which as many as are at a time."""
 WIDTH = 120
 """Of the table, in characters, where no terminal says."""
 
@@ -45,6 +48,13 @@ class Compared(NamedTuple):
     tokens_per_second: float
 
 
+class OwnCode(NamedTuple):
+    """Microseconds per step beside the model's computation: the least of the rounds, the median over the starts."""
+
+    here: float
+    there: float
+
+
 def main(arguments: list[str]) -> None:
     given = _options(arguments)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
@@ -54,15 +64,27 @@ def main(arguments: list[str]) -> None:
         root = stack.enter_context(checkout(given.revision))
         progress = stack.enter_context(progress_lines(console))
         task = progress.add_task("starting", total=None)
-        found = []
+        found, own = [], []
         for start in range(1, given.starts + 1):
-            with ExitStack() as engines:
-                # Which one is first may matter.
-                roots = (ROOT, root) if start % 2 else (root, ROOT)
-                started = {each: engines.enter_context(engine_alone(TINY, settings, logs, each)) for each in roots}
-                step = lambda done, start=start: progress.update(task, description=f"start {start}: {done}")  # noqa: E731
-                found.append(compare(started[ROOT], started[root], given.rounds, step))
-    console.print(_table(given.revision, [over_starts(each) for each in zip(*found, strict=True)]))
+            # Which one is first may matter.
+            roots = (ROOT, root) if start % 2 else (root, ROOT)
+            step = lambda done, start=start: progress.update(task, description=f"start {start}: {done}")  # noqa: E731
+            with _started(roots, settings, logs) as engines:
+                found.append(compare(engines[ROOT], engines[root], given.rounds, step))
+            with _started(roots, settings, logs, without_model=True) as engines:
+                own.append(own_code(engines[ROOT], engines[root], step))
+    compared = [over_starts(each) for each in zip(*found, strict=True)]
+    console.print(_table(given.revision, compared))
+    console.print(_own_table(given.revision, compared, [own_over_starts(each) for each in zip(*own, strict=True)]))
+
+
+@contextmanager
+def _started(
+    roots: Sequence[Path], settings: dict[str, Any], logs: Path, *, without_model: bool = False
+) -> Iterator[dict[Path, SystemProcess]]:
+    with ExitStack() as stack:
+        engines = {root: engine_alone(TINY, settings, logs, root, without_model=without_model) for root in roots}
+        yield {root: stack.enter_context(engine) for root, engine in engines.items()}
 
 
 @contextmanager
@@ -88,6 +110,23 @@ def compare(here: SystemProcess, there: SystemProcess, rounds: int, step: Step) 
     return found
 
 
+def own_code(here: SystemProcess, there: SystemProcess, step: Step) -> list[OwnCode]:
+    """Of each width."""
+    found = []
+    for width in WIDTHS:
+        load = Load([Ask(prompt, STEPS) for prompt in python_prompts(TINY, width, PROMPT)], width, salt=f"{width}")
+        sides = {
+            f"{name}, {width} at a time, no model": (side, load) for name, side in (("here", here), ("there", there))
+        }
+        runs = interleave(sides, STEP_ROUNDS, step)
+        found.append(OwnCode(*(1e6 * min(run.seconds for run in side) / STEPS for side in runs)))
+    return found
+
+
+def own_over_starts(found: Sequence[OwnCode]) -> OwnCode:
+    return OwnCode(*map(statistics.median, zip(*found, strict=True)))
+
+
 def over_starts(found: Sequence[Compared]) -> Compared:
     """Of one width, one from each start."""
     speeds = [each.speed for each in found]
@@ -105,6 +144,15 @@ def _table(revision: str, found: Sequence[Compared]) -> Table:
     for each in found:
         low, high = each.speed_range
         cells = (f"{each.tokens_per_second:,.0f}", f"{each.speed:.3f}×", f"{low:.3f}–{high:.3f}", f"{each.cpu:.3f}×")
+        table.add_row(str(each.width), *cells)
+    return table
+
+
+def _own_table(revision: str, compared: Sequence[Compared], own: Sequence[OwnCode]) -> Table:
+    table = Table("at a time", "a step without the model, µs", f"of {revision}", "difference, in % of a whole step")
+    for each, code in zip(compared, own, strict=True):
+        whole = 1e6 * each.width / each.tokens_per_second
+        cells = (f"{code.here:.1f}", f"{code.there:.1f}", f"{100 * (code.here - code.there) / whole:+.2f}")
         table.add_row(str(each.width), *cells)
     return table
 

@@ -20,22 +20,24 @@ T = TypeVar("T")
 
 
 class SystemProcess:
-    """A `python -m module` that serves loads. Raises RuntimeError when the process dies."""
+    """A Python program that serves loads. Raises RuntimeError when the process dies."""
 
     def __init__(
         self,
         name: str,
-        module: str,
+        module: str | Path,
         arguments: Sequence[str],
         log: Path,
         environment: Mapping[str, str] | None = None,
         python: Path | str = sys.executable,
         root: Path = ROOT,
     ) -> None:
-        """`python`: an interpreter that has msgspec and what the module imports. `root`: the checkout it runs in."""
+        """`module`: or a file. `python`: an interpreter that has msgspec and what the module imports. `root`: the
+        checkout that it runs in."""
         self.name = name
         self._log = log
-        command = [str(python), "-m", module, *arguments]
+        program = [str(module)] if isinstance(module, Path) else ["-m", module]
+        command = [str(python), *program, *arguments]
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, cwd=root, env=environment

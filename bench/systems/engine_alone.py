@@ -162,7 +162,9 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
     return traces
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path, root: Path = ROOT) -> SystemProcess:
+def engine_alone(
+    model: Path, engine: Mapping[str, Any], logs: Path, root: Path = ROOT, *, without_model: bool = False
+) -> SystemProcess:
     """A child process with these engine settings, in the environment of a ring's engine. `root`: a checkout."""
     settings = {"model": model, **engine}
     flags = []
@@ -170,7 +172,8 @@ def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path, root: Path 
         flag = f"--{name.replace('_', '-')}"
         flags += [flag] if value is True else [flag, str(value)]
     log = logs / "engine-alone.log"
-    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, child_environment(), root=root)
+    program = ROOT / "bench" / "systems" / "without_model.py" if without_model else "bench.systems.engine_alone"
+    return SystemProcess(NAME, program, flags, log, child_environment(), root=root)
 
 
 if __name__ == "__main__":

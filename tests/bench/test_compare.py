@@ -31,6 +31,13 @@ def test_starts() -> None:
     assert compare.over_starts(found) == (8, 1.0, (0.9, 1.1), 0.5, 100.0)
 
 
+def test_steps_without_the_model() -> None:
+    found = compare.own_code(Stand(0.001), Stand(0.002), lambda _: None)
+    assert found == [(pytest.approx(1e3 * width), pytest.approx(2e3 * width)) for width in compare.WIDTHS]
+    starts = [compare.OwnCode(*each) for each in ((50.0, 60.0), (90.0, 61.0), (51.0, 62.0))]
+    assert compare.own_over_starts(starts) == (51.0, 61.0)
+
+
 def test_checkout() -> None:
     with compare.checkout("HEAD") as folder:
         assert (folder / "bench" / "systems" / "engine_alone.py").is_file()
@@ -44,5 +51,9 @@ def test_checkout() -> None:
 def test_whole(monkeypatch, capsys) -> None:
     monkeypatch.setattr(compare, "WIDTHS", (2,))
     monkeypatch.setattr(compare, "REQUESTS", 1)
+    monkeypatch.setattr(compare, "STEPS", 8)
+    monkeypatch.setattr(compare, "STEP_ROUNDS", 1)
     compare.main(["HEAD", "--starts", "2", "--rounds", "2", "--threads", "1"])
-    assert "speed by that of HEAD" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "speed by that of HEAD" in printed
+    assert "a step without the model" in printed

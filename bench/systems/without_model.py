@@ -1,0 +1,41 @@
+"""The engine alone, with constant logits in place of the model: what a step costs beside the model's computation.
+
+Run as a file, in any checkout: python bench/systems/without_model.py [the engine's own flags, such as --model]
+"""
+
+import os
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The modules of the checkout that is measured, which may be another one than this file's.
+sys.path.insert(0, os.getcwd())
+
+from bench.harness.children import serve
+from bench.systems.engine_alone import EngineAlone
+from sluice.settings.read import load_settings
+from sluice.settings.services import EngineSettings
+
+
+def engine_without_model(settings: EngineSettings) -> EngineAlone:
+    engine = EngineAlone(settings)
+    runner: Any = engine._runner
+    forward = runner._forward
+    generator = torch.Generator().manual_seed(1)
+
+    @cache
+    def constant(rows: int) -> Tensor:
+        return torch.randn(rows, forward.vocab_size, generator=generator)
+
+    def logits(_moves: Any, step: Any, *_: Any) -> Tensor | None:
+        return constant(step.num_rows) if step is not None and step.num_rows else None
+
+    forward.logits = logits
+    return engine
+
+
+if __name__ == "__main__":
+    serve(engine_without_model(load_settings(EngineSettings)).answer)
