@@ -7,6 +7,9 @@ from sluice.ring.adapters import MAX_ADAPTERS, NEWS_ENTRIES, AdapterEntry, Adapt
 REMOVED_SECONDS = 3600.0
 """For which it is remembered that an id was unloaded: longer than a process is cut off from all others."""
 MAX_REMOVED = 1024
+CONFIGURED_AT = 0.0
+"""Moment of the change of an adapter that a router's settings load. A call counts more, whenever it was: a router that
+has just started may not have heard of it yet."""
 LEAST_STEP_SECONDS = 0.001
 """Between two changes of an id, so that the later one counts, whatever the clocks say."""
 

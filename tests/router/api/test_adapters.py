@@ -1,11 +1,12 @@
 """LoRA adapters over real gRPC and ZeroMQ: loading, uploading, naming them, and the loss of what holds them."""
 
 import asyncio
+import time
 
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles
+from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterEntries, AdapterEntry, AdapterFiles
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
@@ -216,6 +217,19 @@ async def test_configured_adapters_are_loaded_from_the_start(serving):
     await client.until(lambda: client.router.ring.adapters.find("sql") is not None)
     await client.until(lambda: client.lines("adapter_not_loaded"))
     assert client.lines("adapter_not_loaded")[0]["adapter"] == "bad"
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_what_a_call_changed_counts_more_than_the_settings(ring, serving, removed):
+    """Although this router hears of it only once it has loaded what its settings say."""
+    client = await serving(lora_adapters={"x": "/a"})
+    adapters = client.router.ring.adapters
+    await client.until(lambda: adapters.find("x") is not None)
+    (engine,) = ring.engines.values()
+    changed = AdapterEntry("x", time.time() - 60.0, B.version, "/b", 8, removed)
+    engine.adapters.on_message(AdapterEntries(engine.epoch, [changed]))
+    expected = None if removed else Adapter("x", B.version, "/b")
+    await client.until(lambda: adapters.find("x") == expected)
 
 
 async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, serving, start, folder, monkeypatch):
