@@ -141,7 +141,7 @@ class Adapters:
     def _sync(self) -> None:
         for engine in self._engines():
             view = self._views.get(engine.epoch)
-            missing = self._registry.missing_in(view.registry if view else AdapterRegistry())
+            missing = self._registry.missing_in(view.registry if view else AdapterRegistry(), self._unix_time())
             for start in range(0, len(missing), NEWS_ENTRIES):
                 # A full lane gets them a second later.
                 engine.lane.send(AdapterEntries(engine.epoch, missing[start : start + NEWS_ENTRIES]))

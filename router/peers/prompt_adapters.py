@@ -249,7 +249,7 @@ class PromptAdapters:
 
     def _send_missing(self, engine: EnginePeer, view: _EngineView) -> None:
         now, room = self._clock(), SYNC_BYTES
-        missing = self._store.registry.missing_in(view.registry)
+        missing = self._store.registry.missing_in(view.registry, self._unix_time())
         known = {entry.id: view.sent.get(entry.id) for entry in missing}
         view.sent = {each: sent for each, sent in known.items() if sent is not None and now - sent.at < RETRY_SECONDS}
         for entry in missing:
