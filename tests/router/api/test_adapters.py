@@ -6,7 +6,16 @@ import time
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterEntries, AdapterEntry, AdapterFiles
+from router.api.model_service import MAX_LOADS
+from sluice.ring.adapters import (
+    MAX_ADAPTERS,
+    PART_BYTES,
+    Adapter,
+    AdapterEntries,
+    AdapterEntry,
+    AdapterFiles,
+    LoadAdapter,
+)
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
@@ -286,6 +295,24 @@ async def test_bad_loads_name_field_and_limit(serving):
     assert details.fields == ["part"]
     details = await refused(client.events(text_spec(lora_id="x y")))
     assert details.code is StatusCode.NOT_FOUND
+
+
+async def test_loads_at_a_time_are_bounded(ring, serving):
+    """Else an engine would have to drop some of its answers, whose callers would wait for minutes."""
+    client = await serving()
+    (engine,) = ring.engines.values()
+    held, take = [], engine.adapters.on_message
+    engine.adapters.on_message = held.append
+    loads = [asyncio.ensure_future(load(client, f"x{i}", "/a")) for i in range(MAX_LOADS)]
+    await client.until(lambda: len([each for each in held if isinstance(each, LoadAdapter)]) == MAX_LOADS)
+    details = await refused(load(client, "one-more", "/a"))
+    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+    assert f"{MAX_LOADS} loads" in details.error.details()
+    engine.adapters.on_message = take
+    for message in held:
+        take(message)
+    assert {each.version for each in await asyncio.gather(*loads)} == {A.version}
+    await load(client, "one-more", "/a")
 
 
 async def test_engines_without_adapters(ring, start):
