@@ -59,7 +59,14 @@ def test_the_decoder_of_a_model_that_sees(decoder):
     tensors = {named["A"]: torch.ones(4, 6), named["B"]: torch.ones(10, 4)}
     (module,) = read(files(tensors)).modules
     assert module.target.path == "layers.0.self_attn.q_proj"
-    for key, value in ((f"{decoder}layers.0.self_attn.q_proj", 0.5), ("model.layers.1.self_attn.q_proj", 2.0)):
+    for key, value in (
+        (f"{decoder}layers.0.self_attn.q_proj", 0.5),
+        (f"^{decoder}layers.0.self_attn.q_proj$", 0.5),
+        ("layers.0.self_attn.q_proj", 0.5),
+        # peft takes the circumflex as it is meant: here is no module of this name.
+        ("^model.layers.0.self_attn.q_proj", 2.0),
+        ("model.layers.1.self_attn.q_proj", 2.0),
+    ):
         (module,) = read(files(tensors, alpha_pattern={key: 2})).modules
         assert torch.equal(module.b, torch.full((4, 10), value))
     with pytest.raises(AdapterError, match="the same module"):
