@@ -25,6 +25,8 @@ from sluice.settings.engine import LoraOptions
 
 MAX_LOADING = 64
 """Adapters that load, or wait for a thread or for host memory, beside those that requests wait for."""
+MAX_UNSERVABLE = 256
+"""Uploads of which it is remembered why they cannot be served."""
 
 
 class OtherFilesError(AdapterError):
@@ -57,6 +59,8 @@ class AdapterLibrary:
         self._awaited: dict[tuple[str, str], Loading] = {}
         """Those that requests wait for, by version and path: two ids may have the same version from different folders,
         of which one may be replaced. An empty path: an upload that is being read may be it."""
+        self._unservable: dict[str, Fault] = {}
+        """By version: uploads that cannot be served, and why, the latest last."""
         self._kept: dict[str, AdapterWeights] = {}
         """By version: uploads for which there was no room, since they cannot be read again. Their requests may be about
         to come."""
@@ -86,11 +90,11 @@ class AdapterLibrary:
 
     def load(self, path: str) -> Loading:
         """From a folder on this machine."""
-        return self._bounded(partial(self._read_path, path, None), uploaded=False)
+        return self._bounded(partial(self._read_path, path, None))
 
     def offer(self, version: str, parts: Sequence[bytes]) -> Loading:
         """That was uploaded: the data of all parts, see `AdapterPart`. ADAPTER_MISSING: not this version."""
-        return self._bounded(partial(self._read_upload, version, parts), uploaded=True)
+        return self._bounded(partial(self._read_upload, version, parts), version)
 
     def held(self) -> list[str]:
         """Versions in host memory."""
@@ -174,7 +178,8 @@ class AdapterLibrary:
             if version in self._host:
                 loading.end()
             elif not (path or reading or version in self._kept):
-                loading.end(_fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files"))
+                missing = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files")
+                loading.end(self._unservable.get(version, missing))
         self._awaited = {source: loading for source, loading in self._awaited.items() if not loading.done}
 
     @property
@@ -189,9 +194,10 @@ class AdapterLibrary:
             loading.end(_fault(ErrorCode.ADAPTER_MISSING, str(error)))
             return
         except AdapterError as error:
-            loading.end(
-                Fault(ErrorCode.INVALID_ARGUMENT.name, f"the adapter cannot be served: {error}", "spec.lora_id")
-            )
+            fault = _fault(ErrorCode.INVALID_ARGUMENT, f"the adapter cannot be served: {error}")
+            if loading.uploaded:
+                self._remember(loading.uploaded, fault)
+            loading.end(fault)
             return
         except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
             loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
@@ -206,12 +212,17 @@ class AdapterLibrary:
             if loading.uploaded and len(self._kept) < self._options.lora_num_put_workers:
                 self._kept[loaded.version] = loaded.weights
 
+    def _remember(self, version: str, fault: Fault) -> None:
+        self._unservable[version] = fault
+        while len(self._unservable) > MAX_UNSERVABLE:
+            del self._unservable[next(iter(self._unservable))]
+
     def _store_kept(self) -> None:
         self._kept = {
             version: weights for version, weights in self._kept.items() if not self._host.add(version, weights)
         }
 
-    def _bounded(self, read: Callable[[], Loaded], *, uploaded: bool) -> Loading:
+    def _bounded(self, read: Callable[[], Loaded], uploaded: str = "") -> Loading:
         self.advance()
         if sum(not loading.patient for loading in self._loading) >= MAX_LOADING:
             return self._refused(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded")

@@ -22,9 +22,9 @@ class Loading:
         read: Callable[[], Loaded] | None = None,
         *,
         patient: bool = False,
-        uploaded: bool = False,
+        uploaded: str = "",
     ) -> None:
-        """`read`: for a thread; None: it comes from elsewhere."""
+        """`read`: for a thread; None: it comes from elsewhere. `uploaded`: its version, if it was."""
         self.done = False
         self.fault: Fault | None = None
         self.version = ""

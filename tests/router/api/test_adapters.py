@@ -183,6 +183,16 @@ async def test_nothing_of_a_refused_upload_remains(ring, serving):
     assert client.router.ring.adapters.files.get(B.version) is not None
 
 
+async def test_a_request_that_brings_what_cannot_be_served_is_told_why(ring, serving):
+    client = await serving()
+    libraries(ring)[0].bad = {A.version}
+    details = await refused(client.events(text_spec(lora_weights=weights(A))))
+    assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["spec.lora_weights"])
+    assert "not a safetensors file" in details.bad.field_violations[0].description
+    assert len(ring.calls) == 2
+    assert client.router.ring.adapters.files.nbytes == 0
+
+
 async def test_adapters_in_requests_can_be_off(serving):
     client = await serving(lora_in_requests=False)
     details = await refused(client.events(text_spec(lora_weights=weights(A))))
