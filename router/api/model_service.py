@@ -54,7 +54,7 @@ class ModelService:
             files = parse_files("weights", message.weights, bad)
             bad.raise_if_any()
             async with _turn(self._loads, MAX_LOADS, "loads"):
-                entry = await self._adapters.load_files(message.lora_id, files, LOAD_SECONDS)
+                entry = await self._adapters.load_files(message.lora_id, "weights", files, LOAD_SECONDS)
         else:
             if not message.path:
                 bad.add("path", "is empty, and weights is not set either", reason=Reason.MISSING)
@@ -70,7 +70,7 @@ class ModelService:
         async with _turn(self._uploads, MAX_UPLOADS, "uploads"):
             adapter_id, files = await self._receive(messages)
             async with _turn(self._loads, MAX_LOADS, "loads"):
-                entry = await self._adapters.load_files(adapter_id, files, LOAD_SECONDS)
+                entry = await self._adapters.load_files(adapter_id, "data", files, LOAD_SECONDS)
         return pb.UploadLoraResponse(lora=_message(entry))
 
     async def _receive(self, messages: AsyncIterator[Any]) -> tuple[str, AdapterFiles]:

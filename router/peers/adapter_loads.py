@@ -33,9 +33,11 @@ class AdapterLoads:
         for task in list(self._supplies.values()):
             task.cancel()
 
-    async def load(self, engine: EnginePeer, path: str, version: str | None, seconds: float) -> AdapterLoaded | None:
+    async def load(
+        self, engine: EnginePeer, field: str, path: str, version: str | None, seconds: float
+    ) -> AdapterLoaded | None:
         """Into an engine's host memory: a folder on its machine, or the files of this version. None: the engine was
-        lost. Raises RequestError."""
+        lost. Raises RequestError, for bad files with this field of the call."""
         number = secrets.randbits(63)
         loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(engine, loaded)
@@ -52,7 +54,8 @@ class AdapterLoads:
         finally:
             del self._pending[number]
         if found is not None and found.fault is not None:
-            raise _load_error(engine.name, found.fault.error_code, found.fault.message, path)
+            refused = Violation(field, f"cannot be loaded by {engine.name}: {found.fault.message}", private=True)
+            raise RequestError.invalid([refused], found.fault.error_code)
         return found
 
     def supply(self, engine: EnginePeer, version: str) -> bool:
@@ -96,8 +99,3 @@ class AdapterLoads:
                 return False
             await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
         return True
-
-
-def _load_error(engine: str, code: ErrorCode, message: str, path: str) -> RequestError:
-    field = "path" if path else "the files"
-    return RequestError.invalid([Violation(field, f"cannot be loaded by {engine}: {message}", private=True)], code)

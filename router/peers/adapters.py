@@ -83,17 +83,17 @@ class Adapters:
         """On every engine, from a folder on their machines, and from now on under this id; `configured`: unless the
         ring knows some change of it. Raises RequestError."""
         self._check_room(adapter_id)
-        answers = await self._on_all_engines(lambda engine: self.loads.load(engine, path, None, seconds))
+        answers = await self._on_all_engines(lambda engine: self.loads.load(engine, "path", path, None, seconds))
         return self._register(adapter_id, path, answers, configured=configured)
 
-    async def load_files(self, adapter_id: str, files: AdapterFiles, seconds: float) -> AdapterEntry:
-        """The same with uploaded files."""
+    async def load_files(self, adapter_id: str, field: str, files: AdapterFiles, seconds: float) -> AdapterEntry:
+        """The same with uploaded files; `field`: of the call that brought them."""
         self._check_room(adapter_id)
         # Its hash takes a second per GiB.
         await asyncio.to_thread(lambda: files.version)
         with self.files.using(files):
             version = files.version
-            answers = await self._on_all_engines(lambda engine: self.loads.load(engine, "", version, seconds))
+            answers = await self._on_all_engines(lambda engine: self.loads.load(engine, field, "", version, seconds))
             # Within: registered files are kept.
             return self._register(adapter_id, "", answers)
 

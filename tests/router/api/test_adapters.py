@@ -168,9 +168,9 @@ async def test_nothing_of_a_refused_upload_remains(ring, serving):
         yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
         yield admin.UploadLoraRequest(data=A.weights)
 
-    for call in (client.models.UploadLora(parts()), load(client, "x", files=A)):
+    for call, field in ((client.models.UploadLora(parts()), "data"), (load(client, "x", files=A), "weights")):
         details = await refused(call)
-        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["the files"])
+        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
         assert not (await listed(client)).loras
         assert client.router.ring.adapters.files.nbytes == 0
     assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
