@@ -212,6 +212,7 @@ async def test_a_resumed_stream_keeps_the_weights_of_its_beginning(ring, serving
     assert ring.calls[-1].submit.adapter.version == A.version
     for fields in (
         {"lora_id": "x", "resume": resume("fingerprint")},
+        {"lora_weights": weights(A), "resume": resume("fingerprint")},
         {"resume": resume(f"fingerprint.{A.version}")},
     ):
         details = await refused(client.events(text_spec(sampling=seed, **fields)))
