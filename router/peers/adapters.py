@@ -14,7 +14,7 @@ from router.peers.adapter_loads import AdapterLoads
 from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, merge_all
+from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more, merge_all
 from sluice.ring.adapters import (
     MAX_ADAPTERS,
     NEWS_ENTRIES,
@@ -112,7 +112,7 @@ class Adapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
-        self._learning.on_heartbeat()
+        self._learning.on_heartbeat(more=has_more(heartbeat.adapters))
         if heartbeat.adapters is None:
             return
         view, now = self._views.setdefault(heartbeat.epoch, _EngineView()), self._unix_time()

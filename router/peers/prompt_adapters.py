@@ -14,7 +14,7 @@ from router.errors import RequestError, shown
 from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry
+from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more
 from sluice.ring.adapters import MAX_ADAPTERS, AdapterEntry
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import EngineHeartbeat
@@ -155,8 +155,8 @@ class PromptAdapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
-        self.learning.on_heartbeat()
         news, now = heartbeat.prompt_adapters, self._unix_time()
+        self.learning.on_heartbeat(more=has_more(news))
         if news is None:
             return
         view = self._view(heartbeat.epoch)

@@ -84,6 +84,11 @@ def _is_forgotten(entry: AdapterEntry, now: float) -> bool:
     return entry.removed and entry.changed_at < now - REMOVED_SECONDS
 
 
+def has_more(news: AdapterNews | None) -> bool:
+    """Whether further changes may follow it at once."""
+    return news is not None and len(news.entries) == NEWS_ENTRIES
+
+
 def merge_all(registry: AdapterRegistry, entries: Iterable[AdapterEntry], now: float) -> list[AdapterEntry]:
     """Those that are news."""
     return [entry for entry in entries if registry.merge(entry, now)]
