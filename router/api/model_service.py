@@ -21,6 +21,8 @@ from sluice.v1 import admin_pb2 as pb
 
 MAX_UPLOADS = 4
 """At a time: each may take twice its size in memory."""
+UPLOAD_SECONDS = 600.0
+"""For all parts of an upload to come: one that stops keeps its place so long."""
 MAX_LOADS = 32
 """At a time, uploads included: engines keep a bounded number of answers."""
 
@@ -68,7 +70,12 @@ class ModelService:
         """Raises RequestError."""
         _check_admin(context)
         async with _turn(self._uploads, MAX_UPLOADS, "uploads"):
-            adapter_id, files = await self._receive(messages)
+            try:
+                async with asyncio.timeout(UPLOAD_SECONDS):
+                    adapter_id, files = await self._receive(messages)
+            except TimeoutError:
+                message = f"the upload did not end within {UPLOAD_SECONDS:g} s"
+                raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
             async with _turn(self._loads, MAX_LOADS, "loads"):
                 entry = await self._adapters.load_files(adapter_id, "data", files, LOAD_SECONDS)
         return pb.UploadLoraResponse(lora=_message(entry))

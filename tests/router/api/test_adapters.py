@@ -6,7 +6,7 @@ import time
 import pytest
 from grpc import StatusCode
 
-from router.api.model_service import MAX_LOADS
+from router.api.model_service import MAX_LOADS, MAX_UPLOADS
 from sluice.ring.adapters import (
     MAX_ADAPTERS,
     PART_BYTES,
@@ -102,6 +102,24 @@ async def test_an_upload_in_parts_and_in_one_message(ring, serving):
     assert (await client.models.UploadLora(parts())).lora.version == big.version
     assert (await load(client, "small", files=A)).version == A.version
     assert all(library.host == {big.version: big, A.version: A} for library in libraries(ring))
+
+
+async def test_an_upload_that_stops_gives_its_place_back(serving, monkeypatch):
+    monkeypatch.setattr("router.api.model_service.UPLOAD_SECONDS", 0.2)
+    client = await serving()
+
+    async def parts():
+        yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
+        await asyncio.Event().wait()
+
+    stopped = [refused(client.models.UploadLora(parts())) for _ in range(MAX_UPLOADS)]
+    for details in await asyncio.gather(*stopped):
+        assert details.info.reason == "SLOW_CLIENT"
+        assert "within 0.2 s" in details.error.details()
+    assert (await load(client, "x", files=A)).version == A.version
+    upload = [admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="y", config_json=A.config))]
+    upload.append(admin.UploadLoraRequest(data=A.weights))
+    assert (await client.models.UploadLora(iter(upload))).lora.version == A.version
 
 
 async def test_an_engine_that_lost_uploaded_files_gets_them_again(ring, serving):
