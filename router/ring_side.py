@@ -124,7 +124,7 @@ class RingSide:
             self._grace_ends.cancel()
         # The dispatcher first, so that nothing is sent through a closed lane; the context last: it waits for sockets.
         self.dispatcher.close()
-        self.adapters.close()
+        self.adapters.loads.close()
         self.inbox.close()
         self.membership.close()
         self._context.term()
@@ -225,7 +225,7 @@ class RingSide:
             self.calls.on_answer(message)
             return
         if isinstance(message, AdapterLoaded):
-            self.adapters.on_loaded(message)
+            self.adapters.loads.on_loaded(message)
             return
         if isinstance(message, PromptAdapterRead):
             self.prompt_adapters.on_read(message)

@@ -27,8 +27,8 @@ model."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
 MAX_PATTERN = 4096
-PLAIN_KEY = re.compile(r"\^?(?P<name>[\w.]{1,256})\$?", re.ASCII)
-"""A key of rank_pattern and alpha_pattern that is a module's name or the end of one; peft allows any expression."""
+PLAIN_KEY = re.compile(r"(?P<name>\^?[\w.]{1,256})\$?", re.ASCII)
+"""A key of rank_pattern and alpha_pattern: ^ and a module's name, or the end of one; peft allows any expression."""
 NEUTRAL_INITS = ("gaussian", "eva", "orthogonal", "true", "false")
 """Values of init_lora_weights that leave the base weights as they are."""
 WITHOUT_EFFECT = frozenset(
@@ -203,8 +203,12 @@ class _Config(NamedTuple):
 
 
 def _find(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-    # As peft: the first key, in their order, that is the module's name or its end.
-    return next((value for key, value in pattern.items() if f".{module}".endswith(f".{key}")), default)
+    # As peft: the first key, in their order, that fits.
+    return next((value for key, value in pattern.items() if _fits(key, module)), default)
+
+
+def _fits(key: str, module: str) -> bool:
+    return module == key[1:] if key.startswith("^") else f".{module}".endswith(f".{key}")
 
 
 def _key(option: str, key: str) -> str:

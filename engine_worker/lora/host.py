@@ -36,14 +36,20 @@ class HostAdapters:
         self._adapters.move_to_end(version)
         return True
 
+    @property
+    def room(self) -> int:
+        """Bytes beside the adapters in use."""
+        return self.num_bytes - sum(
+            weights.nbytes for version, weights in self._adapters.items() if self._users[version]
+        )
+
     def add(self, version: str, weights: AdapterWeights) -> bool:
         """False, with no effect, if there is no room beside those in use."""
         if self.touch(version):
             return True
-        unused = [other for other in self._adapters if not self._users[other]]
-        room = self.num_bytes - self.used + sum(self._adapters[other].nbytes for other in unused)
-        if weights.nbytes > room:
+        if weights.nbytes > self.room:
             return False
+        unused = [other for other in self._adapters if not self._users[other]]
         while self.used + weights.nbytes > self.num_bytes:
             self._drop(unused.pop(0))
             self.evictions += 1

@@ -17,6 +17,7 @@ import torch
 from engine_worker.layers.adapters import Target
 from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
+from engine_worker.lora.loading import Loaded, Loading
 from engine_worker.step import HostUsage
 from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
@@ -24,42 +25,12 @@ from sluice.settings.engine import LoraOptions
 
 MAX_LOADING = 64
 """Adapters that load, or wait for a thread or for host memory, beside those that requests wait for."""
+MAX_UNSERVABLE = 256
+"""Uploads of which it is remembered why they cannot be served."""
 
 
 class OtherFilesError(AdapterError):
     """The files are not those that were asked for."""
-
-
-class Loaded(NamedTuple):
-    version: str
-    weights: AdapterWeights
-
-
-class Loading:
-    """An adapter on its way to host memory; see `engine_worker.step.Preparation`. Requests for the same version from
-    the same path share it."""
-
-    def __init__(self, advance: Callable[[], None], future: "Future[Loaded] | None", *, patient: bool) -> None:
-        self.done = False
-        self.fault: Fault | None = None
-        self.version = ""
-        """Known once it is done without a fault; so is `rank`."""
-        self.rank = 0
-        self.future = future
-        self.patient = patient
-        """Whether it waits while host memory is full of adapters in use."""
-        self._advance = advance
-
-    def poll(self) -> bool:
-        if not self.done:
-            self._advance()
-        return self.done
-
-    def withdraw(self) -> None:
-        """It is loaded all the same, for the next request."""
-
-    def end(self, fault: Fault | None = None) -> None:
-        self.done, self.fault, self.future = True, fault, None
 
 
 class LibraryPlan(NamedTuple):
@@ -88,6 +59,11 @@ class AdapterLibrary:
         self._awaited: dict[tuple[str, str], Loading] = {}
         """Those that requests wait for, by version and path: two ids may have the same version from different folders,
         of which one may be replaced. An empty path: an upload that is being read may be it."""
+        self._unservable: dict[str, Fault] = {}
+        """By version: uploads that cannot be served, and why, the latest last."""
+        self._kept: dict[str, AdapterWeights] = {}
+        """By version: uploads for which there was no room, since they cannot be read again. Their requests may be about
+        to come."""
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -103,9 +79,11 @@ class AdapterLibrary:
         if found is not None:
             return found
         if adapter.path:
-            found = self._start(partial(self._read_path, adapter.path, adapter.version), patient=True)
+            found = Loading(self.advance, partial(self._read_path, adapter.path, adapter.version), patient=True)
+            self._loading.append(found)
+            self._begin_patient()
         else:
-            found = Loading(self.advance, None, patient=True)
+            found = Loading(self.advance, patient=True)
         self._awaited[source] = found
         self._end_awaited()
         return found
@@ -116,7 +94,7 @@ class AdapterLibrary:
 
     def offer(self, version: str, parts: Sequence[bytes]) -> Loading:
         """That was uploaded: the data of all parts, see `AdapterPart`. ADAPTER_MISSING: not this version."""
-        return self._bounded(partial(self._read_upload, version, parts))
+        return self._bounded(partial(self._read_upload, version, parts), version)
 
     def held(self) -> list[str]:
         """Versions in host memory."""
@@ -168,7 +146,9 @@ class AdapterLibrary:
 
     def advance(self) -> None:
         """Store what the threads have loaded. Never waits."""
-        if not self._loading:
+        if self._kept:
+            self._store_kept()
+        if not (self._loading or self._awaited):
             return
         for loading in list(self._loading):
             if loading.future is not None and loading.future.done():
@@ -177,6 +157,19 @@ class AdapterLibrary:
                     self._ended["LOADED" if loading.fault is None else loading.fault.code] += 1
         self._end_awaited()
         self._loading = [loading for loading in self._loading if not loading.done]
+        self._begin_patient()
+
+    def _begin_patient(self) -> None:
+        """Those for which there is room, or of which it is not known; one per thread, since what was read is in memory
+        beside the other adapters until it is stored."""
+        waiting = [loading for loading in self._loading if loading.patient and loading.readable]
+        if not waiting:
+            return
+        reading = sum(loading.patient and loading.future is not None for loading in self._loading)
+        room = self._host.room
+        fitting = [loading for loading in waiting if loading.nbytes <= room]
+        for loading in fitting[: max(0, self._options.lora_num_put_workers - reading)]:
+            loading.begin(self._threads)
 
     def _end_awaited(self) -> None:
         """Those whose version has come, wherever from, and those that no upload brings."""
@@ -184,8 +177,9 @@ class AdapterLibrary:
         for (version, path), loading in self._awaited.items():
             if version in self._host:
                 loading.end()
-            elif not (path or reading):
-                loading.end(_fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files"))
+            elif not (path or reading or version in self._kept):
+                missing = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files")
+                loading.end(self._unservable.get(version, missing))
         self._awaited = {source: loading for source, loading in self._awaited.items() if not loading.done}
 
     @property
@@ -200,9 +194,10 @@ class AdapterLibrary:
             loading.end(_fault(ErrorCode.ADAPTER_MISSING, str(error)))
             return
         except AdapterError as error:
-            loading.end(
-                Fault(ErrorCode.INVALID_ARGUMENT.name, f"the adapter cannot be served: {error}", "spec.lora_id")
-            )
+            fault = _fault(ErrorCode.INVALID_ARGUMENT, f"the adapter cannot be served: {error}")
+            if loading.uploaded:
+                self._remember(loading.uploaded, fault)
+            loading.end(fault)
             return
         except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
             loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
@@ -210,22 +205,34 @@ class AdapterLibrary:
         if self._host.add(loaded.version, loaded.weights):
             loading.version, loading.rank = loaded.version, loaded.weights.rank
             loading.end()
-        elif not loading.patient:
+        elif loading.patient:
+            loading.future, loading.nbytes = None, loaded.weights.nbytes
+        else:
             loading.end(_fault(ErrorCode.OVERLOADED, "host memory for adapters is full of adapters in use"))
+            if loading.uploaded and len(self._kept) < self._options.lora_num_put_workers:
+                self._kept[loaded.version] = loaded.weights
 
-    def _bounded(self, read: Callable[[], Loaded]) -> Loading:
+    def _remember(self, version: str, fault: Fault) -> None:
+        self._unservable[version] = fault
+        while len(self._unservable) > MAX_UNSERVABLE:
+            del self._unservable[next(iter(self._unservable))]
+
+    def _store_kept(self) -> None:
+        self._kept = {
+            version: weights for version, weights in self._kept.items() if not self._host.add(version, weights)
+        }
+
+    def _bounded(self, read: Callable[[], Loaded], uploaded: str = "") -> Loading:
         self.advance()
         if sum(not loading.patient for loading in self._loading) >= MAX_LOADING:
             return self._refused(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded")
-        return self._start(read, patient=False)
-
-    def _start(self, read: Callable[[], Loaded], *, patient: bool) -> Loading:
-        loading = Loading(self.advance, self._threads.submit(read), patient=patient)
+        loading = Loading(self.advance, read, uploaded=uploaded)
+        loading.begin(self._threads)
         self._loading.append(loading)
         return loading
 
     def _refused(self, code: ErrorCode, message: str) -> Loading:
-        loading = Loading(self.advance, None, patient=False)
+        loading = Loading(self.advance)
         loading.end(_fault(code, message))
         return loading
 

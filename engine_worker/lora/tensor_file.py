@@ -4,6 +4,7 @@
 would wait for it.
 """
 
+from collections.abc import Mapping
 from math import prod
 from typing import Annotated
 
@@ -31,16 +32,47 @@ class _Entry(msgspec.Struct, frozen=True):
 def read_matrices(data: Data) -> dict[str, Tensor]:
     """By name. Raises TensorFileError, also for a tensor that is not a matrix of a supported type."""
     file = split(data, MAX_HEADER_BYTES)
-    return {name: _matrix(name, decode(raw, _Entry), data, file.start) for name, raw in file.entries.items()}
+    entries = {name: decode(raw, _Entry) for name, raw in file.entries.items()}
+    for name, entry in entries.items():
+        _check(name, entry)
+    _check_layout(entries, len(data) - file.start)
+    return {name: _copied(entry, data, file.start) for name, entry in entries.items()}
 
 
-def _matrix(name: str, entry: _Entry, data: Data, start: int) -> Tensor:
-    shown, dtype, (first, end) = repr(name)[:80], DTYPES.get(entry.dtype), entry.data_offsets
+def _check(name: str, entry: _Entry) -> None:
+    """Raises TensorFileError."""
+    dtype, (first, end) = DTYPES.get(entry.dtype), entry.data_offsets
     if dtype is None:
-        raise TensorFileError(f"has tensor {shown} of type {entry.dtype[:80]}; supported: {', '.join(DTYPES)}")
+        raise TensorFileError(f"has tensor {_shown(name)} of type {entry.dtype[:80]}; supported: {', '.join(DTYPES)}")
     if len(entry.shape) != 2 or not all(entry.shape):
-        raise TensorFileError(f"has tensor {shown} of shape {entry.shape}, which is not that of a matrix")
-    if end - first != prod(entry.shape) * dtype.itemsize or start + end > len(data):
-        raise TensorFileError(f"is not a safetensors file: tensor {shown} lies at bytes {first} to {end}")
+        raise TensorFileError(f"has tensor {_shown(name)} of shape {entry.shape}, which is not that of a matrix")
+    if end - first != prod(entry.shape) * dtype.itemsize:
+        raise _misplaced(name, entry)
+
+
+def _check_layout(entries: Mapping[str, _Entry], size: int) -> None:
+    """Raises TensorFileError unless the tensors fill `size` bytes, one behind the other. If they could overlap, a small
+    file could have any amount of tensors."""
+    before = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        first, end = entry.data_offsets
+        if first != before or end > size:
+            raise _misplaced(name, entry)
+        before = end
+    if before != size:
+        raise TensorFileError(f"is not a safetensors file: it has {size} bytes of tensors, its header says {before}")
+
+
+def _copied(entry: _Entry, data: Data, start: int) -> Tensor:
+    first, end = entry.data_offsets
     copied = np.frombuffer(data, np.uint8, end - first, start + first).copy()
-    return torch.from_numpy(copied).view(dtype).view(entry.shape)
+    return torch.from_numpy(copied).view(DTYPES[entry.dtype]).view(entry.shape)
+
+
+def _misplaced(name: str, entry: _Entry) -> TensorFileError:
+    first, end = entry.data_offsets
+    return TensorFileError(f"is not a safetensors file: tensor {_shown(name)} lies at bytes {first} to {end}")
+
+
+def _shown(name: str) -> str:
+    return repr(name)[:80]

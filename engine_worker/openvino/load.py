@@ -20,11 +20,11 @@ from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
-from engine_worker.runner.load import fill_weights, share_of_rank
+from engine_worker.runner.load import share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.vision import load_images
-from engine_worker.runner.weights import Progress
+from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.step import Slice
 from sluice.ring.checkpoint import Checkpoint
 

@@ -160,6 +160,8 @@ class Heartbeats(threading.Thread):
 
     def answer(self, router: str, answer: Answer) -> None:
         """Send it to a router that gets heartbeats; any other gets none."""
+        if len(self._answers) == MAX_ANSWERS:
+            self._log.warning("call_answer_dropped", router=self._answers[0][0])
         self._answers.append((router, answer))
         self.send_now()
 

@@ -18,7 +18,7 @@ from engine_worker.lora.library import AdapterLibrary
 from engine_worker.lora.load import library_plan, make_adapters
 from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
-from engine_worker.models.model import Model, SelfLoading
+from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
@@ -28,9 +28,8 @@ from engine_worker.runner.runner import Followers, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
-from engine_worker.runner.weights import Progress, load_weights, random_weights, same_name
+from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.sampling.noise import GumbelMax
-from engine_worker.vision.names import decoder_name
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.cores import usable_cores
 
@@ -225,19 +224,6 @@ def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
 def _warn_if_slow(chosen: ChosenBackend, device: torch.device, warn: Warn) -> None:
     if device.type == "cuda" and chosen.backend.name == ReferenceAttention.name:
         warn("attention_fell_back", chosen.reason)
-
-
-def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
-    """The model can be called afterwards. Raises CheckpointError."""
-    if config.weights == "random":
-        deviation = float(checkpoint.config.get("initializer_range", 0.02))
-        random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
-    elif isinstance(model, SelfLoading):
-        model.load(checkpoint.path, progress)
-    else:
-        rename = same_name if checkpoint.vision is None else decoder_name
-        load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)
-    model.freeze()
 
 
 def _pack(model: Model) -> Packer:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import TIED
-from sluice.ring.checkpoint import CheckpointError, listed, weight_files
+from engine_worker.models.model import Model, SelfLoading
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.vision.names import decoder_name
+from sluice.ring.checkpoint import Checkpoint, CheckpointError, listed, weight_files
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
@@ -123,3 +126,16 @@ def _opened(file: Path, device: str = "cpu") -> Iterator[Any]:
             yield tensors
     except SafetensorError as error:
         raise CheckpointError(f"{file} is broken: {error}") from error
+
+
+def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
+    """The model can be called afterwards. Raises CheckpointError."""
+    if config.weights == "random":
+        deviation = float(checkpoint.config.get("initializer_range", 0.02))
+        random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
+    elif isinstance(model, SelfLoading):
+        model.load(checkpoint.path, progress)
+    else:
+        rename = same_name if checkpoint.vision is None else decoder_name
+        load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)
+    model.freeze()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,10 @@ from sluice.v1 import admin_pb2 as pb
 
 MAX_UPLOADS = 4
 """At a time: each may take twice its size in memory."""
+UPLOAD_SECONDS = 600.0
+"""For all parts of an upload to come: one that stops keeps its place so long."""
+MAX_LOADS = 32
+"""At a time, uploads included: engines keep a bounded number of answers."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class ModelService:
     _adapters: Adapters
     _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
+    _loads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADS))
 
     def models(self) -> list[pb.Model]:
         return [self._describe()]
@@ -49,23 +55,29 @@ class ModelService:
         if message.WhichOneof("source") == "weights":
             files = parse_files("weights", message.weights, bad)
             bad.raise_if_any()
-            entry = await self._adapters.load_files(message.lora_id, files, LOAD_SECONDS)
+            async with _turn(self._loads, MAX_LOADS, "loads"):
+                entry = await self._adapters.load_files(message.lora_id, "weights", files, LOAD_SECONDS)
         else:
             if not message.path:
                 bad.add("path", "is empty, and weights is not set either", reason=Reason.MISSING)
             bad.at_most("path", len(message.path), 1024, "characters")
             bad.raise_if_any()
-            entry = await self._adapters.load_path(message.lora_id, message.path, LOAD_SECONDS)
+            async with _turn(self._loads, MAX_LOADS, "loads"):
+                entry = await self._adapters.load_path(message.lora_id, message.path, LOAD_SECONDS)
         return pb.LoadLoraResponse(lora=_message(entry))
 
     async def upload_lora(self, messages: AsyncIterator[Any], context: Context) -> pb.UploadLoraResponse:
         """Raises RequestError."""
         _check_admin(context)
-        if self._uploads.locked():
-            raise RequestError(ErrorCode.OVERLOADED, f"{MAX_UPLOADS} uploads are under way: try again later")
-        async with self._uploads:
-            adapter_id, files = await self._receive(messages)
-            entry = await self._adapters.load_files(adapter_id, files, LOAD_SECONDS)
+        async with _turn(self._uploads, MAX_UPLOADS, "uploads"):
+            try:
+                async with asyncio.timeout(UPLOAD_SECONDS):
+                    adapter_id, files = await self._receive(messages)
+            except TimeoutError:
+                message = f"the upload did not end within {UPLOAD_SECONDS:g} s"
+                raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
+            async with _turn(self._loads, MAX_LOADS, "loads"):
+                entry = await self._adapters.load_files(adapter_id, "data", files, LOAD_SECONDS)
         return pb.UploadLoraResponse(lora=_message(entry))
 
     async def _receive(self, messages: AsyncIterator[Any]) -> tuple[str, AdapterFiles]:
@@ -149,6 +161,15 @@ class ModelService:
             hidden_size=max(self._features.hidden_sizes or (), default=0),
             image_tokens=image_tokens,
         )
+
+
+@asynccontextmanager
+async def _turn(places: asyncio.Semaphore, most: int, what: str) -> AsyncIterator[None]:
+    """Raises RequestError OVERLOADED if there is none."""
+    if places.locked():
+        raise RequestError(ErrorCode.OVERLOADED, f"{most} {what} of adapters are under way: try again later")
+    async with places:
+        yield
 
 
 def _check_admin(context: Context) -> None:

@@ -35,8 +35,10 @@ class PromptAdapterCalls:
     """From which files may be read."""
     _loading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADING))
 
-    async def load(self, message: pb.LoadPromptAdapterRequest) -> pb.LoadPromptAdapterResponse:
-        """Raises RequestError."""
+    async def load(
+        self, message: pb.LoadPromptAdapterRequest, *, configured: bool = False
+    ) -> pb.LoadPromptAdapterResponse:
+        """`configured`: by the settings, see `PromptAdapters.load`. Raises RequestError."""
         check_model(message.model, self._model, "model")
         bad = Violations()
         check_form(ID_FIELD, message.prompt_adapter_id, bad)
@@ -49,7 +51,7 @@ class PromptAdapterCalls:
             raise RequestError(ErrorCode.OVERLOADED, f"{MAX_LOADING} prompt adapters are being loaded: try again later")
         async with self._loading:
             table = await self._table(message)
-        entry = self._adapters.load(message.prompt_adapter_id, message.path, table)
+        entry = self._adapters.load(message.prompt_adapter_id, message.path, table, configured=configured)
         return pb.LoadPromptAdapterResponse(prompt_adapter=_message(entry))
 
     def unload(self, message: pb.UnloadPromptAdapterRequest) -> pb.UnloadPromptAdapterResponse:
@@ -76,8 +78,12 @@ class PromptAdapterCalls:
         await asyncio.sleep(CONFIGURED_SECONDS)
         await self._adapters.learning.load_configured(
             lambda adapter_id: not self._adapters.is_unknown(adapter_id),
-            lambda adapter_id, path: self.load(pb.LoadPromptAdapterRequest(prompt_adapter_id=adapter_id, path=path)),
+            self._load_folder,
         )
+
+    async def _load_folder(self, adapter_id: str, path: str) -> None:
+        """Raises RequestError."""
+        await self.load(pb.LoadPromptAdapterRequest(prompt_adapter_id=adapter_id, path=path), configured=True)
 
     async def _table(self, message: pb.LoadPromptAdapterRequest) -> Table:
         """Raises RequestError."""

@@ -1,20 +1,20 @@
-"""The ring's LoRA adapters, seen from a router: which are loaded, on every engine, and the way of their files there."""
+"""The ring's LoRA adapters, seen from a router: which are loaded, on every engine."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
+import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, Violation, shown
 from router.peers.adapter_files import AdapterFileStore
+from router.peers.adapter_loads import AdapterLoads
 from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapter_registry import AdapterRegistry, merge_all
+from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more, merge_all
 from sluice.ring.adapters import (
     MAX_ADAPTERS,
     NEWS_ENTRIES,
@@ -23,17 +23,13 @@ from sluice.ring.adapters import (
     AdapterEntry,
     AdapterFiles,
     AdapterLoaded,
-    LoadAdapter,
-    parts_of,
 )
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.message import Message
 
 SYNC_SECONDS = 1.0
 LOAD_SECONDS = 300.0
 """For each engine to load an adapter."""
-FULL_LANE_RETRY_SECONDS = 0.005
 
 
 @dataclass(eq=False)
@@ -43,12 +39,6 @@ class _EngineView:
     known: int = 0
     """Number of its latest change that has come."""
     registry: AdapterRegistry = field(default_factory=AdapterRegistry)
-
-
-class _Pending(NamedTuple):
-    engine: EnginePeer
-    loaded: "asyncio.Future[AdapterLoaded | None]"
-    """None: the engine was lost."""
 
 
 class Adapters:
@@ -64,17 +54,14 @@ class Adapters:
         """`address`: of this router's inbox. `upload_memory`: bytes. `configured`: paths by id, to be loaded from the
         start on."""
         self._membership = membership
-        self._address = address
         self._log = log
         self._unix_time = unix_time
         self._registry = AdapterRegistry()
         self._learning = Learning(configured, log)
         self.files = AdapterFileStore(upload_memory, self._is_named)
+        self.loads = AdapterLoads(address, self.files)
         self._views: dict[int, _EngineView] = {}
         """By the engine's epoch."""
-        self._pending: dict[int, _Pending] = {}
-        self._supplies: dict[tuple[int, str], asyncio.Task[None]] = {}
-        """Files on their way, by epoch and version."""
 
     # What is loaded.
 
@@ -92,20 +79,21 @@ class Adapters:
     def loaded(self) -> list[AdapterEntry]:
         return sorted(self._registry.loaded(), key=lambda entry: entry.id)
 
-    async def load_path(self, adapter_id: str, path: str, seconds: float) -> AdapterEntry:
-        """On every engine, from a folder on their machines, and from now on under this id. Raises RequestError."""
+    async def load_path(self, adapter_id: str, path: str, seconds: float, *, configured: bool = False) -> AdapterEntry:
+        """On every engine, from a folder on their machines, and from now on under this id; `configured`: unless the
+        ring knows some change of it. Raises RequestError."""
         self._check_room(adapter_id)
-        answers = await self._on_all_engines(lambda engine: self._load(engine, path, None, seconds))
-        return self._register(adapter_id, path, answers)
+        answers = await self._on_all_engines(lambda engine: self.loads.load(engine, "path", path, None, seconds))
+        return self._register(adapter_id, path, answers, configured=configured)
 
-    async def load_files(self, adapter_id: str, files: AdapterFiles, seconds: float) -> AdapterEntry:
-        """The same with uploaded files."""
+    async def load_files(self, adapter_id: str, field: str, files: AdapterFiles, seconds: float) -> AdapterEntry:
+        """The same with uploaded files; `field`: of the call that brought them."""
         self._check_room(adapter_id)
         # Its hash takes a second per GiB.
         await asyncio.to_thread(lambda: files.version)
         with self.files.using(files):
             version = files.version
-            answers = await self._on_all_engines(lambda engine: self._load(engine, "", version, seconds))
+            answers = await self._on_all_engines(lambda engine: self.loads.load(engine, field, "", version, seconds))
             # Within: registered files are kept.
             return self._register(adapter_id, "", answers)
 
@@ -113,7 +101,7 @@ class Adapters:
         """New requests cannot name it any more; those that do go on. False: it was not loaded."""
         entry = self._registry.find(adapter_id)
         if entry is not None:
-            self._change(AdapterEntry(entry.id, 0.0, entry.version, entry.path, entry.size, removed=True))
+            self._change(msgspec.structs.replace(entry, removed=True))
         return entry is not None
 
     # What the ring's messages do.
@@ -124,7 +112,7 @@ class Adapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
-        self._learning.on_heartbeat()
+        self._learning.on_heartbeat(more=has_more(heartbeat.adapters))
         if heartbeat.adapters is None:
             return
         view, now = self._views.setdefault(heartbeat.epoch, _EngineView()), self._unix_time()
@@ -134,33 +122,9 @@ class Adapters:
             self._log.info("adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)
         self._learning.on_change()
 
-    def on_loaded(self, loaded: AdapterLoaded) -> None:
-        pending = self._pending.get(loaded.number)
-        if pending is not None and not pending.loaded.done():
-            pending.loaded.set_result(loaded)
-
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer) -> None:
         self._views.pop(peer.epoch, None)
-        for pending in self._pending.values():
-            if pending.engine is peer and not pending.loaded.done():
-                pending.loaded.set_result(None)
-
-    # What requests need.
-
-    def supply(self, engine: EnginePeer, version: str) -> bool:
-        """Begin to send an adapter's files to an engine that lacks them. False: they are not here."""
-        key, files = (engine.epoch, version), self.files.get(version)
-        if files is None:
-            return False
-        if key not in self._supplies:
-            task = asyncio.get_running_loop().create_task(self._send_files(engine, files))
-            self._supplies[key] = task
-            task.add_done_callback(lambda _: self._supplies.pop(key, None))
-        return True
-
-    def is_supplying(self, engine: EnginePeer, version: str) -> bool:
-        """Whether a request with this adapter should wait: the engine would still refuse it."""
-        return (engine.epoch, version) in self._supplies
+        self.loads.on_peer_lost(peer)
 
     async def run(self) -> None:
         """Load what is configured, and keep the engines' registries up to date, until it is cancelled."""
@@ -168,10 +132,6 @@ class Adapters:
             # Beside each other: a load may take minutes.
             tasks.create_task(self._load_configured())
             tasks.create_task(self._keep_in_sync())
-
-    def close(self) -> None:
-        for task in list(self._supplies.values()):
-            task.cancel()
 
     async def _keep_in_sync(self) -> None:
         while True:
@@ -181,7 +141,7 @@ class Adapters:
     def _sync(self) -> None:
         for engine in self._engines():
             view = self._views.get(engine.epoch)
-            missing = self._registry.missing_in(view.registry if view else AdapterRegistry())
+            missing = self._registry.missing_in(view.registry if view else AdapterRegistry(), self._unix_time())
             for start in range(0, len(missing), NEWS_ENTRIES):
                 # A full lane gets them a second later.
                 engine.lane.send(AdapterEntries(engine.epoch, missing[start : start + NEWS_ENTRIES]))
@@ -193,7 +153,7 @@ class Adapters:
         await asyncio.sleep(SYNC_SECONDS)
         await self._learning.load_configured(
             lambda adapter_id: self._registry.latest(adapter_id) is not None,
-            lambda adapter_id, path: self.load_path(adapter_id, path, LOAD_SECONDS),
+            lambda adapter_id, path: self.load_path(adapter_id, path, LOAD_SECONDS, configured=True),
         )
 
     def _engines(self) -> list[EnginePeer]:
@@ -227,46 +187,13 @@ class Adapters:
             raise RequestError(ErrorCode.ENGINE_LOST, "the engines were lost while they loaded the adapter")
         return found
 
-    async def _load(self, engine: EnginePeer, path: str, version: str | None, seconds: float) -> AdapterLoaded | None:
-        """None: the engine was lost. Raises RequestError."""
-        number = secrets.randbits(63)
-        loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(engine, loaded)
-        try:
-            async with asyncio.timeout(seconds):
-                if version is not None and self.supply(engine, version):
-                    futures: set[asyncio.Future[Any]] = {self._supplies[engine.epoch, version], loaded}
-                    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-                await self._send(engine, LoadAdapter(engine.epoch, number, self._address, path, version), loaded)
-                found = await loaded
-        except TimeoutError:
-            message = f"the engine {engine.name} did not answer within {seconds:g} s"
-            raise RequestError(ErrorCode.ENGINE_LOST, message) from None
-        finally:
-            del self._pending[number]
-        if found is not None and found.fault is not None:
-            raise _load_error(engine.name, found.fault.error_code, found.fault.message, path)
-        return found
-
-    async def _send_files(self, engine: EnginePeer, files: AdapterFiles) -> None:
-        for part in parts_of(files, engine.epoch):
-            if not await self._send(engine, part):
-                return
-            # Others have their turn between two parts.
-            await asyncio.sleep(0)
-
-    async def _send(
-        self, engine: EnginePeer, message: Message, until: "asyncio.Future[AdapterLoaded | None] | None" = None
-    ) -> bool:
-        """False: the engine was lost before it could be sent."""
-        while not engine.lane.send(message):
-            if not engine.alive or (until is not None and until.done()):
-                return False
-            await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
-        return True
-
     def _register(
-        self, adapter_id: str, path: str, answers: Sequence[tuple[EnginePeer, AdapterLoaded]]
+        self,
+        adapter_id: str,
+        path: str,
+        answers: Sequence[tuple[EnginePeer, AdapterLoaded]],
+        *,
+        configured: bool = False,
     ) -> AdapterEntry:
         versions = {loaded.version: engine.name for engine, loaded in answers}
         if len(versions) > 1:
@@ -275,19 +202,17 @@ class Adapters:
             raise RequestError.invalid([Violation("path", found, private=True)])
         loaded = answers[0][1]
         rank = max(each.rank for _, each in answers)
-        return self._change(AdapterEntry(adapter_id, 0.0, loaded.version, path, rank))
+        entry = AdapterEntry(adapter_id, CONFIGURED_AT, loaded.version, path, rank)
+        return self._enter(entry) if configured else self._change(entry)
 
     def _change(self, entry: AdapterEntry) -> AdapterEntry:
-        now = self._unix_time()
-        at = self._registry.moment_of_change(entry.id, now)
-        changed = AdapterEntry(entry.id, at, entry.version, entry.path, entry.size, entry.removed)
-        self._registry.merge(changed, now)
+        """By a call, which counts more than all changes that are known here."""
+        at = self._registry.moment_of_change(entry.id, self._unix_time())
+        return self._enter(msgspec.structs.replace(entry, changed_at=at))
+
+    def _enter(self, entry: AdapterEntry) -> AdapterEntry:
+        if self._registry.merge(entry, self._unix_time()):
+            self._log.info("adapter_changed", adapter=entry.id, version=entry.version, removed=entry.removed)
         self._learning.on_change()
-        self._log.info("adapter_changed", adapter=entry.id, version=entry.version, removed=entry.removed)
         self._sync()
-        return changed
-
-
-def _load_error(engine: str, code: ErrorCode, message: str, path: str) -> RequestError:
-    field = "path" if path else "the files"
-    return RequestError.invalid([Violation(field, f"cannot be loaded by {engine}: {message}", private=True)], code)
+        return entry

@@ -12,8 +12,9 @@ from router.errors import RequestError, shown
 from sluice.ring.errors import ErrorCode
 
 LEARN_SECONDS = 5.0
-"""From the first heartbeat of an engine on, in which engines report all that they and other routers know. A request
-waits as long for that first heartbeat, or for an adapter that is configured."""
+"""From the first heartbeat of an engine on, or the latest one that did not have room for all that its engine knows: so
+long unknown ids may still be reported. A request waits as long for that first heartbeat, or for an adapter that is
+configured."""
 RETRY_SECONDS = 1.0
 """Until a configured adapter is loaded once more whose engines have died."""
 MAX_WAITING = 1024
@@ -38,9 +39,11 @@ class Learning:
         """Set for a moment at each change."""
         self._waiting = 0
 
-    def on_heartbeat(self) -> None:
-        if self._ends_at is None:
-            self._ends_at = self._clock() + LEARN_SECONDS
+    def on_heartbeat(self, *, more: bool = False) -> None:
+        """`more`: it had as many changes as one may have, so others follow."""
+        now = self._clock()
+        if self._ends_at is None or (more and now < self._ends_at):
+            self._ends_at = now + LEARN_SECONDS
             self.on_change()
 
     def on_change(self) -> None:

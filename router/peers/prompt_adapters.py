@@ -14,7 +14,7 @@ from router.errors import RequestError, shown
 from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapter_registry import AdapterRegistry
+from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more
 from sluice.ring.adapters import MAX_ADAPTERS, AdapterEntry
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import EngineHeartbeat
@@ -103,8 +103,9 @@ class PromptAdapters:
     def loaded(self) -> list[AdapterEntry]:
         return sorted(self._store.registry.loaded(), key=lambda entry: entry.id)
 
-    def load(self, adapter_id: str, path: str, table: Table) -> AdapterEntry:
-        """From now on the id stands for this table. Raises RequestError OVERLOADED."""
+    def load(self, adapter_id: str, path: str, table: Table, *, configured: bool = False) -> AdapterEntry:
+        """From now on the id stands for this table; `configured`: unless the ring knows some change of it. Raises
+        RequestError OVERLOADED."""
         registry, former = self._store.registry, self._store.find(adapter_id)
         if former is None and len(registry) >= MAX_ADAPTERS:
             message = f"{MAX_ADAPTERS} prompt adapters are loaded, the most there may be: unload one of them first"
@@ -116,7 +117,8 @@ class PromptAdapters:
                 f"{MAX_LOADED_BYTES} bytes that there may be: unload some of them first"
             )
             raise RequestError(ErrorCode.OVERLOADED, message)
-        return self._change(AdapterEntry(adapter_id, 0.0, version_of(table), path, table.rows), table)
+        entry = AdapterEntry(adapter_id, CONFIGURED_AT, version_of(table), path, table.rows)
+        return self._enter(entry, table) if configured else self._change(entry, table)
 
     def unload(self, adapter_id: str) -> bool:
         """New requests cannot name it any more; those that do go on. False: it was not loaded."""
@@ -153,8 +155,8 @@ class PromptAdapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
-        self.learning.on_heartbeat()
         news, now = heartbeat.prompt_adapters, self._unix_time()
+        self.learning.on_heartbeat(more=has_more(news))
         if news is None:
             return
         view = self._view(heartbeat.epoch)
@@ -193,11 +195,14 @@ class PromptAdapters:
             await asyncio.sleep(SYNC_SECONDS)
 
     def _change(self, entry: AdapterEntry, table: Table | None) -> AdapterEntry:
-        now = self._unix_time()
-        changed = msgspec.structs.replace(entry, changed_at=self._store.registry.moment_of_change(entry.id, now))
-        self._merge(changed, table)
+        """By a call, which counts more than all changes that are known here."""
+        at = self._store.registry.moment_of_change(entry.id, self._unix_time())
+        return self._enter(msgspec.structs.replace(entry, changed_at=at), table)
+
+    def _enter(self, entry: AdapterEntry, table: Table | None) -> AdapterEntry:
+        self._merge(entry, table)
         self._sync()
-        return changed
+        return entry
 
     def _merge(self, entry: AdapterEntry, table: Table | None) -> bool:
         """Whether it is news."""
@@ -244,7 +249,7 @@ class PromptAdapters:
 
     def _send_missing(self, engine: EnginePeer, view: _EngineView) -> None:
         now, room = self._clock(), SYNC_BYTES
-        missing = self._store.registry.missing_in(view.registry)
+        missing = self._store.registry.missing_in(view.registry, self._unix_time())
         known = {entry.id: view.sent.get(entry.id) for entry in missing}
         view.sent = {each: sent for each, sent in known.items() if sent is not None and now - sent.at < RETRY_SECONDS}
         for entry in missing:

@@ -57,7 +57,7 @@ class AttemptSender:
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
         ready = [peer for peer in found.engines if peer.lane.ready() and not peer.quarantined]
         if (adapter := request.spec.adapter) is not None:
-            ready = [peer for peer in ready if not self._adapters.is_supplying(peer, adapter.version)]
+            ready = [peer for peer in ready if not self._adapters.loads.is_supplying(peer, adapter.version)]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
         found = self._apply_quarantine(request, found._replace(engines=ready), ring_size if alone else None)

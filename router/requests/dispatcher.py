@@ -17,6 +17,7 @@ from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
+from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.rows import End, TextBatch, TextRow
 from sluice.ring.tensors import TensorBatch, TensorRows
@@ -172,7 +173,7 @@ class Dispatcher:
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
-            self._losses.give_up(request, error_of(fault))
+            self._losses.give_up(request, error_of(_named(fault, request.spec)))
             return
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
@@ -190,6 +191,12 @@ def error_of(fault: Fault) -> RequestError:
     if not fault.field:
         return RequestError(fault.error_code, fault.message)
     return RequestError.invalid([Violation(fault.field, fault.message, private=True)], fault.error_code)
+
+
+def _named(fault: Fault, spec: Spec) -> Fault:
+    """For an engine a brought adapter is like any other."""
+    brought = fault.field == "spec.lora_id" and spec.adapter_files is not None
+    return msgspec.structs.replace(fault, field="spec.lora_weights") if brought else fault
 
 
 def _timed(request: RequestState, row: TextRow) -> TextRow:

@@ -89,7 +89,7 @@ class Recovery:
     def _supply(self, request: RequestState) -> bool:
         """Whether the engine that lacks its adapter gets the files."""
         adapter = request.spec.adapter
-        return adapter is not None and self._adapters.supply(request.attempt.engine, adapter.version)
+        return adapter is not None and self._adapters.loads.supply(request.attempt.engine, adapter.version)
 
     def too_slow(self, request: RequestState) -> bool:
         """Whether the client leaves so much unread that its request should pause."""

@@ -39,9 +39,11 @@ def parse_adapter(
 ) -> tuple[Adapter | None, AdapterFiles | None]:
     """The adapter, and its files if the request brings them. `version`: of the stream that it resumes; empty: any.
 
-    Raises RequestError ADAPTER_NOT_FOUND.
+    Raises RequestError ADAPTER_NOT_FOUND, MODEL_CHANGED.
     """
     field, adapter_id = _named(spec, model, bad)
+    if not version and (adapter_id or spec.HasField("lora_weights")) and _has_begun(spec):
+        raise changed("the stream began without an adapter")
     if spec.HasField("lora_weights"):
         files = parse_files("spec.lora_weights", spec.lora_weights, bad)
         found = Adapter(adapter_id or UNNAMED, files.version)
@@ -57,8 +59,6 @@ def parse_adapter(
         # The weights of its beginning, whatever the id stands for now: an engine may still have them.
         same = current is not None and current.version == version
         return Adapter(adapter_id, version, current.path if current is not None and same else ""), None
-    if any(part.token_ids for part in spec.resume) and any(part.model_fingerprint for part in spec.resume):
-        raise changed("the stream began without an adapter")
     if current is None:
         raise adapter_not_found(field, adapter_id)
     return current, None
@@ -120,6 +120,11 @@ def adapter_not_found(field: str, adapter_id: str) -> RequestError:
         field, f"is {shown(adapter_id)}; no adapter is loaded under this id", private=True, reason=Reason.UNKNOWN_VALUE
     )
     return RequestError.invalid([violation], ErrorCode.ADAPTER_NOT_FOUND)
+
+
+def _has_begun(spec: pb.GenerationSpec) -> bool:
+    """Whether it resumes a stream of which it says with what that began."""
+    return any(part.token_ids for part in spec.resume) and any(part.model_fingerprint for part in spec.resume)
 
 
 def _named(spec: pb.GenerationSpec, model: Model, bad: Violations) -> tuple[str, str]:

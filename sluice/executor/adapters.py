@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from sluice.client import AdapterNotFound, AsyncClient, Overloaded
 from sluice.executor.request import GenerationRequest, LoRARequest, PromptAdapterRequest
 
+MAX_LOADS = 4
+"""Of a kind, at a time: a router takes no more uploads."""
+
 AdapterRequest = LoRARequest | PromptAdapterRequest
 Loading = asyncio.Task[None]
 
@@ -38,6 +41,7 @@ class AdaptersOfKind:
         self._load_at_server = load
         self._unload_at_server = unload
         self._uploads = uploads
+        self._turn = asyncio.Semaphore(MAX_LOADS)
         self._used: OrderedDict[str, UsedAdapter] = OrderedDict()
         """By name, the latest used last."""
 
@@ -81,7 +85,8 @@ class AdaptersOfKind:
     async def _load(self, request: AdapterRequest) -> None:
         while True:
             try:
-                await self._send(request)
+                async with self._turn:
+                    await self._send(request)
                 return
             except Overloaded:
                 if not await self._unload_one():

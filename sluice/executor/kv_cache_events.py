@@ -19,7 +19,7 @@ LEVELS = {pb.CACHE_TIER_DEVICE: 0, pb.CACHE_TIER_HOST: 1}
 class UniqueToken(NamedTuple):
     token_id: int
     token_extra_id: int = 0
-    """Of prompt embeddings; there are none here."""
+    """Always 0: hashes of blocks cover extra ids, but events do not have them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from sluice.ring.adapters import MAX_ADAPTERS, NEWS_ENTRIES, AdapterEntry, Adapt
 REMOVED_SECONDS = 3600.0
 """For which it is remembered that an id was unloaded: longer than a process is cut off from all others."""
 MAX_REMOVED = 1024
+CONFIGURED_AT = 0.0
+"""Moment of the change of an adapter that a router's settings load. A call counts more, whenever it was: a router that
+has just started may not have heard of it yet."""
 LEAST_STEP_SECONDS = 0.001
 """Between two changes of an id, so that the later one counts, whatever the clocks say."""
 
@@ -48,7 +51,7 @@ class AdapterRegistry:
         """Whether it is news. `now`: seconds of the Unix epoch. Not remembered: a removal that is too old, and a new id
         beyond MAX_ADAPTERS."""
         known = self.latest(entry.id)
-        if not entry.replaces(known) or (entry.removed and entry.changed_at < now - REMOVED_SECONDS):
+        if not entry.replaces(known) or _is_forgotten(entry, now):
             return False
         if not entry.removed and self.find(entry.id) is None and len(self) >= MAX_ADAPTERS:
             return False
@@ -65,15 +68,25 @@ class AdapterRegistry:
         found = [each for each in self._numbered.values() if each[0] > known][:NEWS_ENTRIES]
         return AdapterNews(found[-1][0], [entry for _, entry in found]) if found else None
 
-    def missing_in(self, known: "AdapterRegistry") -> list[AdapterEntry]:
-        """Entries that are newer here."""
-        return [entry for entry in self.entries() if entry.replaces(known.latest(entry.id))]
+    def missing_in(self, known: "AdapterRegistry", now: float) -> list[AdapterEntry]:
+        """Entries that are newer here, and that it would remember."""
+        found = (entry for entry in self.entries() if not _is_forgotten(entry, now))
+        return [entry for entry in found if entry.replaces(known.latest(entry.id))]
 
     def _forget_removed(self, now: float) -> None:
         removed = [entry for entry in self.entries() if entry.removed]
-        old = [entry for entry in removed if entry.changed_at < now - REMOVED_SECONDS]
+        old = [entry for entry in removed if _is_forgotten(entry, now)]
         for entry in {each.id: each for each in (*old, *removed[:-MAX_REMOVED])}.values():
             del self._numbered[entry.id]
+
+
+def _is_forgotten(entry: AdapterEntry, now: float) -> bool:
+    return entry.removed and entry.changed_at < now - REMOVED_SECONDS
+
+
+def has_more(news: AdapterNews | None) -> bool:
+    """Whether further changes may follow it at once."""
+    return news is not None and len(news.entries) == NEWS_ENTRIES
 
 
 def merge_all(registry: AdapterRegistry, entries: Iterable[AdapterEntry], now: float) -> list[AdapterEntry]:

@@ -19,8 +19,8 @@ MAX_FILE_BYTES = 1 << 30
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ADAPTERS = 1024
 """That are loaded at a time."""
-NEWS_ENTRIES = 64
-"""In one message."""
+NEWS_ENTRIES = 256
+"""In one message: a router that starts gets as many in a second."""
 PART_BYTES = 1 << 18
 """Of uploaded files in one message: what is behind it on the lane waits for it."""
 MAX_PARTS = (MAX_FILE_BYTES + MAX_CONFIG_BYTES) // PART_BYTES + 1

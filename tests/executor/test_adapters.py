@@ -1,6 +1,8 @@
 """LoRA adapters of requests: loaded once, when a request first uses them, and again if the server lost them."""
 
+import asyncio
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -10,6 +12,7 @@ from google.rpc import error_details_pb2
 
 from sluice.client import AdapterNotFound, ClientOptions, Overloaded
 from sluice.executor import GenerationExecutor, LoRARequest, PeftCacheConfig, RequestError, SamplingParams
+from sluice.executor.adapters import MAX_LOADS, AdaptersOfKind
 from sluice.executor.session import Session
 from sluice.v1 import admin_pb2
 from tests.fakes.processes import wait_until
@@ -75,6 +78,25 @@ def test_many_requests_load_it_once(own, script, adapter) -> None:
     results = own.generate(["x"] * 50, lora_request=adapter("sql"), use_tqdm=False)
     assert len(results) == 50
     assert loads(script) == ["sql"]
+
+
+async def test_many_adapters_at_once_wait_for_their_turn() -> None:
+    """A router would refuse them."""
+    running, most = 0, 0
+
+    async def load(_: str, *, folder: str) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        running -= 1
+
+    kind = AdaptersOfKind(load, load, uploads=True)
+    with ExitStack() as stack:
+        used = [stack.enter_context(kind.use(LoRARequest(f"a{i}", i + 1, f"/{i}"))) for i in range(3 * MAX_LOADS)]
+        await asyncio.gather(*map(kind.load, used))
+    assert most == MAX_LOADS
 
 
 def test_a_load_that_fails_fails_its_requests(own, script, adapter) -> None:

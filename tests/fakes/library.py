@@ -39,6 +39,8 @@ class FakeLibrary:
         self.used: set[str] = set()
         self.bad: set[str] = set()
         """Versions of files that cannot be served."""
+        self.refused: set[str] = set()
+        """Those of them that were uploaded."""
         self.polls = 1
 
     def load(self, path: str) -> FakeLoading:
@@ -52,7 +54,10 @@ class FakeLibrary:
             files = join_parts(parts)
         except msgspec.DecodeError:
             return missing
-        return self._take(files) if files.version == version else missing
+        if files.version != version:
+            return missing
+        self.refused |= {version} & self.bad
+        return self._take(files)
 
     def _take(self, files: AdapterFiles) -> FakeLoading:
         if files.version in self.bad:
@@ -72,6 +77,8 @@ class FakeLibrary:
         """Of a request with this adapter."""
         if adapter.version in self.host:
             return None
+        if not adapter.path and adapter.version in self.refused:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, "not a safetensors file", "spec.lora_id")
         if adapter.path and self.load(adapter.path).version == adapter.version:
             return None
         return Fault(ErrorCode.ADAPTER_MISSING.name, f"this engine does not hold adapter {adapter.id!r}")

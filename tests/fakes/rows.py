@@ -2,24 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from sluice.ring.rows import Started, TextBatch, TextRow, TokenBatch, TokenRow
 
 
 def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]) -> TextBatch:
-    return TextBatch(
-        detokenizer,
-        started,
-        request=[row.request for row in rows],
-        attempt=[row.attempt for row in rows],
-        sequence=[row.sequence for row in rows],
-        offset=[row.offset for row in rows],
-        count=[len(row.tokens) for row in rows],
-        tokens=[token for row in rows for token in row.tokens],
-        logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
-        ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
-        text=[row.text for row in rows],
-        accepted={i: row.accepted for i, row in enumerate(rows) if row.accepted},
-    )
+    # A row of text has all that one of tokens has.
+    columns = msgspec.structs.asdict(TokenBatch.of("engine", 1, [], rows))
+    shared = columns.keys() & set(TextBatch.__struct_fields__)
+    text = [row.text for row in rows]
+    return TextBatch(detokenizer, started, text=text, **{name: columns[name] for name in shared})
 
 
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:

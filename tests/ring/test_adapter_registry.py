@@ -97,6 +97,14 @@ def test_a_removal_is_forgotten_after_a_while():
     assert not registry.merge(entry("a", 0, removed=True), NOW + REMOVED_SECONDS + 10)
 
 
+def test_a_removal_that_others_would_not_remember_is_not_sent():
+    """Else it would be sent to an engine that has started since, every second."""
+    registry = AdapterRegistry()
+    registry.merge(entry("a", 0, removed=True), NOW)
+    assert registry.missing_in(AdapterRegistry(), NOW) == registry.entries()
+    assert not registry.missing_in(AdapterRegistry(), NOW + REMOVED_SECONDS + 10)
+
+
 def test_the_version_of_files_is_of_both():
     versions = {AdapterFiles(b"ab", b"c").version, AdapterFiles(b"a", b"bc").version, AdapterFiles(b"a", b"bd").version}
     assert len(versions) == 3

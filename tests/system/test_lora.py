@@ -205,6 +205,9 @@ def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
             (folder / name).write_bytes(data)
             with pytest.raises(InvalidRequest, match=r"adapter_model\."):
                 load(client, "hostile", folder, how)
+            if how == "upload":
+                with pytest.raises(InvalidRequest, match=r"spec\.lora_weights.*adapter_model\."):
+                    client.generate(PROMPT, lora_weights=read_lora(folder))
             shutil.rmtree(folder)
     assert [router.loras for router in client.list_loras()] == [(), ()]
     assert not trap.sprung

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from contextlib import suppress
 
@@ -16,7 +17,9 @@ from safetensors.torch import load, save
 from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
 from engine_worker.lora.checkpoint import AdapterError, read_adapter, read_files
+from engine_worker.lora.tensor_file import read_matrices
 from sluice.ring.adapters import AdapterFiles
+from sluice.ring.tensor_file import TensorFileError
 from tests.engine_worker.lora.oracle import changed_config
 from tests.examples import examples
 
@@ -56,7 +59,14 @@ def test_the_decoder_of_a_model_that_sees(decoder):
     tensors = {named["A"]: torch.ones(4, 6), named["B"]: torch.ones(10, 4)}
     (module,) = read(files(tensors)).modules
     assert module.target.path == "layers.0.self_attn.q_proj"
-    for key, value in ((f"{decoder}layers.0.self_attn.q_proj", 0.5), ("model.layers.1.self_attn.q_proj", 2.0)):
+    for key, value in (
+        (f"{decoder}layers.0.self_attn.q_proj", 0.5),
+        (f"^{decoder}layers.0.self_attn.q_proj$", 0.5),
+        ("layers.0.self_attn.q_proj", 0.5),
+        # peft takes the circumflex as it is meant: here is no module of this name.
+        ("^model.layers.0.self_attn.q_proj", 2.0),
+        ("model.layers.1.self_attn.q_proj", 2.0),
+    ):
         (module,) = read(files(tensors, alpha_pattern={key: 2})).modules
         assert torch.equal(module.b, torch.full((4, 10), value))
     with pytest.raises(AdapterError, match="the same module"):
@@ -151,9 +161,29 @@ def header(found: object) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+def entry(first: int) -> dict:
+    return {"dtype": "F32", "shape": [4, 6], "data_offsets": [first, first + 96]}
+
+
+def test_tensors_that_share_bytes_take_no_memory():
+    """Else a file of 400 KB would become half a gigabyte, and one of the size that is allowed any amount."""
+    found = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
+    weights = header({f"{Q.format('A')}{i}": found for i in range(2000)}) + bytes(1 << 18)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TensorFileError, match="not a safetensors file"):
+            read_matrices(weights)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     "weights",
     [
+        header({Q.format("A"): entry(0), Q.format("B"): entry(48)}) + bytes(144),
+        header({Q.format("A"): entry(0), Q.format("B"): entry(100)}) + bytes(196),
+        header({Q.format("A"): entry(0)}) + bytes(97),
         b"",
         b"\0" * 7,
         bytes(1 << 20),

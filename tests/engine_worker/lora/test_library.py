@@ -1,11 +1,13 @@
 """Adapters by name and version: loaded beside the steps, shared, bounded, dropped only if no request uses them."""
 
+import gc
 import io
 import os
 import pickle
 import shutil
 import tempfile
 import time
+import weakref
 from pathlib import Path
 from threading import Event
 
@@ -13,6 +15,7 @@ import pytest
 import structlog
 import torch
 
+from engine_worker.lora.checkpoint import read_adapter
 from engine_worker.ringside.adapters import Adapters
 from sluice.ring.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
 from sluice.ring.errors import FinishReason
@@ -203,7 +206,8 @@ def test_nothing_of_a_hostile_upload_remains(library, tuned, trap, kind):
     assert library.held() == []
     assert library.usage.used_bytes == 0
     assert desk.news(0) is None
-    assert library.prepare(Adapter("x", files.version)).fault.code == "ADAPTER_MISSING"
+    # A request that brought it is told why.
+    assert library.prepare(Adapter("x", files.version)).fault == answer.fault
     assert not trap.sprung
 
 
@@ -249,6 +253,52 @@ def test_one_in_use_is_neither_removed_nor_evicted(model, tuned):
     library.release(first)
     assert ended(waits).fault is None
     assert library.held() == [files_of(tuned[2]).version]
+
+
+@pytest.fixture
+def full(model, tuned):
+    """A library with room for one adapter, which is in use; and its version."""
+    roomy = lora_runner(model).adapters
+    ended(roomy.load(str(tuned[2])))
+    library = lora_runner(model, lora_host_cache_size=roomy.usage.used_bytes).adapters
+    version = ended(library.load(str(tuned[2]))).version
+    library.acquire(version)
+    return library, version
+
+
+def test_adapters_that_wait_for_host_memory_take_none(full, model, tuned, monkeypatch):
+    library, first = full
+    found: dict[str, weakref.ref] = {}
+
+    def read(files, *rest):
+        weights = read_adapter(files, *rest)
+        found[files.version] = weakref.ref(weights.modules[0].a)
+        return weights
+
+    monkeypatch.setattr("engine_worker.lora.library.read_adapter", read)
+    folders = [write_adapter(model.parent / f"waiting{i}", model, i, rank=4) for i in range(5)]
+    waiting = [library.prepare(adapter_of(folder)) for folder in folders]
+    until(lambda: waiting[0].poll() or len(found) == len(folders))
+    library._threads.submit(int).result()
+    assert not any(each.poll() for each in waiting)
+    gc.collect()
+    assert not any(weights() is not None for weights in found.values())
+    library.release(first)
+    for loading in waiting:
+        assert ended(loading).fault is None
+
+
+def test_a_request_waits_with_its_upload_for_host_memory(full, tuned):
+    library, first = full
+    for folder in tuned[:2]:
+        assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
+    waits, other = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
+    assert not waits.poll()
+    # No more than one upload for each thread is kept.
+    assert ended(other).fault.code == "ADAPTER_MISSING"
+    library.release(first)
+    assert ended(waits).fault is None
+    assert ended(offer(library, files_of(tuned[1]))).fault is None
 
 
 def test_one_that_never_fits_is_refused(model, tuned):

@@ -1,11 +1,21 @@
 """LoRA adapters over real gRPC and ZeroMQ: loading, uploading, naming them, and the loss of what holds them."""
 
 import asyncio
+import time
 
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles
+from router.api.model_service import MAX_LOADS, MAX_UPLOADS
+from sluice.ring.adapters import (
+    MAX_ADAPTERS,
+    PART_BYTES,
+    Adapter,
+    AdapterEntries,
+    AdapterEntry,
+    AdapterFiles,
+    LoadAdapter,
+)
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
@@ -94,6 +104,24 @@ async def test_an_upload_in_parts_and_in_one_message(ring, serving):
     assert all(library.host == {big.version: big, A.version: A} for library in libraries(ring))
 
 
+async def test_an_upload_that_stops_gives_its_place_back(serving, monkeypatch):
+    monkeypatch.setattr("router.api.model_service.UPLOAD_SECONDS", 0.2)
+    client = await serving()
+
+    async def parts():
+        yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
+        await asyncio.Event().wait()
+
+    stopped = [refused(client.models.UploadLora(parts())) for _ in range(MAX_UPLOADS)]
+    for details in await asyncio.gather(*stopped):
+        assert details.info.reason == "SLOW_CLIENT"
+        assert "within 0.2 s" in details.error.details()
+    assert (await load(client, "x", files=A)).version == A.version
+    upload = [admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="y", config_json=A.config))]
+    upload.append(admin.UploadLoraRequest(data=A.weights))
+    assert (await client.models.UploadLora(iter(upload))).lora.version == A.version
+
+
 async def test_an_engine_that_lost_uploaded_files_gets_them_again(ring, serving):
     client = await serving()
     await load(client, "x", files=A)
@@ -158,9 +186,9 @@ async def test_nothing_of_a_refused_upload_remains(ring, serving):
         yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
         yield admin.UploadLoraRequest(data=A.weights)
 
-    for call in (client.models.UploadLora(parts()), load(client, "x", files=A)):
+    for call, field in ((client.models.UploadLora(parts()), "data"), (load(client, "x", files=A), "weights")):
         details = await refused(call)
-        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["the files"])
+        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
         assert not (await listed(client)).loras
         assert client.router.ring.adapters.files.nbytes == 0
     assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
@@ -171,6 +199,16 @@ async def test_nothing_of_a_refused_upload_remains(ring, serving):
     libraries(ring)[1].bad, libraries(ring)[1].host = {B.version}, {}
     await refused(load(client, "z", files=B))
     assert client.router.ring.adapters.files.get(B.version) is not None
+
+
+async def test_a_request_that_brings_what_cannot_be_served_is_told_why(ring, serving):
+    client = await serving()
+    libraries(ring)[0].bad = {A.version}
+    details = await refused(client.events(text_spec(lora_weights=weights(A))))
+    assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["spec.lora_weights"])
+    assert "not a safetensors file" in details.bad.field_violations[0].description
+    assert len(ring.calls) == 2
+    assert client.router.ring.adapters.files.nbytes == 0
 
 
 async def test_adapters_in_requests_can_be_off(serving):
@@ -192,6 +230,7 @@ async def test_a_resumed_stream_keeps_the_weights_of_its_beginning(ring, serving
     assert ring.calls[-1].submit.adapter.version == A.version
     for fields in (
         {"lora_id": "x", "resume": resume("fingerprint")},
+        {"lora_weights": weights(A), "resume": resume("fingerprint")},
         {"resume": resume(f"fingerprint.{A.version}")},
     ):
         details = await refused(client.events(text_spec(sampling=seed, **fields)))
@@ -216,6 +255,19 @@ async def test_configured_adapters_are_loaded_from_the_start(serving):
     await client.until(lambda: client.router.ring.adapters.find("sql") is not None)
     await client.until(lambda: client.lines("adapter_not_loaded"))
     assert client.lines("adapter_not_loaded")[0]["adapter"] == "bad"
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_what_a_call_changed_counts_more_than_the_settings(ring, serving, removed):
+    """Although this router hears of it only once it has loaded what its settings say."""
+    client = await serving(lora_adapters={"x": "/a"})
+    adapters = client.router.ring.adapters
+    await client.until(lambda: adapters.find("x") is not None)
+    (engine,) = ring.engines.values()
+    changed = AdapterEntry("x", time.time() - 60.0, B.version, "/b", 8, removed)
+    engine.adapters.on_message(AdapterEntries(engine.epoch, [changed]))
+    expected = None if removed else Adapter("x", B.version, "/b")
+    await client.until(lambda: adapters.find("x") == expected)
 
 
 async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, serving, start, folder, monkeypatch):
@@ -272,6 +324,24 @@ async def test_bad_loads_name_field_and_limit(serving):
     assert details.fields == ["part"]
     details = await refused(client.events(text_spec(lora_id="x y")))
     assert details.code is StatusCode.NOT_FOUND
+
+
+async def test_loads_at_a_time_are_bounded(ring, serving):
+    """Else an engine would have to drop some of its answers, whose callers would wait for minutes."""
+    client = await serving()
+    (engine,) = ring.engines.values()
+    held, take = [], engine.adapters.on_message
+    engine.adapters.on_message = held.append
+    loads = [asyncio.ensure_future(load(client, f"x{i}", "/a")) for i in range(MAX_LOADS)]
+    await client.until(lambda: len([each for each in held if isinstance(each, LoadAdapter)]) == MAX_LOADS)
+    details = await refused(load(client, "one-more", "/a"))
+    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+    assert f"{MAX_LOADS} loads" in details.error.details()
+    engine.adapters.on_message = take
+    for message in held:
+        take(message)
+    assert {each.version for each in await asyncio.gather(*loads)} == {A.version}
+    await load(client, "one-more", "/a")
 
 
 async def test_engines_without_adapters(ring, start):

@@ -1,6 +1,7 @@
 """Prompt adapters over real gRPC and ZeroMQ: loading, naming, replacing them, at several routers and over deaths."""
 
 import asyncio
+import time
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,8 @@ from grpc import StatusCode
 
 from router.peers import learning, prompt_adapters
 from sluice.ring import prompt_adapters as ring_side
+from sluice.ring.adapters import AdapterEntry
+from sluice.ring.prompt_adapters import StorePromptAdapter
 from sluice.ring.tables import Table
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
@@ -255,6 +258,20 @@ async def test_what_is_configured_is_loaded(ring, start, tmp_path, monkeypatch):
     client = await start(prompt_adapters=given, prompt_adapter_folders=(str(tmp_path),))
     await client.until(lambda: version_at(client, "a") is not None and client.lines("adapter_not_loaded"))
     assert [line["adapter"] for line in client.lines("adapter_not_loaded")] == ["none"]
+
+
+async def test_what_a_call_changed_counts_more_than_the_settings(ring, start, tmp_path, monkeypatch):
+    """Although this router hears of it only once it has loaded what its settings say."""
+    monkeypatch.setattr("router.api.prompt_adapters.CONFIGURED_SECONDS", 0.1)
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    given = {"x": str(write(tmp_path / "x", A))}
+    client = await start(prompt_adapters=given, prompt_adapter_folders=(str(tmp_path),))
+    await client.until(lambda: version_at(client, "x") is not None)
+    table = table_of(B)
+    changed = AdapterEntry("x", time.time() - 60.0, table.digest.hex(), size=table.rows)
+    engine.prompt_adapters.on_message(StorePromptAdapter(engine.epoch, changed, table))
+    await client.until(lambda: version_at(client, "x") == table.digest.hex())
 
 
 async def test_their_memory_is_bounded(client, monkeypatch):

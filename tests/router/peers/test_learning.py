@@ -75,6 +75,23 @@ async def test_until_it_is_known():
     await ended(task)
 
 
+async def test_while_engines_have_more_to_report():
+    """A heartbeat has a bounded number of adapters."""
+    told = scene()
+    task = await told.ask()
+    for _ in range(5):
+        told.learning.on_heartbeat(more=True)
+        told.move(0.9 * LEARN_SECONDS)
+        await asyncio.sleep(0)
+        assert not task.done()
+    told.learning.on_heartbeat()
+    told.move(0.2 * LEARN_SECONDS)
+    await ended(task)
+    # What comes later is news, and nothing that this router has still to learn.
+    told.learning.on_heartbeat(more=True)
+    assert (await told.ask()).done()
+
+
 async def test_until_the_ring_had_time_to_report_it():
     told = scene()
     told.move(0.9 * LEARN_SECONDS)

@@ -150,6 +150,20 @@ async def test_a_request_goes_where_its_own_images_are_cached(ring, start, llava
     assert sorted(found, key=lambda each: each[0].name) == [(one, ONE), (other, OTHER), (other, OTHER)]
 
 
+async def test_the_next_question_about_an_image_goes_where_the_first_one_went(ring, start, llava):
+    """Although no engine has reported anything yet."""
+    for name in ("a", "b"):
+        ring.add_engine(name).image_rows = ROWS
+    ring.add_detokenizer()
+    client = await start(checkpoint=llava)
+    for text in ("What is this? ", "Where is it? ", "And when? "):
+        for data in (ONE, OTHER):
+            await client.generate(text_spec("<image>" * 4 + text, images=images(*[data] * 4)))
+    for data in (ONE, OTHER):
+        engines = {call.engine.name for call in ring.calls if call.submit.tables.images[0].data == data}
+        assert len(engines) == 1
+
+
 async def test_only_engines_that_take_images_get_them(ring, start, llava):
     blind = ring.add_engine()
     ring.add_detokenizer()

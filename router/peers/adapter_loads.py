@@ -1,0 +1,101 @@
+"""Adapters on their way to engines: loads that are asked for, with their answers, and files in parts."""
+
+import asyncio
+import secrets
+from typing import Any, NamedTuple
+
+from router.errors import RequestError, Violation
+from router.peers.adapter_files import AdapterFileStore
+from router.peers.peers import DetokenizerPeer, EnginePeer
+from sluice.ring.adapters import AdapterFiles, AdapterLoaded, LoadAdapter, parts_of
+from sluice.ring.errors import ErrorCode
+from sluice.ring.message import Message
+
+FULL_LANE_RETRY_SECONDS = 0.005
+
+
+class _Pending(NamedTuple):
+    engine: EnginePeer
+    loaded: "asyncio.Future[AdapterLoaded | None]"
+    """None: the engine was lost."""
+
+
+class AdapterLoads:
+    def __init__(self, address: str, files: AdapterFileStore) -> None:
+        """`address`: of this router's inbox."""
+        self._address = address
+        self._files = files
+        self._pending: dict[int, _Pending] = {}
+        self._supplies: dict[tuple[int, str], asyncio.Task[None]] = {}
+        """Files on their way, by epoch and version."""
+
+    def close(self) -> None:
+        for task in list(self._supplies.values()):
+            task.cancel()
+
+    async def load(
+        self, engine: EnginePeer, field: str, path: str, version: str | None, seconds: float
+    ) -> AdapterLoaded | None:
+        """Into an engine's host memory: a folder on its machine, or the files of this version. None: the engine was
+        lost. Raises RequestError, for bad files with this field of the call."""
+        number = secrets.randbits(63)
+        loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
+        self._pending[number] = _Pending(engine, loaded)
+        try:
+            async with asyncio.timeout(seconds):
+                if version is not None and self.supply(engine, version):
+                    futures: set[asyncio.Future[Any]] = {self._supplies[engine.epoch, version], loaded}
+                    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+                await self._send(engine, LoadAdapter(engine.epoch, number, self._address, path, version), loaded)
+                found = await loaded
+        except TimeoutError:
+            message = f"the engine {engine.name} did not answer within {seconds:g} s"
+            raise RequestError(ErrorCode.ENGINE_LOST, message) from None
+        finally:
+            del self._pending[number]
+        if found is not None and found.fault is not None:
+            refused = Violation(field, f"cannot be loaded by {engine.name}: {found.fault.message}", private=True)
+            raise RequestError.invalid([refused], found.fault.error_code)
+        return found
+
+    def supply(self, engine: EnginePeer, version: str) -> bool:
+        """Begin to send an adapter's files to an engine that lacks them. False: they are not here."""
+        key, files = (engine.epoch, version), self._files.get(version)
+        if files is None:
+            return False
+        if key not in self._supplies:
+            task = asyncio.get_running_loop().create_task(self._send_files(engine, files))
+            self._supplies[key] = task
+            task.add_done_callback(lambda _: self._supplies.pop(key, None))
+        return True
+
+    def is_supplying(self, engine: EnginePeer, version: str) -> bool:
+        """Whether a request with this adapter should wait: the engine would still refuse it."""
+        return (engine.epoch, version) in self._supplies
+
+    def on_loaded(self, loaded: AdapterLoaded) -> None:
+        pending = self._pending.get(loaded.number)
+        if pending is not None and not pending.loaded.done():
+            pending.loaded.set_result(loaded)
+
+    def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer) -> None:
+        for pending in self._pending.values():
+            if pending.engine is peer and not pending.loaded.done():
+                pending.loaded.set_result(None)
+
+    async def _send_files(self, engine: EnginePeer, files: AdapterFiles) -> None:
+        for part in parts_of(files, engine.epoch):
+            if not await self._send(engine, part):
+                return
+            # Others have their turn between two parts.
+            await asyncio.sleep(0)
+
+    async def _send(
+        self, engine: EnginePeer, message: Message, until: "asyncio.Future[AdapterLoaded | None] | None" = None
+    ) -> bool:
+        """False: the engine was lost before it could be sent."""
+        while not engine.lane.send(message):
+            if not engine.alive or (until is not None and until.done()):
+                return False
+            await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
+        return True
