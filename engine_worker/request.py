@@ -15,6 +15,7 @@ from typing import NamedTuple
 from engine_worker.beams import BeamSearch
 from engine_worker.positions import Positions
 from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
 from sluice.ring.errors import FinishReason
@@ -276,6 +277,8 @@ class Request:
         """None: the request does not say how long to keep its blocks."""
         self.arrived_at = now
         self.max_drafts = max_drafts
+        self.lookup: Lookup | None = None
+        """Of what is known before the output; made with the first drafter, shared by all."""
         self.proposals = Proposals.of(spec)
         """None: all tokens are drawn plainly."""
         self.adapter = None if spec.adapter is None else spec.adapter.version
