@@ -4,8 +4,8 @@ from collections import abc
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
+from engine_worker.sequence import Sequence
 from engine_worker.speculative.cost import Cost
 from engine_worker.speculative.drafter import Drafter, begin_lookup
 from engine_worker.speculative.gain import Gain
