@@ -20,10 +20,10 @@ from engine_worker.core.tensors import TensorGate, responses
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.lora.pages import AdapterPages
-from engine_worker.request import Sequence, State
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
+from engine_worker.sequence import Sequence, State
 from engine_worker.speculative.draft_model import DraftModel
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.speculative.model_drafting import ModelDrafting

@@ -6,9 +6,9 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_worker.core.tensors import kept_rows
-from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
+from engine_worker.sequence import Sequence
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Launched, Move, Runner, Scored, Slice, Step
 

@@ -7,7 +7,8 @@ missing row is. A prompt's rows are kept by one of the request's sequences.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
-from engine_worker.request import NO_LIMIT, Request, Sequence, State
+from engine_worker.request import Request
+from engine_worker.sequence import NO_LIMIT, Sequence, State
 from engine_worker.step import LOGITS, Kept, KeptRows
 from sluice.ring import tensors
 from sluice.ring.tensors import TensorRows

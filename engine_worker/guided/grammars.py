@@ -1,6 +1,8 @@
 """The dialects of guides, as grammars of llguidance."""
 
 import json
+import re
+from collections.abc import Collection
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
@@ -13,6 +15,9 @@ SYNTAX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 ALL_TOKENS = '\n%llguidance {"no_forcing": true}\n'
 """Otherwise, where only one text can follow, the tokenizer's own tokens for it would be the only ones allowed, special
 tokens among them."""
+
+TEMPERATURE = re.compile(r"^[?!]?(\w+)\s*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
+"""In the attributes of a rule."""
 
 WHITE_SPACE = {"whitespace_pattern": r"[ \t\r\n]{0,40}"}
 """Between the parts of JSON, unless the schema says it. Without a bound a weak model fills its output with it."""
@@ -29,7 +34,7 @@ def grammar_of(guide: Guide) -> str:
         case GuideKind.REGEX:
             return _regex(text)
         case GuideKind.EBNF:
-            return _lark(any_to_lark(text))
+            return _grammar(text)
         case GuideKind.CHOICE:
             return _choice(text)
         case GuideKind.STRUCTURAL_TAG:
@@ -38,6 +43,14 @@ def grammar_of(guide: Guide) -> str:
 
 def _lark(text: str) -> str:
     return LLMatcher.grammar_from_lark(text + ALL_TOKENS)
+
+
+def _grammar(text: str) -> str:
+    heated = TEMPERATURE.search(text)
+    if heated is not None:
+        # The library tells its caller, who would have to sample that part differently.
+        raise ValueError(f"rule {heated[1]} must have no temperature: the request has one for all of its output")
+    return _lark(any_to_lark(text))
 
 
 def _schema(text: str) -> str:
@@ -78,6 +91,9 @@ def _structural_tag(text: str) -> str:
     document = json.loads(text)
     if not isinstance(document, dict):
         raise ValueError("must be a JSON object with structures and triggers")
+    _check_keys("it", document, ("structures", "triggers", "type"))
+    if document.get("type", "structural_tag") != "structural_tag":
+        raise ValueError('type must be "structural_tag" or left out')
     triggers, structures = document.get("triggers"), document.get("structures")
     if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
         raise ValueError("triggers must be a list of texts that are not empty")
@@ -88,10 +104,17 @@ def _structural_tag(text: str) -> str:
     return _lark(StructTag.to_grammar(tags, assume_special=False))
 
 
+def _check_keys(place: str, given: Collection[str], known: Collection[str]) -> None:
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise ValueError(f"{place} has {unknown[0]!r}, which is not one of {', '.join(known)}")
+
+
 def _tag(structure: Any, triggers: list[str], number: int) -> StructTag:
     place = f"structures[{number}]"
     if not isinstance(structure, dict):
         raise ValueError(f"{place} must be an object with begin, schema and end")
+    _check_keys(place, structure, ("begin", "schema", "end"))
     begin, schema, end = structure.get("begin"), structure.get("schema"), structure.get("end", "")
     if not isinstance(begin, str) or not isinstance(end, str):
         raise ValueError(f"{place}: begin and end must be texts")

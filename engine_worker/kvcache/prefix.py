@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.kvcache.tiers import Tiers
-from engine_worker.request import Content, Sequence, State
+from engine_worker.sequence import Content, Sequence, State
 from sluice.ring.hashing import block_hash
 
 UNUSED = 0

@@ -6,7 +6,6 @@ The valid part of an answer is carried out, the rest is left out. If a scheduler
 from collections import Counter, abc
 from typing import Any
 
-from engine_worker.request import Sequence
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
@@ -19,6 +18,7 @@ from engine_worker.scheduling.simple import (
     Schedule,
     SimpleScheduler,
 )
+from engine_worker.sequence import Sequence
 
 MAX_COUNT = 2**32 - 1
 """What the public API's fields hold."""

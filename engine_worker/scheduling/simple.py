@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections import abc
 from typing import NamedTuple, Protocol
 
-from engine_worker.request import Sequence, State
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
+from engine_worker.sequence import Sequence, State
 
 NO_BATCH = (0, 0)
 """`static_batch` of policies without one."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Sequence
+from engine_worker.sequence import Sequence
 from engine_worker.step import Draw, Drawn, Runner, Slice
 
 MAX_FAILURES = 3

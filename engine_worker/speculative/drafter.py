@@ -6,6 +6,14 @@ from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.pace import EXPECTED, EXPECTED_OF_CALLER, Pace
 
 
+def begin_lookup(prompt: Sequence[int], expected: Sequence[int] = ()) -> Lookup:
+    """Of what is known before the output. Takes as long as the prompt is."""
+    found = Lookup()
+    # What the prompt ends with is followed by the output, not by what is expected.
+    found.extend([*expected, *prompt] if expected else prompt)
+    return found
+
+
 class Drafter:
     """By what the caller expects, while the output follows it; else by lookup in that, the prompt and the output.
 
@@ -13,15 +21,14 @@ class Drafter:
     """
 
     def __init__(
-        self, prompt: Sequence[int], max_tokens: int, expected: Sequence[int] = (), *, has_model: bool = False
+        self, begun: Lookup, max_tokens: int, expected: Sequence[int] = (), *, has_model: bool = False
     ) -> None:
-        """`max_tokens`: tokens per step. `expected`: tokens that the caller expects as the output, from its start."""
+        """`begun`: see `begin_lookup`; the sequences of a request share it. `max_tokens`: tokens per step. `expected`:
+        tokens that the caller expects as the output, from its start."""
         self._pace = Pace(max_tokens, EXPECTED_OF_CALLER if expected else EXPECTED)
         self.model_pace = Pace(max_tokens) if has_model else None
         """None: there is no draft model."""
-        self._lookup = Lookup()
-        # What the prompt ends with is followed by the output, not by what is expected.
-        self._lookup.extend([*expected, *prompt] if expected else prompt)
+        self._lookup = Lookup(begun)
         self._expected = tuple(expected)
         self._follows = bool(self._expected)
         """Whether the output has equalled `expected` so far."""

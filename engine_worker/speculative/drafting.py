@@ -4,10 +4,10 @@ from collections import abc
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
+from engine_worker.sequence import Sequence
 from engine_worker.speculative.cost import Cost
-from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.drafter import Drafter, begin_lookup
 from engine_worker.speculative.gain import Gain
 from engine_worker.speculative.model_drafting import ModelDrafting, room_of
 from engine_worker.speculative.searches import Searches
@@ -132,12 +132,13 @@ class Drafting:
         """Made for the first step that generates: many requests end before."""
         if sequence.drafter is None:
             request = sequence.request
-            prompt, virtual, expected = request.spec.prompt, request.virtual, request.spec.speculation.draft_token_ids
-            has_model = self.model is not None and virtual is None
-            if virtual is not None:
+            expected = request.spec.speculation.draft_token_ids
+            has_model = self.model is not None and request.virtual is None
+            if request.lookup is None:
+                prompt, virtual = request.spec.prompt, request.virtual
                 # Guesses are tokens that can be drawn.
-                prompt = virtual.without(prompt)
-            sequence.drafter = Drafter(prompt, request.max_drafts, expected, has_model=has_model)
+                request.lookup = begin_lookup(prompt if virtual is None else virtual.without(prompt), expected)
+            sequence.drafter = Drafter(request.lookup, request.max_drafts, expected, has_model=has_model)
         return sequence.drafter
 
 

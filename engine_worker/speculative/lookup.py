@@ -1,6 +1,6 @@
 """Drafts by prompt lookup (Saxena 2023): what followed the last tokens when they came before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 SIZES = (3, 2)
 """N-grams that are looked up, the longest first."""
@@ -13,19 +13,22 @@ class Lookup:
     sampled code accepts a third of such guesses and four fifths of the others.
     """
 
-    def __init__(self) -> None:
-        self._tail: list[int] = []
+    def __init__(self, begun: "Lookup | None" = None) -> None:
+        """`begun`: what came before, itself from the start. It may not change any more; several may go on from it."""
+        self._tail: list[int] = [] if begun is None else begun._tail.copy()
         """The last tokens, at limit as many as the longest n-gram has."""
         self._next: dict[tuple[int, ...], int] = {}
         """By n-gram: what followed it last; if something else did before, the complement of that: a negative number."""
+        self._begun: Mapping[tuple[int, ...], int] = {} if begun is None else begun._next
+        """The same for those that have not come since."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        tail, followed = self._tail, self._next
+        tail, followed, begun = self._tail, self._next, self._begun
         for token in tokens:
             for size in SIZES:
                 if len(tail) >= size:
                     key = tuple(tail[-size:])
-                    before = followed.get(key, token)
+                    before = followed[key] if key in followed else begun.get(key, token)
                     followed[key] = token if before in (token, ~token) else ~token
             tail.append(token)
             del tail[: -SIZES[0]]
@@ -41,6 +44,9 @@ class Lookup:
 
     def _after(self, tail: list[int]) -> int | None:
         for size in SIZES:
-            if len(tail) >= size and (token := self._next.get(tuple(tail[-size:]))) is not None:
-                return token if token >= 0 else None
+            if len(tail) >= size:
+                key = tuple(tail[-size:])
+                token = self._next.get(key, self._begun.get(key))
+                if token is not None:
+                    return token if token >= 0 else None
         return None

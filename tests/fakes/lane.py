@@ -3,7 +3,7 @@
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.prompt_logprobs import Row, unpack
-from sluice.ring.rows import End, Open, TokenBatch
+from sluice.ring.rows import End, Open, TokenBatch, TokenRow
 from sluice.ring.tensors import TensorBatch, TensorRows
 from tests.fakes.rows import rows_of
 
@@ -40,6 +40,7 @@ class Stream:
         self.logprobs: list = []
         self.accepted = 0
         """Draft tokens."""
+        self.rows: list[TokenRow] = []
         self.end: End | None = None
 
 
@@ -104,6 +105,7 @@ class Receiver:
             stream = self.streams[row.request, row.attempt, row.sequence]
             assert stream.end is None, f"{row} after its terminal"
             assert row.offset == len(stream.tokens), f"{row} at {len(stream.tokens)}"
+            stream.rows.append(row)
             stream.tokens += row.tokens
             stream.logprobs += row.logprobs
             stream.accepted += row.accepted

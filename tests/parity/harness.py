@@ -173,7 +173,9 @@ class EngineHarness:
         prompt_logprobs: int | None = None,
         tensors: TensorParams = NO_TENSORS,
         tables: PromptTables = NO_TABLES,
+        stop: tuple[str, ...] = (),
     ) -> int:
+        """`stop`: what whoever reads the tokens ends them at."""
         number = next(self._numbers)
         self._inbox.append(
             Submit(
@@ -185,7 +187,7 @@ class EngineHarness:
                 n=n,
                 sampling=sampling,
                 stopping=stopping,
-                text=TextParams(),
+                text=TextParams(stop=stop, min_tokens=stopping.min_tokens),
                 priority=2,
                 salt=salt,
                 time_limit=None,

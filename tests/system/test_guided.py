@@ -68,6 +68,16 @@ def test_a_structural_tag(client):
     assert all(">1</f>".startswith(part[:6].replace("2", "1")) for part in begun)
 
 
+def test_the_structural_tag_of_the_page(client):
+    (text,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    prompt = "<get_weather>{}</get_weather>\n" * 3
+    found = client.generate(prompt, guided={"structural_tag": text}, max_tokens=64, seed=2, n=8)
+    begun = [part for output in found.outputs for part in output.text.split("<get_")[1:]]
+    assert begun
+    # The end may cut the last one.
+    assert all("weather>{".startswith(part[:9]) for part in begun)
+
+
 def test_a_stream_beside_others(client):
     plain = client.generate("import ", max_tokens=24, temperature=0).text
     schema = json.dumps({"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 3, "maxItems": 6})

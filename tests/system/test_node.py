@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from sluice import Client
 from sluice.cli.commands import app
 from sluice.launch import Ring
+from tests.fakes import processors_page
 from tests.fakes.storyteller import GONE, Plan, bare, tell_all, with_reason
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,17 @@ def test_the_speculating_call_of_the_documentation(ring, example) -> None:
     more = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
     plain = run(example, ring.address, "def add_one(x):", more)
     assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | more).stdout == plain.stdout
+
+
+def test_the_processed_call_of_the_documentation(example, tmp_path, monkeypatch) -> None:
+    module, settings = processors_page.example()
+    (tmp_path / "digits.py").write_text(module)
+    (tmp_path / "engine.yaml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    with Ring(engines=1, detokenizers=1, engine_args={"config": tmp_path / "engine.yaml"}) as ring:
+        found = run(example, ring.address, "x = ", spec_of("processors.md"))
+    assert (found.returncode, found.stderr) == (0, "")
+    assert re.fullmatch("[0-9]{8}\n", found.stdout)
 
 
 def test_the_scoring_call_of_the_documentation(ring, example) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.request import State
+from engine_worker.sequence import State
 from sluice.ring.errors import Fault, FinishReason
 from sluice.settings.engine import SchedulerNames
 from tests.examples import examples

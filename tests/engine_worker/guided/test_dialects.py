@@ -6,7 +6,7 @@ import pytest
 
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
-from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, prepared
+from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, prepared, texts
 
 pytestmark = pytest.mark.process
 
@@ -29,6 +29,8 @@ CASES = [
         ["", "free\ntext", "a <f=a>1</f> b <f=a>1</f>"],
         ["<f=b", "<f=a>2</f>", "<f=a>1</f"],
     ),
+    (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "type": "structural_tag"}), ["free"], ["<f=a>2</f>"]),
+    (GuideKind.EBNF, 'start: "[temperature=1]" | a\na: "b"', ["[temperature=1]", "b"], ["a"]),
     (
         GuideKind.STRUCTURAL_TAG,
         '{"structures": [{"begin": "<f>", "schema": {"type": "array"}, "end": ""}], "triggers": ["<f>"]}',
@@ -66,7 +68,15 @@ def test_what_matches(guides, kind, text, right, wrong):
         (GuideKind.EBNF, 's ::= "a"', "root"),
         (GuideKind.CHOICE, "[]", "at least one"),
         (GuideKind.CHOICE, '["a", 1]', "array of at least one string"),
+        (GuideKind.EBNF, "start: a\na[temperature=0.5]: /[a-z]+/", "rule a must have no temperature"),
         (GuideKind.STRUCTURAL_TAG, "{}", "triggers must be"),
+        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "at_least_one": True}), "it has 'at_least_one', which is not"),
+        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "type": "json"}), 'type must be "structural_tag"'),
+        (
+            GuideKind.STRUCTURAL_TAG,
+            json.dumps({**TAGS, "structures": [{**TAGS["structures"][0], "strict": True}]}),
+            "structures[0] has 'strict', which is not one of begin, schema, end",
+        ),
         (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "triggers": ["<g"]}), "starts with none of the triggers"),
         (GuideKind.STRUCTURAL_TAG, json.dumps({"structures": [1], "triggers": ["<g"]}), "structures[0] must be"),
     ],
@@ -77,3 +87,9 @@ def test_what_is_refused(guides, kind, text, message):
     assert fault.field == f"spec.guided.{kind.value}"
     assert message in fault.message
     assert len(fault.message) < 700
+
+
+def test_the_longer_of_two_literals_is_meant(guides):
+    """As docs/guided.md says."""
+    (sequence,) = followed(guides, Guide(GuideKind.EBNF, 'root ::= [a-z] root | "self"'))
+    assert texts(mask(guides, sequence, ids("se"))) == {"l"}

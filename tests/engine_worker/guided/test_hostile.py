@@ -1,6 +1,7 @@
 """Guides that take too much: each ends by itself, within a budget, with an error that names it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,8 @@ def test_memory_is_bounded_and_comes_back():
         fault = prepared(guides, guide, PATIENCE)
         assert fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
         assert "40 MiB of memory (guided_memory)" in fault.message
+        template = guides._processes.template().pid
+        assert Path(f"/proc/{template}/task/{template}/children").read_text() == ""
         (neighbour,) = followed(guides, regex("[0-9]{3}"))
         assert len(allowed(masked(guides, Asked(neighbour, [], 0, (), True))[0])) == 10
     finally:

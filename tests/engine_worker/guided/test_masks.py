@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 from collections import deque
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -180,7 +181,7 @@ def test_one_that_grows_without_bound_ends_alone_and_is_remembered():
     hostile = Guide(GuideKind.EBNF, 'root ::= root root | "a" | "" | root root root')
     (culprit,), neighbours = followed(guides, hostile), followed(guides, SCHEMA, size=3)
     walks = [walk(guides, sequence, seed) for seed, sequence in enumerate(neighbours)]
-    output = []
+    worker, output = guides._processes.current().pid, []
     try:
         for step in range(400):
             rows = [
@@ -196,6 +197,9 @@ def test_one_that_grows_without_bound_ends_alone_and_is_remembered():
         assert "guided_mask_seconds" in first.fault.message
         assert guides.prepare(hostile).fault == first.fault
         assert prepared(guides, SCHEMA) is None
+        # Once, and its memory is back.
+        assert guides._processes.forks == 2
+        assert not Path(f"/proc/{worker}").exists()
     finally:
         guides.close()
 

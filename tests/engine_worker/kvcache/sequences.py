@@ -1,7 +1,8 @@
 """Sequences for a KV cache without an engine."""
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request, Sequence
+from engine_worker.request import Request
+from engine_worker.sequence import Sequence
 from sluice.ring.params import RetentionParams
 from tests.fakes.engine import spec_of
 

@@ -1,9 +1,10 @@
 """Who may begin when everybody who has begun must be able to end."""
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request, Sequence, State
+from engine_worker.request import Request
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from engine_worker.sequence import Sequence, State
 from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.kvcache.sequences import computed, one
 from tests.fakes.engine import EngineBench, spec_of

@@ -1,9 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.drafter import Drafter, begin_lookup
 
 ROOM, COST = 100, 0.01
+
+
+def make(prompt, max_tokens, expected=()) -> Drafter:
+    return Drafter(begin_lookup(prompt, expected), max_tokens, expected)
 
 
 def drafting(drafter, output):
@@ -16,30 +20,30 @@ def drafting(drafter, output):
 
 
 def test_what_the_caller_expects_comes_first():
-    drafter = Drafter([1, 2, 3, 1, 2], max_tokens=3, expected=[7, 8, 9, 10])
+    drafter = make([1, 2, 3, 1, 2], max_tokens=3, expected=[7, 8, 9, 10])
     assert list(drafter.propose([], ROOM, COST)) == [7, 8, 9]
     assert list(drafter.propose([7], ROOM, COST)) == [8, 9, 10]
 
 
 def test_where_the_output_differs_lookup_goes_on_in_what_was_expected():
-    drafter = Drafter([0], max_tokens=2, expected=[5, 6, 7, 8, 9])
+    drafter = make([0], max_tokens=2, expected=[5, 6, 7, 8, 9])
     assert list(drafter.propose([4], ROOM, COST)) == []
     assert list(drafter.propose([4, 6, 7], ROOM, COST)) == [8, 9]
 
 
 def test_it_never_follows_again_once_the_output_differed():
-    drafter = Drafter([0], max_tokens=2, expected=[5, 6, 7, 8])
+    drafter = make([0], max_tokens=2, expected=[5, 6, 7, 8])
     drafter.propose([4], ROOM, COST)
     assert list(drafter.propose([4, 9], ROOM, COST)) == []
 
 
 def test_the_prompt_is_looked_up():
-    drafter = Drafter([1, 2, 3, 4, 5, 1, 2], max_tokens=3)
+    drafter = make([1, 2, 3, 4, 5, 1, 2], max_tokens=3)
     assert list(drafter.propose([3], ROOM, COST)) == [4, 5, 1]
 
 
 def test_room_bounds_a_draft():
-    drafter = Drafter([0], max_tokens=8, expected=[*range(20)])
+    drafter = make([0], max_tokens=8, expected=[*range(20)])
     assert list(drafter.propose([], 2, COST)) == [0, 1]
     assert list(drafter.propose([], 0, COST)) == []
 
@@ -52,16 +56,16 @@ def test_room_bounds_a_draft():
 )
 def test_a_resumed_sequence_gets_the_same_drafts(prompt, expected, output, data):
     """Fed step by step or at once: only the pace may differ, which the output does not depend on."""
-    stepwise = Drafter(prompt, 4, expected)
+    stepwise = make(prompt, 4, expected)
     at = 0
     while at < len(output):
         stepwise.propose(output[:at], ROOM, COST)
         at += data.draw(st.integers(1, 5))
-    assert drafting(stepwise, output) == drafting(Drafter(prompt, 4, expected), output)
+    assert drafting(stepwise, output) == drafting(make(prompt, 4, expected), output)
 
 
 def test_it_learns_from_guesses_that_were_not_drafted():
-    drafter, output = Drafter([1, 2, 3] * 5, max_tokens=4), []
+    drafter, output = make([1, 2, 3] * 5, max_tokens=4), []
     while not drafter.pays(0.9):
         assert not drafter.propose(output, 0, 0.9)
         output.append(1 + len(output) % 3)

@@ -3,6 +3,7 @@
 import pytest
 
 from engine_worker.speculative.drafter import Drafter
+from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.searches import INTERVAL
 from sluice.ring.params import Speculation
 from tests.fakes.engine import EngineBench, spec_of
@@ -50,3 +51,13 @@ def test_searches_that_bring_more_than_they_cost_do_not(bench, searches):
     generate(bench, draft_token_ids=tuple(expected))
     assert bench.engine.stats.accepted_draft_tokens > STEPS / 2
     assert len(searches) > 0.9 * (bench.engine.stats.latest.iteration - 10)
+
+
+def test_the_sequences_of_a_request_read_its_prompt_once(bench, monkeypatch):
+    read = []
+    extend = Lookup.extend
+    monkeypatch.setattr(Lookup, "extend", lambda lookup, tokens: (read.append(len(tokens)), extend(lookup, tokens)))
+    bench.send(spec_of(PROMPT, 40, n=4, speculation=DRAFTS))
+    bench.run()
+    assert [size for size in read if size >= len(PROMPT)] == [len(PROMPT)]
+    assert sum(read) > len(PROMPT) + 3 * 30

@@ -19,9 +19,13 @@ def searched(tokens, guesses):
     return None
 
 
-@given(parts=st.lists(TOKENS, max_size=4), limit=st.integers(1, 9))
-def test_it_finds_what_a_search_finds(parts, limit):
-    lookup, tokens = Lookup(), []
+@given(begun=TOKENS, parts=st.lists(TOKENS, max_size=4), limit=st.integers(1, 9))
+def test_it_finds_what_a_search_finds(begun, parts, limit):
+    """Also where another one goes on from the same beginning."""
+    prompt = Lookup()
+    prompt.extend(begun)
+    lookup, other, tokens = Lookup(prompt), Lookup(prompt), [*begun]
+    other.extend([3, 2, 1, 0] * 9)
     for part in parts:
         lookup.extend(part)
         tokens += part
