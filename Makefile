@@ -3,6 +3,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Without setuptools' warning that an editable installation follows the working directory, which pip 26 shows.
 PIP    := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/pip install --quiet --progress-bar on -c constraints.txt
+# The checkout on the path too: else a script beside a checkout called `sluice` would import that folder.
+ON_PATH = echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sluice_checkout.pth"
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
 # Tests wait for a quarter of their time, so one more than there are cores run at once.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
@@ -86,10 +88,12 @@ $(VENV)/torch.done: constraints.txt | $(BIN)/python
 
 $(VENV)/run.done: pyproject.toml constraints.txt $(VENV)/torch.done
 	$(PIP) -e '.[router,detok,engine,gateway,top]'
+	@$(ON_PATH)
 	touch $@
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(VENV)/torch.done
 	$(PIP) -e '.[dev]'
+	@$(ON_PATH)
 	touch $@
 
 clean:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from helm_python import Chart
+from helm_python import Chart, HelmError
 
 from sluice.settings.describe import Setting, settings_of
 from sluice.settings.services import SERVICES
@@ -106,7 +106,10 @@ def main() -> None:
     if given.values is None:
         write_all()
     else:
-        print(render(yaml.safe_load(given.values.read_text()) or {}, given.name, given.namespace), end="")
+        try:
+            print(render(yaml.safe_load(given.values.read_text()) or {}, given.name, given.namespace), end="")
+        except (OSError, yaml.YAMLError, HelmError) as error:
+            parser.exit(1, f"error: {given.values}: {error}\n")
 
 
 if __name__ == "__main__":

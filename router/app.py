@@ -275,6 +275,6 @@ def open_traces(settings: RouterSettings, log: BoundLogger) -> TraceQueue | None
     try:
         from router.otlp import OtlpSender
     except ModuleNotFoundError as error:
-        missing = f"otlp_endpoint needs the extra otel: pip install 'sluice[otel]' ({error.name} is missing)"
+        missing = f"otlp_endpoint needs the extra otel: pip install 'sluice-serve[otel]' ({error.name} is missing)"
         raise RuntimeError(missing) from error
     return TraceQueue(OtlpSender(settings.otlp_endpoint, settings.id), log)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sluice.llm import LLM
 
 try:
-    __version__ = version("sluice")
+    __version__ = version("sluice-serve")
 except PackageNotFoundError:
     # A checkout that is only on PYTHONPATH.
     __version__ = "0+checkout"

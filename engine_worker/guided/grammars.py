@@ -19,8 +19,9 @@ tokens among them."""
 TEMPERATURE = re.compile(r"^[?!]?(\w+)\s*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 """In the attributes of a rule."""
 
-WHITE_SPACE = {"whitespace_pattern": r"[ \t\r\n]{0,40}"}
-"""Between the parts of JSON, unless the schema says it. Without a bound a weak model fills its output with it."""
+WHITE_SPACE = {"whitespace_pattern": r"( |\r?\n[ \t]{0,20})?"}
+"""Between the parts of JSON, unless the schema says it: what programs write there. A weak model repeats all that may be
+repeated; without any, strong ones would have to write tokens that they seldom saw."""
 
 
 def grammar_of(guide: Guide) -> str:

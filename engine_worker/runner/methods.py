@@ -17,9 +17,10 @@ import torch
 
 from engine_worker.runner.memory import free_memory
 from sluice.ring.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, parse_json, to_json
+from sluice.telemetry.version import build_version
 
 GROUP = "sluice.engine_methods"
-PACKAGES = ("sluice", "torch", "transformers", "flash-attn", "triton", "openvino")
+PACKAGES = ("torch", "transformers", "flash-attn", "triton", "openvino")
 STATM = Path("/proc/self/statm")
 
 Method = Callable[..., object]
@@ -113,9 +114,8 @@ def memory(rank: Rank, /) -> dict[str, Any]:
 
 def versions(_: Rank, /) -> dict[str, str | None]:
     """Of Python, the packages that compute, and CUDA; None: not installed."""
-    return {"python": platform.python_version(), "cuda": torch.version.cuda} | {
-        name: _version(name) for name in PACKAGES
-    }
+    own = {"python": platform.python_version(), "sluice": build_version(), "cuda": torch.version.cuda}
+    return own | {name: _version(name) for name in PACKAGES}
 
 
 BUILT_IN: dict[str, Method] = {"memory": memory, "ping": ping, "versions": versions}

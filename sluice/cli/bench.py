@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sluice.cli import bench_result
 from sluice.cli.bench_servers import Api, Asked, BenchServer, connect, give_tokens, read_servers
-from sluice.cli.common import Server, asks_server_without_token, describe, fail, notes
-from sluice.client import SluiceError
+from sluice.cli.common import Server, asks_server_without_token, fail, notes
 from sluice.loadgen import report, workload
 from sluice.loadgen.run import Measured, Pace, run_load, send_one
 from sluice.loadgen.target import Target, TargetError
@@ -120,8 +119,6 @@ def bench(
     asked = Asked(model, chat, temperature, ignore_eos, timeout)
     try:
         found = asyncio.run(_measure(plan, servers, server, asked))
-    except SluiceError as error:
-        raise fail(describe(error, " or ".join(server.addresses))) from error
     except (TargetError, workload.WorkloadError, OSError, ValueError) as error:
         raise fail(str(error)) from error
     results = []
@@ -141,7 +138,7 @@ def bench(
 async def _measure(
     plan: Plan, servers: Sequence[BenchServer], access: Server, asked: Asked
 ) -> list[tuple[str, list[Measured]]]:
-    """The model's name and the rounds of each server. Raises SluiceError, TargetError, WorkloadError, OSError."""
+    """The model's name and the rounds of each server. Raises TargetError, WorkloadError, OSError."""
     async with AsyncExitStack() as stack:
         contenders = []
         for number, server in enumerate(servers):

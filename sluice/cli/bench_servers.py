@@ -8,10 +8,10 @@ from typing import Literal
 
 import typer
 
-from sluice.cli.common import Server
-from sluice.client import Options, TlsOptions
+from sluice.cli.common import Server, describe
+from sluice.client import Options, SluiceError, TlsOptions
 from sluice.loadgen.grpc_target import GrpcTarget
-from sluice.loadgen.target import Target
+from sluice.loadgen.target import Target, TargetError
 
 Api = Literal["grpc", "openai"]
 NAMED = re.compile(r"([^=/]+)=(.+)")
@@ -82,11 +82,14 @@ def give_tokens(servers: Sequence[BenchServer], tokens: Sequence[str]) -> list[B
 
 
 async def connect(server: BenchServer, access: Server, asked: Asked) -> Target:
-    """Raises SluiceError, TargetError, OSError."""
+    """Raises TargetError, OSError."""
     if server.api == "grpc":
         options = Options(temperature=asked.temperature, ignore_eos=asked.ignore_eos or None)
         connection = {"timeout": asked.timeout, "tls": access.tls, "token": server.token, "tenant": access.tenant}
-        return await GrpcTarget.open(server.addresses, asked.model, options, chat=asked.chat, **connection)
+        try:
+            return await GrpcTarget.open(server.addresses, asked.model, options, chat=asked.chat, **connection)
+        except SluiceError as error:
+            raise TargetError(describe(error, " or ".join(server.addresses))) from error
     # Slow to import, and needed here alone.
     from sluice.loadgen.openai_target import OpenAITarget
 

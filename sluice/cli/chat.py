@@ -23,8 +23,8 @@ from sluice.cli.common import (
 from sluice.cli.generate import print_stream
 from sluice.client import Client, Options, SluiceError, Unavailable
 
-HELP, CLEAR, EXIT = "/help", "/clear", "/exit"
-COMMANDS = {HELP: "shows this help", CLEAR: "starts a new conversation", EXIT: "quits, as does Ctrl-D"}
+HELP, CLEAR, EXIT, QUIT = "/help", "/clear", "/exit", "/quit"
+COMMANDS = {HELP: "shows this help", CLEAR: "starts a new conversation", EXIT: f"quits, as do {QUIT} and Ctrl-D"}
 COMMAND = re.compile(r"/\w+")
 
 
@@ -69,7 +69,7 @@ class Conversation:
             notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")
         while (text := self._read()) is not None:
             command = text.strip()
-            if command == EXIT:
+            if command in (EXIT, QUIT):
                 return
             if COMMAND.fullmatch(command):
                 self._run_command(command)

@@ -49,7 +49,7 @@ def _watch(read: Callable[[], Snapshot], interval: float) -> None:
     try:
         from sluice.top.app import TopApp
     except ModuleNotFoundError as error:
-        raise fail("the screen needs the extra `top`: pip install 'sluice[top]'; --once works without it") from error
+        raise fail("the screen needs the extra top: pip install 'sluice-serve[top]'; --once works without") from error
     TopApp(read, interval).run()
 
 

@@ -11,7 +11,8 @@ Message = Mapping[str, Any]
 such as "tool_call_id" for role "tool".
 
 The content is text, or a list of parts: `{"type": "text", "text": …}` and `{"type": "image", "data": …}`, the bytes of
-a PNG, JPEG or WebP file."""
+a PNG, JPEG or WebP file. A call in "tool_calls" is `{"id": …, "name": …, "arguments_json": …}`, or as OpenAI writes it:
+`{"id": …, "type": "function", "function": {"name": …, "arguments": …}}`."""
 
 
 class PromptEmbeds(TypedDict):

@@ -1,5 +1,6 @@
 """Builds request messages: each option sets the field of its name, in the first message of PARTS that has one."""
 
+import json
 from collections.abc import Mapping, MutableSequence, Sequence, Set
 from datetime import timedelta
 from difflib import get_close_matches
@@ -86,11 +87,23 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
 
 
 def _message(message: Any) -> Any:
-    """With a list of parts in `parts`."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
+    """With a list of parts in `parts`, and calls of tools as the contract has them."""
+    if not isinstance(message, Mapping):
         return message
-    found = {name: value for name, value in message.items() if name != "content"}
-    return found | {"parts": [_part(part) for part in message["content"]]}
+    found = dict(message)
+    if isinstance(found.get("content"), list | tuple):
+        found["parts"] = [_part(part) for part in found.pop("content")]
+    if isinstance(found.get("tool_calls"), list | tuple):
+        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
+    return found
+
+
+def _call(call: Any) -> Any:
+    match call:
+        case {"function": {"name": name, "arguments": arguments}, **others} if others.keys() <= {"id", "type"}:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            return {"id": others.get("id"), "name": name, "arguments_json": text}
+    return call
 
 
 def _part(part: Any) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ def check_installed() -> None:
     missing = {extra: name for extra, names in NEEDED.items() for name in names if find_spec(name) is None}
     if missing:
         packages = ", ".join(sorted(set(missing.values())))
+        extras = ",".join(NEEDED)
         raise OptionsError(
-            f"this installation cannot serve, it has no {packages}: install torch, then 'sluice[{','.join(NEEDED)}]'"
+            f"this installation cannot serve, it has no {packages}: install torch, then 'sluice-serve[{extras}]'"
         )

@@ -218,7 +218,7 @@ def _check_gateway(on: str) -> None:
     if on != LOCAL:
         raise OptionsError("http_port: a gateway starts on this machine only; run python -m gateway by itself")
     if find_spec("starlette") is None:
-        raise OptionsError("http_port needs the gateway's packages: pip install 'sluice[gateway]'")
+        raise OptionsError("http_port needs the gateway's packages: pip install 'sluice-serve[gateway]'")
 
 
 def _flag(role: str, setting: str) -> str:

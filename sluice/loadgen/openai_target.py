@@ -114,6 +114,8 @@ async def _first_model(client: httpx2.AsyncClient) -> str:
         response = await client.get("models")
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
+    except httpx2.TransportError as error:
+        raise TargetError(f"no server answers at {client.base_url} ({str(error) or type(error).__name__})") from error
     except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
         cause = str(error) or type(error).__name__
         raise TargetError(f"{client.base_url}models does not name a model ({cause}); give one with --model") from error

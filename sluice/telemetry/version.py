@@ -2,9 +2,12 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+DISTRIBUTION = "sluice-serve"
+"""On PyPI, where another project has the package's name."""
+
 
 def build_version() -> str:
     try:
-        return version("sluice")
+        return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "unknown"

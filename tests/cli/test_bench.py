@@ -164,6 +164,14 @@ def test_a_server_that_refuses_everything(sluice, address, script) -> None:
     assert "no engine" in result.stderr
 
 
+@pytest.mark.parametrize("form", ["127.0.0.1:1", "http://127.0.0.1:1"])
+def test_a_server_that_is_not_there_is_named(sluice, address, form) -> None:
+    result = sluice("bench", address, f"other={form}", "--requests", "1", "--warmup", "0")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert f"server answers at {form}" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,7 @@
 """`sluice chat`."""
 
+import pytest
+
 from tests.fakes.server import bad_request
 
 
@@ -44,12 +46,13 @@ def test_a_model_without_a_chat_template_is_reported_before_anything_is_typed(sl
 
 def test_help_lists_the_commands_and_sends_nothing(sluice, script) -> None:
     result = sluice("chat", stdin="/help\n")
-    assert all(command in result.stderr for command in ("/help", "/clear", "/exit"))
+    assert all(command in result.stderr for command in ("/help", "/clear", "/exit", "/quit"))
     assert chats(script) == []
 
 
-def test_exit_leaves(sluice, script) -> None:
-    result = sluice("chat", stdin="one\n/exit\ntwo\n")
+@pytest.mark.parametrize("command", ["/exit", "/quit"])
+def test_exit_and_quit_leave(sluice, script, command) -> None:
+    result = sluice("chat", stdin=f"one\n{command}\ntwo\n")
     assert (result.exit_code, result.stderr) == (0, "")
     assert chats(script) == [[("user", "one")]]
 

@@ -30,7 +30,7 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch) -> type[Job]:
-    pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice[ray]'")
+    pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice-serve[ray]'")
     own = type("OwnJob", (Job,), {})
     monkeypatch.setattr(importlib.import_module("sluice.launch.ray_job"), "RayJob", own)
     return own

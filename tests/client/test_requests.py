@@ -251,3 +251,23 @@ def test_images() -> None:
             build_spec([{"role": "user", "content": [part]}], {})
     with pytest.raises(TypeError, match="images"):
         build_spec("x", {"images": ["path.png"]})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"id": "1", "name": "add", "arguments_json": '{"a": 1}'},
+        {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"id": "1", "function": {"name": "add", "arguments": {"a": 1}}},
+    ],
+)
+def test_calls_of_tools_in_the_contracts_form_and_in_openais(call) -> None:
+    spec = build_spec([{"role": "assistant", "content": None, "tool_calls": [call]}], {})
+    (message,) = spec.chat.messages
+    assert message.tool_calls == [pb.ToolCall(id="1", name="add", arguments_json='{"a": 1}')]
+
+
+def test_a_call_of_another_form_is_refused() -> None:
+    call = {"id": "1", "type": "custom", "custom": {"name": "add"}}
+    with pytest.raises(InvalidRequest, match="ToolCall has no"):
+        build_spec([{"role": "assistant", "tool_calls": [call]}], {})

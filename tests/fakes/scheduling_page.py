@@ -1,4 +1,4 @@
-"""The scheduler that docs/scheduling.md works out."""
+"""The schedulers that docs/scheduling.md works out."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 
-def example() -> str:
+def example(name: str = "fair") -> str:
     """The module's text, as it stands on the page."""
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    texts = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (text,) = (text for text in texts if text.startswith(f'"""{name}.py: '))
     return text
 
 

@@ -85,6 +85,20 @@ def test_pods_are_restricted(name: str) -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
 
 
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_compilers_keep_their_caches_in_a_volume_that_outlives_the_container(name: str) -> None:
+    for pod in pods(objects_of(name)):
+        caches = {each["name"]: each["value"] for each in pod.container["env"] if each["name"].endswith("_CACHE_DIR")}
+        compilers = {"NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
+        assert set(caches) == (compilers if pod.component == "engine" else set())
+        mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod.template["spec"]["volumes"]}
+        for path in caches.values():
+            mount = mounts[path.rpartition("/")[0]]
+            assert not mount.get("readOnly")
+            assert "emptyDir" in volumes[mount["name"]]
+
+
 def test_ranks_above_0_have_no_probes() -> None:
     leader, worker = [pod for pod in pods(objects_of("multi-node")) if pod.component == "engine"]
     assert leader.container["readinessProbe"]

@@ -25,7 +25,7 @@ def test_everything_is_here():
 
 def test_what_is_missing_is_named_once(without):
     without("torch", "tokenizers")
-    with pytest.raises(OptionsError, match=r"has no tokenizers, torch: .*'sluice\[router,detok,engine\]'"):
+    with pytest.raises(OptionsError, match=r"has no tokenizers, torch: .*'sluice-serve\[router,detok,engine\]'"):
         check_installed()
 
 

@@ -174,7 +174,7 @@ def test_a_gateway_is_for_this_machine_and_needs_its_packages(monkeypatch):
     with pytest.raises(OptionsError, match="http_port: a gateway starts on this machine"):
         Ring(port=9100, http_port=8000, on="ray")
     monkeypatch.setattr(local_ring, "find_spec", lambda _: None)
-    with pytest.raises(OptionsError, match=r"sluice\[gateway\]"):
+    with pytest.raises(OptionsError, match=r"sluice-serve\[gateway\]"):
         Ring(port=9100, http_port=8000)
 
 

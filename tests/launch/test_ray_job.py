@@ -9,7 +9,7 @@ import pytest
 from sluice.launch.errors import RingError
 from sluice.launch.logs import launcher_line
 
-pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice[ray]'")
+pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice-serve[ray]'")
 
 from sluice.launch import ray_job
 

@@ -85,7 +85,7 @@ async def test_failures(address, script, change, error):
 
 
 async def test_no_server():
-    with pytest.raises(TargetError, match="give one with --model"):
+    with pytest.raises(TargetError, match=r"no server answers at http://127\.0\.0\.1:1/v1/ \("):
         await send("127.0.0.1:1")
     _, found = await send("127.0.0.1:1", "named")
     assert found.error.startswith("ConnectError")

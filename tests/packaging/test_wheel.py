@@ -86,11 +86,17 @@ def test_the_version_is_that_of_the_metadata_and_in_the_changelog(project):
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_links_on_pypi_are_absolute(project):
+def test_links_on_pypi_lead_to_files_of_the_repository(project):
     page = (ROOT / project["project"]["readme"]).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)]+)\)", page)
-    assert links
-    assert all(link.startswith("https://") for link in links)
+    home = project["project"]["urls"]["Homepage"]
+    links = [*re.findall(r"\]\(([^)]+)\)", page), *project["project"]["urls"].values()]
+    for link in links:
+        assert link.startswith(home)
+        if found := re.fullmatch(r"/(blob|tree)/main/(.+)", link.removeprefix(home)):
+            path = ROOT / found[2]
+            assert path.is_dir() if found[1] == "tree" else path.is_file(), link
+        else:
+            assert link.removeprefix(home) in ("", "#readme", "/issues")
 
 
 def test_classifiers_name_the_versions_of_python_that_are_required(project):

@@ -161,5 +161,5 @@ async def test_without_an_endpoint_a_callers_trace_is_still_in_the_log(ring, sta
 async def test_without_the_packages_the_router_says_which_extra_it_needs(ring, start, monkeypatch):
     monkeypatch.setitem(sys.modules, "router.otlp", None)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(RuntimeError, match=r"otlp_endpoint needs the extra otel: pip install 'sluice\[otel\]'"):
+    with pytest.raises(RuntimeError, match=r"otlp_endpoint needs the extra otel: pip install 'sluice-serve\[otel\]'"):
         await start(wait=False, otlp_endpoint="http://127.0.0.1:4317")

@@ -27,7 +27,7 @@ from tests.system.ray_streams import (
     undisturbed_streams,
 )
 
-ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice[ray]'")
+ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice-serve[ray]'")
 
 pytestmark = [
     pytest.mark.timeout(900),

@@ -1,11 +1,18 @@
 """Traces of a real ring, whose collector is named by OpenTelemetry's own variable."""
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
 from sluice import Client
 from sluice.launch import Ring
 from tests.fakes.collector import attributes, collect
+from tests.fakes.gate import TOKENS, VARIABLE
 from tests.fakes.processes import wait_until
+
+PHASES = ["queue", "prefill", "decode", "detokenize"]
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +22,17 @@ def collector():
 
 
 @pytest.fixture(scope="module")
-def ring(collector):
+def opening(tmp_path_factory) -> Path:
+    """The file without which the gate is closed."""
+    return tmp_path_factory.mktemp("gate") / "open"
+
+
+@pytest.fixture(scope="module")
+def ring(collector, opening):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
-        ring = Ring(engines=1, detokenizers=1)
+        patch.setenv(VARIABLE, str(opening))
+        ring = Ring(engines=2, detokenizers=1, engine_args={"logits_processors": {"gate": "tests.fakes.gate:gate"}})
         ring.start()
     try:
         yield ring
@@ -27,14 +41,23 @@ def ring(collector):
         ring.kill()
 
 
+def family(collector, request_id):
+    """The request's span and its children."""
+
+    def found():
+        return [span for span in collector.spans if attributes(span).get("gen_ai.response.id") == request_id]
+
+    assert wait_until(found)
+    (root,) = found()
+    return root, collector.tree(root.trace_id.hex())[root.span_id.hex()]
+
+
 def test_phases_have_the_engines_times(ring, collector):
     with Client(ring.address) as client:
         given = {"max_tokens": 50, "ignore_eos": True, "timings": True}
         timings = client.generate(list(range(40)), request_id="traced", **given).timings
-    assert wait_until(lambda: any(attributes(span).get("gen_ai.response.id") == "traced" for span in collector.spans))
-    (root,) = (span for span in collector.spans if attributes(span).get("gen_ai.response.id") == "traced")
-    children = collector.tree(root.trace_id.hex())[root.span_id.hex()]
-    assert [span.name for span in children] == ["queue", "prefill", "decode", "detokenize"]
+    root, children = family(collector, "traced")
+    assert [span.name for span in children] == PHASES
     seconds = {span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in children}
     assert all(length >= 0 for length in seconds.values())
     assert seconds["prefill"] == pytest.approx(timings.prefill, abs=1e-4)
@@ -42,3 +65,28 @@ def test_phases_have_the_engines_times(ring, collector):
     assert min(timings.prefill, timings.decode) > 0
     assert sum(seconds.values()) <= (root.end_time_unix_nano - root.start_time_unix_nano) / 1e9 + 1e-6
     assert attributes(root)["gen_ai.usage.output_tokens"] == 50
+
+
+def test_over_the_death_of_an_engine_both_attempts_are_in_the_tree(ring, collector, opening):
+    given = {"max_tokens": 2 * TOKENS, "ignore_eos": True, "logits_processors": ["gate"]}
+    with Client(ring.address) as client, client.stream([1, 2], request_id="moved", **given) as stream:
+        chunks = iter(stream)
+        next(chunks)
+        (victim,) = (each.engine_id for each in client.stats().requests if each.request_id == "moved")
+        os.kill(ring.pids[victim], signal.SIGKILL)
+        opening.touch()
+        assert sum(1 for _ in chunks) > 0
+    root, children = family(collector, "moved")
+    assert [span.name for span in children] == [*PHASES, "attempt", "attempt"]
+    lost, last = children[-2:]
+    assert (attributes(lost)["sluice.engine"], lost.status.message) == (victim, "ENGINE_LOST")
+    assert 0 < attributes(lost)["sluice.received_tokens"] < 2 * TOKENS
+    assert attributes(last)["sluice.engine"] in {"engine-0", "engine-1"} - {victim}
+    (recovery,) = root.events
+    assert recovery.name == "recovery"
+    assert root.start_time_unix_nano < lost.start_time_unix_nano < lost.end_time_unix_nano
+    assert lost.end_time_unix_nano == recovery.time_unix_nano <= last.start_time_unix_nano
+    assert last.start_time_unix_nano < last.end_time_unix_nano <= root.end_time_unix_nano
+    assert (root.status.code, last.status.code) == (0, 0)
+    assert attributes(root)["sluice.attempts"] == 2
+    assert attributes(root)["gen_ai.usage.output_tokens"] == 2 * TOKENS

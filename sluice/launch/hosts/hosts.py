@@ -45,7 +45,7 @@ def place(on: str) -> tuple[str, str]:
     if on != LOCAL and kind != RAY:
         raise OptionsError(f"on = {on!r}: it must be {LOCAL}, {RAY} or {RAY}=ADDRESS")
     if kind == RAY and find_spec("ray") is None:
-        raise OptionsError("on = ray needs the package ray: pip install 'sluice[ray]'")
+        raise OptionsError("on = ray needs the package ray: pip install 'sluice-serve[ray]'")
     return kind, address
 
 

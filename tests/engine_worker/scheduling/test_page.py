@@ -1,4 +1,4 @@
-"""docs/scheduling.md is right: its scheduler runs and does what it says, its settings exist."""
+"""docs/scheduling.md is right: its schedulers run and do what it says, its settings exist."""
 
 import sys
 
@@ -29,6 +29,24 @@ def test_its_scheduler_shares_out_fairly(fair):
     assert [request in quiet for request in begun[:8]] == [False, False] + [False, True] * 3
     assert all(bench.output(request) == bench.expected(request) for request in loud + quiet)
     assert bench.cache.preemptions == 0
+
+
+def test_its_micro_batch_computes_prompts_first(tmp_path, monkeypatch):
+    (tmp_path / "prefill_first.py").write_text(example("prefill_first"))
+    monkeypatch.chdir(tmp_path)
+    schedulers = SchedulerNames(micro_batch_scheduler="prefill_first:PrefillFirst")
+    bench = EngineBench(schedulers=schedulers, max_batch_size=2, max_tokens_per_step=8, max_requests=100)
+    sys.modules.pop("prefill_first")
+    early = bench.submit([1, 2], max_tokens=4)
+    bench.step()
+    bench.step()
+    begun = len(bench.output(early))
+    late = bench.submit(list(range(24)), max_tokens=4)
+    bench.step()
+    bench.step()
+    assert len(bench.output(early)) <= begun + 1
+    bench.run()
+    assert all(bench.output(request) == bench.expected(request) for request in (early, late))
 
 
 def test_it_is_about_thirty_lines():
