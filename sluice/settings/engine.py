@@ -143,6 +143,28 @@ class TensorOptions(OutputLayers):
     """Tensors that wait to be sent to a router; sequences that ask for more wait meanwhile."""
 
 
+DEBUG_INPUTS: Final = (
+    "input_ids", "position_ids", "sequence_length", "host_past_key_value_lengths", "last_token_ids"
+)  # fmt: skip
+"""Names of TensorRT-LLM for a step's inputs."""
+DEBUG_OUTPUTS: Final = ("logits",)
+
+
+@dataclass(frozen=True)
+class DebugOptions:
+    """Debugging"""
+
+    debug_tensors: tuple[str, ...] = ()
+    """Arrays of each step that are written to `debug_folder`: input_ids, position_ids, sequence_length,
+    host_past_key_value_lengths, last_token_ids, logits; default: none. Steps take longer. See docs/tensors.md."""
+    debug_folder: Annotated[str | None, NotEmpty()] = None
+    """Folder for them: ENGINE/iteration_N/NAME.npy, with the engine's `id`."""
+    debug_max_steps: Annotated[int, Range(ge=1, le=1 << 20)] = 1000
+    """The newest steps that are kept there."""
+    debug_max_size: ByteCount = 1 << 30
+    """Their size; at least one step is kept."""
+
+
 @dataclass(frozen=True)
 class GuideLimits:
     """Guided decoding"""

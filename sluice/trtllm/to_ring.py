@@ -15,6 +15,7 @@ from sluice.trtllm.config import (
     PeftCacheConfig,
     Processor,
 )
+from sluice.trtllm.debug_tensors import debug_names
 from sluice.trtllm.enums import BatchingType, CapacitySchedulerPolicy
 from sluice.trtllm.errors import UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
@@ -23,7 +24,6 @@ from sluice.trtllm.speculation import DecodingConfig
 
 log = logging.getLogger("sluice.trtllm")
 
-TENSORS = "an engine's inputs and outputs are not kept"
 OUTPUTS = "of a model's own, hidden_states and layers.N; functions of yours are the engine's setting output_tensors"
 CONFIG_REASONS = {
     "use_gpu_direct_storage": "it is not implemented",
@@ -122,10 +122,7 @@ def _check(config: ExecutorConfig) -> None:
             raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {each.name!r}", OUTPUTS)
     if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
         raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")
-    if (debug := config.debug_config) is not None and (
-        debug.debug_input_tensors or debug.debug_output_tensors or debug.debug_tensor_names
-    ):
-        raise UnsupportedOptionError(f"ExecutorConfig.debug_config = {debug}", TENSORS)
+    debug_names(config.debug_config)
     _check_decoding(config.decoding_config)
     _check_parallel(config.parallel_config)
     _mention_speed(config)

@@ -110,7 +110,10 @@ def cache(**options) -> dict:
             {"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)},
             r"PeftCacheConfig\.max_pages_per_block_host = 4",
         ),
-        ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
+        (
+            {"debug_config": trtllm.DebugConfig(debug_tensor_names=["test"])},
+            "debug_tensor_names: 'test': .* it has input_ids, .*, logits",
+        ),
         *(
             ({"additional_model_outputs": [trtllm.AdditionalModelOutput(name)]}, f"additional_model_outputs: {name!r}")
             for name in ("layers.", "layers.-1", "layers.x", "layers.²", "encoder_output")
