@@ -110,13 +110,16 @@ class ProcessorNames:
     """Logits processors"""
 
     logits_processors: dict[str, str] = field(default_factory=dict)
-    """Functions that requests may have change their logits, by name, such as {upper: my_module:upper_only}; see
-    docs/processors.md."""
+    """Functions that requests may have change their logits, by name, such as {upper: my_module:upper_only}, or ipc://
+    addresses of programs on this machine; see docs/processors.md."""
     logits_processor_batched: str | None = None
     """Your module:function that changes the logits of all sequences that ask for "batched" in one call."""
     logits_processor_replicate: bool = False
     """With tensor parallelism, call them on the other ranks too, with the same arguments; only the result of rank 0
     counts."""
+    logits_processor_timeout: PositiveSeconds = 10.0
+    """Seconds that a call of a processor in another program may take; then its sequences end with an error. Less than
+    the router's stall_timeout."""
 
     @property
     def processor_names(self) -> list[str]:
