@@ -103,6 +103,7 @@ def load(
     from engine_worker.guided.guides import Guides, why_unavailable
     from engine_worker.guided.processes import Model
     from engine_worker.runner.config import DraftConfig, RunnerConfig
+    from engine_worker.runner.debug_tensors import DebugTensors
     from engine_worker.sampling.processors import find_processors
 
     gc.freeze()
@@ -113,6 +114,7 @@ def load(
 
     # Before the model, which takes time to load.
     processors = find_processors(settings, warn)
+    debug = DebugTensors.of(settings, settings.id, warn)
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
     if (wish := wants_openvino(config)) is not None:
@@ -131,6 +133,7 @@ def load(
         replicated = section_of(settings, ProcessorNames) if settings.logits_processor_replicate else None
         runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision, replicated)
     runner.processors = processors
+    runner.debug = debug
     runner.find_tensors(settings.output_tensors)
     runner.guides = Guides(Model.of(checkpoint), settings)
     runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"

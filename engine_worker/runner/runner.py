@@ -16,6 +16,7 @@ from engine_worker.lora.device import LoadPlan
 from engine_worker.lora.library import AdapterLibrary
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
+from engine_worker.runner.debug_tensors import DebugStep, DebugTensors
 from engine_worker.runner.draws import SampledDraws, StepDraws
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
@@ -108,6 +109,8 @@ class ModelRunner:
         """None: the other ranks call no processors. Set before the first step."""
         self.output_tensors = OutputTensors.of(forward, {})
         """Those that requests may name; set before the first request."""
+        self.debug: DebugTensors | None = None
+        """None: no arrays are written. Set before the first step."""
         self.guides: Guides | None = None
         """None: guides are refused. Set before the first request."""
         self.adapters: AdapterLibrary | None = None
@@ -232,7 +235,7 @@ class ModelRunner:
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
-        arrays = prepared = sampling = rows = None
+        arrays = prepared = sampling = rows = debugged = None
         if step.slices:
             if self.images is not None:
                 step = replace(step, slices=with_images(step.slices, self.images.table))
@@ -241,6 +244,8 @@ class ModelRunner:
             prepared = self._forward.prepare(arrays)
             if prepared.has_rows:
                 rows = WantedRows(step.slices, self._forward.device, self.output_tensors.functions)
+            if self.debug is not None:
+                debugged = self.debug.launch(step.slices)
         if prepared is None or not prepared.follows:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
@@ -252,7 +257,7 @@ class ModelRunner:
         missing: dict[int, str] = {}
         # The caller's thread is in inference mode.
         run = self._compute if self._thread is None else self._compute_in_thread
-        results = self._start(run, step.moves, plans, weights, prepared, sampling, rows, missing, before)
+        results = self._start(run, step.moves, plans, weights, prepared, sampling, rows, missing, before, debugged)
         launched = self._latest = LaunchedStep(results, missing, rows, self._waiting)
         return launched
 
@@ -297,6 +302,7 @@ class ModelRunner:
         rows: WantedRows | None,
         missing: dict[int, str],
         before: LaunchedStep | None,
+        debugged: DebugStep | None,
     ) -> StepResults | None:
         try:
             if self._drafter is not None and moves:
@@ -312,6 +318,7 @@ class ModelRunner:
             logits = self._forward.logits(moves, prepared, ignore_rows if rows is None else rows.add)
             if rows is not None:
                 rows.finish()
+            self._write(debugged, logits, followed)
             if not early:
                 masks = self._ask_masks(sampling, followed)
             self._replicate(sampling, logits, followed)
@@ -331,6 +338,10 @@ class ModelRunner:
             return results
         drawn = sample(logits, plan, programs, gumbel_max=self._gumbel_max)
         return StepResults(drawn, draws, programs, hidden=self.overlap)
+
+    def _write(self, debugged: DebugStep | None, logits: Tensor | None, followed: StepResults | None) -> None:
+        if self.debug is not None and debugged is not None:
+            self.debug.write(debugged, logits, None if followed is None else followed.tokens_on_host())
 
     def _load_adapters(
         self, plans: tuple[LoadPlan, ...], weights: tuple[AdapterWeights, ...], prepared: PreparedStep | None

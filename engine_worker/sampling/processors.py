@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import first_line
+from engine_worker.sampling.callbacks import Callback, CallbackError
 from engine_worker.sampling.program import Processing
+from sluice.ring.callbacks import SCHEME
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.names import find
 from sluice.settings.engine import BATCHED, ProcessorNames
@@ -40,10 +42,18 @@ NO_PROCESSORS = Processors()
 
 
 def find_processors(names: ProcessorNames, warn: Warn) -> Processors:
-    """Imports the functions that the settings name. Raises ValueError."""
-    found = {name: _find(f"logits_processors: {name}", value) for name, value in names.logits_processors.items()}
+    """Imports the functions that the settings name; those of a user's program are called there. Raises ValueError."""
+    seconds = names.logits_processor_timeout
+    found = {
+        name: Callback(value, seconds).one if value.startswith(SCHEME) else _find(f"logits_processors: {name}", value)
+        for name, value in names.logits_processors.items()
+    }
     batched = names.logits_processor_batched
-    return Processors(found, None if batched is None else _find("logits_processor_batched", batched), warn)
+    if batched is None:
+        return Processors(found, None, warn)
+    if batched.startswith(SCHEME):
+        return Processors(found, Callback(batched, seconds).batch, warn)
+    return Processors(found, _find("logits_processor_batched", batched), warn)
 
 
 def _find(setting: str, value: str) -> Callable[..., None]:
@@ -110,8 +120,9 @@ def _call_batched(
 
 
 def _failed(name: str, rows: Sequence[ProcessedRow], error: BaseException, warn: Warn) -> dict[int, Fault]:
-    warn("logits_processor_failed", f"{name} raised {type(error).__name__}: {first_line(error)}")
-    fault = Fault(ErrorCode.PROCESSOR_FAILED.name, f"the logits processor {name!r} raised {type(error).__name__}")
+    outcome = error.outcome if isinstance(error, CallbackError) else f"raised {type(error).__name__}"
+    warn("logits_processor_failed", f"{name} {outcome}: {first_line(error)}")
+    fault = Fault(ErrorCode.PROCESSOR_FAILED.name, f"the logits processor {name!r} {outcome}")
     return dict.fromkeys((row.draw for row in rows), fault)
 
 

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, Unpack, overload
 
 from sluice.client import AsyncClient, ClientOptions, Prompt
 from sluice.executor.batch import BatchRun, batch_requests, is_batch
+from sluice.executor.callbacks import Callbacks, Processor
 from sluice.executor.config import KvCacheConfig, PeftCacheConfig, SchedulerConfig, adapter_args
 from sluice.executor.errors import either, values_of
 from sluice.executor.kv_cache_events import KVCacheEvent
@@ -22,6 +24,7 @@ from sluice.executor.session import Session
 from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
 from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
+from sluice.launch.hosts import LOCAL
 
 log = logging.getLogger("sluice.executor")
 
@@ -39,12 +42,12 @@ class GenerationExecutor:
     End it with `shutdown` or as a context manager. Garbage collection and the end of the program end it too.
     """
 
-    def __init__(self, session: Session, ring: LocalRing | None = None) -> None:
+    def __init__(self, session: Session, ring: LocalRing | None = None, callbacks: Callbacks | None = None) -> None:
         self._session = session
         self._ring = ring
         self._submissions = Submissions(session)
         # The function must not refer to `self`, which would then never be garbage.
-        self._end = weakref.finalize(self, _close, session, ring)
+        self._end = weakref.finalize(self, _close, session, ring, callbacks)
 
     @classmethod
     def create(
@@ -64,6 +67,8 @@ class GenerationExecutor:
         iter_stats_max_iterations: int = MAX_ITERATIONS,
         max_in_flight: int = MAX_IN_FLIGHT,
         draft_model: str | None = None,
+        logits_processors: Mapping[str, Processor | str] | None = None,
+        logits_processor_batched: Processor | str | None = None,
         engine_args: dict[str, Any] | None = None,
         **ring_options: Any,
     ) -> Self:
@@ -73,9 +78,12 @@ class GenerationExecutor:
         `num_postprocess_workers` is the number of detokenizers, `draft_model` a folder or hub id, see
         docs/speculation.md. `engine_args` are further settings of `engine_worker`, `ring_options` those of
         `sluice.launch.Ring`. Requests can use LoRA adapters with `enable_lora`, or a `peft_cache_config`. The newest
-        `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`. Raises CheckpointError, ValueError,
-        TypeError, RingError.
+        `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`. `logits_processors` are functions
+        by the names that requests give, and `logits_processor_batched` one more, named "batched"; those that the engine
+        cannot import are called in this program, see docs/processors.md. Raises CheckpointError, ValueError, TypeError,
+        RingError.
         """
+        callbacks = Callbacks()
         settings = {
             "max_batch_size": max_batch_size,
             "max_tokens_per_step": max_num_tokens,
@@ -84,22 +92,26 @@ class GenerationExecutor:
             **(kv_cache_config or KvCacheConfig()).engine_args(),
             **(scheduler_config or SchedulerConfig()).engine_args(),
             **adapter_args(enable_lora, peft_cache_config),
+            **callbacks.settings(logits_processors, logits_processor_batched),
             **(engine_args or {}),
         }
-        ring = LocalRing(
-            model,
-            revision=revision,
-            engines=engines,
-            detokenizers=num_postprocess_workers,
-            engine_args=settings,
-            **ring_options,
-        )
-        try:
+        with ExitStack() as undo:
+            undo.callback(callbacks.close)
+            if callbacks.serves and ring_options.get("on", LOCAL) != LOCAL:
+                raise ValueError("logits_processors: functions of this program need engines on this machine")
+            ring = LocalRing(
+                model,
+                revision=revision,
+                engines=engines,
+                detokenizers=num_postprocess_workers,
+                engine_args=settings,
+                **ring_options,
+            )
+            undo.callback(ring.close)
             session = Session(ring.addresses, max_in_flight, iter_stats_max_iterations, ClientOptions(), is_own=True)
-            return cls(session, ring)
-        except BaseException:
-            ring.close()
-            raise
+            created = cls(session, ring, callbacks)
+            undo.pop_all()
+        return created
 
     @classmethod
     def connect(
@@ -337,9 +349,10 @@ class GenerationExecutor:
         self.shutdown(abort=kind is not None)
 
 
-def _close(session: Session, ring: LocalRing | None) -> None:
-    try:
-        session.close()
-    finally:
+def _close(session: Session, ring: LocalRing | None, callbacks: Callbacks | None) -> None:
+    with ExitStack() as stack:
+        if callbacks is not None:
+            stack.callback(callbacks.close)
         if ring is not None:
-            ring.close()
+            stack.callback(ring.close)
+        session.close()

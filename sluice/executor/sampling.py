@@ -86,7 +86,7 @@ class SamplingParams:
     embedding_bias: Mapping[int, float] | None = None
     """Added to the logits of these token ids."""
     logits_processor: str | Sequence[str] | None = None
-    """Names of processors on the server."""
+    """Names of processors of the server, or of `GenerationExecutor.create`."""
 
     n: int = 1
     best_of: int | None = None

@@ -58,11 +58,15 @@ class Submissions:
 
     def request_id(self, wire_id: str) -> int | None:
         """None for a request of another client."""
-        name, _, number = wire_id.rpartition("-")
-        return int(number) if name == self._name else None
+        return request_number(wire_id) if wire_id.rpartition("-")[0] == self._name else None
 
     def _wire_id(self, request_id: int) -> str:
         return f"{self._name}-{request_id}"
+
+
+def request_number(wire_id: str) -> int:
+    """The request id behind what services call a request of an executor, or one of its sequences. Raises ValueError."""
+    return int(wire_id.rpartition("-")[2].partition("/")[0])
 
 
 class ReadySet:

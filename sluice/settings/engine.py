@@ -110,13 +110,16 @@ class ProcessorNames:
     """Logits processors"""
 
     logits_processors: dict[str, str] = field(default_factory=dict)
-    """Functions that requests may have change their logits, by name, such as {upper: my_module:upper_only}; see
-    docs/processors.md."""
+    """Functions that requests may have change their logits, by name, such as {upper: my_module:upper_only}, or ipc://
+    addresses of programs on this machine; see docs/processors.md."""
     logits_processor_batched: str | None = None
     """Your module:function that changes the logits of all sequences that ask for "batched" in one call."""
     logits_processor_replicate: bool = False
     """With tensor parallelism, call them on the other ranks too, with the same arguments; only the result of rank 0
     counts."""
+    logits_processor_timeout: PositiveSeconds = 10.0
+    """Seconds that a call of a processor in another program may take; then its sequences end with an error. Less than
+    the router's stall_timeout."""
 
     @property
     def processor_names(self) -> list[str]:
@@ -141,6 +144,28 @@ class TensorOptions(OutputLayers):
     {mean: my_module:mean}; see docs/tensors.md."""
     tensor_buffer: ByteCount = 16 << 20
     """Tensors that wait to be sent to a router; sequences that ask for more wait meanwhile."""
+
+
+DEBUG_INPUTS: Final = (
+    "input_ids", "position_ids", "sequence_length", "host_past_key_value_lengths", "last_token_ids"
+)  # fmt: skip
+"""Names of TensorRT-LLM for a step's inputs."""
+DEBUG_OUTPUTS: Final = ("logits",)
+
+
+@dataclass(frozen=True)
+class DebugOptions:
+    """Debugging"""
+
+    debug_tensors: tuple[str, ...] = ()
+    """Arrays of each step that are written to `debug_folder`: input_ids, position_ids, sequence_length,
+    host_past_key_value_lengths, last_token_ids, logits; default: none. Steps take longer. See docs/tensors.md."""
+    debug_folder: Annotated[str | None, NotEmpty()] = None
+    """Folder for them: ENGINE/iteration_N/NAME.npy, with the engine's `id`."""
+    debug_max_steps: Annotated[int, Range(ge=1, le=1 << 20)] = 1000
+    """The newest steps that are kept there."""
+    debug_max_size: ByteCount = 1 << 30
+    """Their size; at least one step is kept."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,12 @@ from sluice.ring.tensors import LAYER_PREFIX
 from sluice.settings.engine import (
     BATCHED,
     CAPACITY_POLICIES,
+    DEBUG_INPUTS,
+    DEBUG_OUTPUTS,
     RESERVED_TENSORS,
     Batching,
     Compute,
+    DebugOptions,
     GuideLimits,
     ImageOptions,
     KvCacheSize,
@@ -156,6 +159,7 @@ class EngineSettings(
     LoraOptions,
     GuideLimits,
     ImageOptions,
+    DebugOptions,
     TensorOptions,
     ProcessorNames,
     KvCacheSize,
@@ -214,6 +218,16 @@ class EngineSettings(
             raise ValueError(f"output_layers: must name each layer once (got {self.output_layers})")
         if self.tensor_buffer < 1:
             raise ValueError(f"tensor_buffer: must be at least 1 byte (got {self.tensor_buffer})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_debug(self) -> Self:
+        known = (*DEBUG_INPUTS, *DEBUG_OUTPUTS)
+        for name in self.debug_tensors:
+            if name not in known:
+                raise ValueError(f"debug_tensors: must be of {', '.join(known)} (got {name!r})")
+        if self.debug_tensors and self.debug_folder is None:
+            raise ValueError(f"debug_tensors: needs debug_folder (got {', '.join(self.debug_tensors)})")
         return self
 
     @model_validator(mode="after")

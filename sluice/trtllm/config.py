@@ -1,7 +1,7 @@
 """The configuration of an executor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from sluice.trtllm.cache_config import KvCacheConfig
@@ -14,7 +14,7 @@ from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig, SpeculativeDecodingConfig
 
 Processor = Callable[..., None] | str
-"""A function of a module that the engine can import, or its name as "module:function"."""
+"""A function, or the name of one that the engine can import: "module:function"."""
 
 
 @dataclass
@@ -107,6 +107,28 @@ class ExecutorConfig(Checked):
     mm_embedding_offloading: bool = False
     enable_trt_overlap: bool = False
     fail_fast_on_attention_window_too_large: bool = False
+
+    @property
+    def logits_post_processor_map(self) -> dict[str, Processor] | None:
+        """Former name of `logits_post_processor_config.processor_map`."""
+        config = self.logits_post_processor_config
+        return None if config is None else config.processor_map
+
+    @logits_post_processor_map.setter
+    def logits_post_processor_map(self, processors: dict[str, Processor] | None) -> None:
+        config = self.logits_post_processor_config or LogitsPostProcessorConfig()
+        self.logits_post_processor_config = replace(config, processor_map=processors)
+
+    @property
+    def logits_post_processor_batched(self) -> Processor | None:
+        """Former name of `logits_post_processor_config.processor_batched`."""
+        config = self.logits_post_processor_config
+        return None if config is None else config.processor_batched
+
+    @logits_post_processor_batched.setter
+    def logits_post_processor_batched(self, processor: Processor | None) -> None:
+        config = self.logits_post_processor_config or LogitsPostProcessorConfig()
+        self.logits_post_processor_config = replace(config, processor_batched=processor)
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {
         "max_beam_width": POSITIVE,

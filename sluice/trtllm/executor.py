@@ -13,6 +13,7 @@ from sluice import executor
 from sluice.executor import GenerationExecutor, GenerationResult
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.trtllm.config import ExecutorConfig
+from sluice.trtllm.debug_tensors import DebugFolder
 from sluice.trtllm.enums import ModelType
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.kv_cache_events import KVCacheEventManager
@@ -63,6 +64,9 @@ class Executor:
         self._lock = threading.Lock()
         self._last_id = 0
         self._shut_down = False
+        self._debug = DebugFolder.of(executor_config.debug_config)
+        if self._debug is not None:
+            arguments["engine_args"] |= self._debug.engine_args
         self._executor = GenerationExecutor.create(str(path), **arguments)
 
     def enqueue_request(self, request: Request) -> int:
@@ -132,9 +136,9 @@ class Executor:
         return [RequestStatsPerIteration(step_number(self._executor.latest_iteration), requests)] if requests else []
 
     def get_latest_debug_tensors(self) -> list[DebugTensorsPerIteration]:
-        """Always empty: a DebugConfig that asks for tensors is refused."""
+        """Steps since the last call, oldest first. Empty with debug_tensors_max_iterations = 0: they stay files."""
         self._check_running()
-        return []
+        return [] if self._debug is None else self._debug.take()
 
     def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
         """None with an event_buffer_max_size of 0."""
@@ -156,6 +160,8 @@ class Executor:
             self._executor.shutdown(abort=abort)
         finally:
             self._shut_down = True
+            if self._debug is not None:
+                self._debug.close()
             if self._tasks is not None:
                 self._tasks.close()
 

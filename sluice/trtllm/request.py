@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
 from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, VECTOR, Checked, Limit
@@ -24,8 +24,11 @@ class Request(Checked):
     """Raises OptionError for values out of range; `Executor.enqueue_request` for what cannot be done."""
 
     input_token_ids: Sequence[int]
-    max_tokens: int
+    max_tokens: int = cast(int, None)
+    """Required, here or by its former name."""
     _: KW_ONLY
+    max_new_tokens: InitVar[int | None] = None
+    """Former name of `max_tokens`."""
     streaming: bool = False
     sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
     output_config: OutputConfig = field(default_factory=OutputConfig)
@@ -79,7 +82,11 @@ class Request(Checked):
         "cache_salt_id": NOT_NEGATIVE,
     }
 
-    def __post_init__(self, type: RequestType) -> None:  # noqa: A002
+    def __post_init__(self, max_new_tokens: int | None, type: RequestType) -> None:  # noqa: A002
+        if (self.max_tokens is None) == (max_new_tokens is None):
+            raise TypeError("a Request needs max_tokens, or max_new_tokens, which is its former name")
+        if max_new_tokens is not None:
+            self.max_tokens = max_new_tokens
         self.request_type = type
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
             raise OptionError("guided_decoding_params cannot be combined with beam search")

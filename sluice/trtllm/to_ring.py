@@ -13,17 +13,17 @@ from sluice.trtllm.config import (
     LogitsPostProcessorConfig,
     NoAdapters,
     PeftCacheConfig,
-    Processor,
 )
+from sluice.trtllm.debug_tensors import debug_names
 from sluice.trtllm.enums import BatchingType, CapacitySchedulerPolicy
 from sluice.trtllm.errors import UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
+from sluice.trtllm.processors import processor
 from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig
 
 log = logging.getLogger("sluice.trtllm")
 
-TENSORS = "an engine's inputs and outputs are not kept"
 OUTPUTS = "of a model's own, hidden_states and layers.N; functions of yours are the engine's setting output_tensors"
 CONFIG_REASONS = {
     "use_gpu_direct_storage": "it is not implemented",
@@ -63,7 +63,8 @@ KV_CACHE_SPEED_ONLY = ("attention_dp_events_gather_period_ms",)
 def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
     """Raises UnsupportedOptionError."""
     _check(config)
-    engine_args = _processors(config.logits_post_processor_config)
+    processors = _processors(config.logits_post_processor_config)
+    engine_args = _replicates(config.logits_post_processor_config, processors)
     if config.enable_trt_overlap:
         engine_args["overlap"] = True
     layers = {layer for each in config.additional_model_outputs or () if (layer := _layer(each.name)) is not None}
@@ -80,6 +81,7 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
         "peft_cache_config": _adapters(config.peft_cache_config) if has_adapters(config) else None,
         # At least one, since requests may want their metrics.
         "iter_stats_max_iterations": max(1, config.iter_stats_max_iterations, config.request_stats_max_iterations),
+        **processors,
         "engine_args": engine_args,
         "router_args": router_args,
     }
@@ -122,10 +124,7 @@ def _check(config: ExecutorConfig) -> None:
             raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {each.name!r}", OUTPUTS)
     if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
         raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")
-    if (debug := config.debug_config) is not None and (
-        debug.debug_input_tensors or debug.debug_output_tensors or debug.debug_tensor_names
-    ):
-        raise UnsupportedOptionError(f"ExecutorConfig.debug_config = {debug}", TENSORS)
+    debug_names(config.debug_config)
     _check_decoding(config.decoding_config)
     _check_parallel(config.parallel_config)
     _mention_speed(config)
@@ -212,23 +211,17 @@ def _scheduler(config: SchedulerConfig, policy: CapacitySchedulerPolicy) -> exec
 def _processors(config: LogitsPostProcessorConfig | None) -> dict[str, Any]:
     if config is None:
         return {}
-    named = {
-        name: _processor_name(f"processor_map[{name!r}]", each) for name, each in (config.processor_map or {}).items()
-    }
-    batched = config.processor_batched
-    args: dict[str, Any] = {"logits_processors": named} if named else {}
-    if batched is not None:
-        args["logits_processor_batched"] = _processor_name("processor_batched", batched)
-    return {**args, "logits_processor_replicate": config.replicate} if args else {}
+    named = {name: processor(f"processor_map[{name!r}]", each) for name, each in (config.processor_map or {}).items()}
+    batched = None
+    if config.processor_batched is not None:
+        batched = processor("processor_batched", config.processor_batched)
+    return {"logits_processors": named, "logits_processor_batched": batched}
 
 
-def _processor_name(option: str, processor: Processor) -> str:
-    if isinstance(processor, str):
-        return processor
-    module, name = getattr(processor, "__module__", "__main__"), getattr(processor, "__qualname__", "")
-    if module == "__main__" or not name.isidentifier():
-        raise UnsupportedOptionError(
-            f"LogitsPostProcessorConfig.{option} = {processor!r}",
-            "the engine is another process: define the function at the top of a module that it can import",
-        )
-    return f"{module}:{name}"
+def _replicates(config: LogitsPostProcessorConfig | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Processors of this program are called for rank 0 alone: there is nothing to replicate."""
+    found = [*given.get("logits_processors", {}).values(), given.get("logits_processor_batched")]
+    found = [each for each in found if each is not None]
+    if config is None or not found:
+        return {}
+    return {"logits_processor_replicate": config.replicate and all(isinstance(each, str) for each in found)}

@@ -194,6 +194,8 @@ def test_settings_by_flag_environment_and_default(monkeypatch):
         (["--output-layers", "-1"], "output_layers"),
         (["--output-tensors", '{"layers.1": "module:function"}'], "'layers.1' cannot be the name of a tensor"),
         (["--output-tensors", '{"logits": "module:function"}'], "'logits' cannot be the name of a tensor"),
+        (["--debug-tensors", "logits,k"], r"debug_tensors: must be of input_ids, .*, logits \(got 'k'\)"),
+        (["--debug-tensors", "logits"], r"debug_tensors: needs debug_folder \(got logits\)"),
     ],
 )
 def test_names_of_tensors(flags, message):

@@ -100,6 +100,7 @@ class EngineHarness:
             replicated = processors if processors.logits_processor_replicate else None
             runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore, processors=replicated)
         runner.processors = find_processors(processors, lambda *_: None)
+        self.runner = runner
         runner.guides = guides
         runner.find_tensors(output_tensors or {})
         batching = Batching(

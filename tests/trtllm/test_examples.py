@@ -1,5 +1,6 @@
 """The examples, each with a ring of its own."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -38,9 +39,21 @@ def test_llm() -> None:
     assert 1 <= int(parts.removesuffix(" parts")) <= 33
 
 
+def test_a_closure() -> None:
+    *lines, calls = run("closure.py")
+    check_digits(lines)
+    found = ast.literal_eval(calls.removeprefix("calls: "))
+    # A step ahead may have called it once more.
+    assert found.keys() == {0, 1}
+    assert all(count >= 6 for count in found.values())
+
+
 @pytest.mark.parametrize("flags", [(), ("--batched",)])
 def test_logits_processors(flags: tuple[str, ...]) -> None:
-    lines = run("logits_processor.py", *flags)
+    check_digits(run("logits_processor.py", *flags))
+
+
+def check_digits(lines: list[str]) -> None:
     assert len(lines) == 2
     for prompt in ("year = ", "size = 1"):
         (line,) = (line for line in lines if line.startswith(prompt))

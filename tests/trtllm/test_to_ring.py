@@ -68,11 +68,9 @@ def test_processors_by_name() -> None:
     processors = trtllm.LogitsPostProcessorConfig({"a": only_42, "b": "my_module:my_function"}, only_43)
     found = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
     module = "tests.fakes.trtllm_processors"
-    assert found["engine_args"] == {
-        "logits_processors": {"a": f"{module}:only_42", "b": "my_module:my_function"},
-        "logits_processor_batched": f"{module}:only_43",
-        "logits_processor_replicate": True,
-    }
+    assert found["logits_processors"] == {"a": f"{module}:only_42", "b": "my_module:my_function"}
+    assert found["logits_processor_batched"] == f"{module}:only_43"
+    assert found["engine_args"] == {"logits_processor_replicate": True}
 
 
 def test_processors_on_rank_0_alone() -> None:
@@ -81,6 +79,37 @@ def test_processors_on_rank_0_alone() -> None:
     assert found["engine_args"]["logits_processor_replicate"] is False
     without = trtllm.LogitsPostProcessorConfig()
     assert ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=without))["engine_args"] == {}
+
+
+def test_functions_of_the_program_are_called_in_it_for_rank_0_alone() -> None:
+    called = []
+
+    def whole(*arguments):
+        called.append(arguments)
+
+    def older(request_id, logits, ids, stream):
+        called.append((request_id, logits, ids, stream))
+
+    config = trtllm.ExecutorConfig()
+    config.logits_post_processor_map = {"a": only_42, "whole": whole, "older": older}
+    config.logits_post_processor_batched = lambda ids, *_: called.append(ids)
+    found = ring_arguments(config)
+    assert found["engine_args"] == {"logits_processor_replicate": False}
+    by_name = found["logits_processors"]
+    assert by_name["a"] == "tests.fakes.trtllm_processors:only_42"
+    by_name["whole"]("ab-7", "logits", [[1]], None, 5)
+    by_name["older"]("ab-7/1", "logits", [[1]], None, 5)
+    found["logits_processor_batched"](["ab-8", "ab-9"], [], [], None, [])
+    assert called == [(7, "logits", [[1]], 0, 5), (7, "logits", [[1]], 0), [8, 9]]
+
+
+def test_former_names_of_processors() -> None:
+    config = trtllm.ExecutorConfig()
+    assert (config.logits_post_processor_map, config.logits_post_processor_batched) == (None, None)
+    config.logits_post_processor_map = {"a": only_42}
+    config.logits_post_processor_batched = only_43
+    assert config.logits_post_processor_config == trtllm.LogitsPostProcessorConfig({"a": only_42}, only_43)
+    assert (config.logits_post_processor_map, config.logits_post_processor_batched) == ({"a": only_42}, only_43)
 
 
 def test_layers_that_are_announced_are_offered() -> None:
@@ -100,7 +129,7 @@ def cache(**options) -> dict:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (processors(processor_map={"a": lambda: None}), r"processor_map\['a'\]"),
+        (processors(processor_batched=7), "processor_batched = 7"),
         (processors(processor_map={"a": None}), r"processor_map\['a'\]"),
         (cache(sink_token_length=4), "sink_token_length"),
         (cache(onboard_blocks=False), "onboard_blocks"),
@@ -110,7 +139,10 @@ def cache(**options) -> dict:
             {"peft_cache_config": trtllm.PeftCacheConfig(max_pages_per_block_host=4)},
             r"PeftCacheConfig\.max_pages_per_block_host = 4",
         ),
-        ({"debug_config": trtllm.DebugConfig(True)}, "debug_config"),
+        (
+            {"debug_config": trtllm.DebugConfig(debug_tensor_names=["test"])},
+            "debug_tensor_names: 'test': .* it has input_ids, .*, logits",
+        ),
         *(
             ({"additional_model_outputs": [trtllm.AdditionalModelOutput(name)]}, f"additional_model_outputs: {name!r}")
             for name in ("layers.", "layers.-1", "layers.x", "layers.²", "encoder_output")
@@ -166,8 +198,8 @@ def test_beams_need_the_policy_that_knows_of_forks() -> None:
 
 def test_an_unknown_attribute() -> None:
     config = trtllm.ExecutorConfig()
-    config.logits_post_processor_map = {}
-    with pytest.raises(NotImplementedError, match=r"ExecutorConfig\.logits_post_processor_map"):
+    config.logits_post_processors = {}
+    with pytest.raises(NotImplementedError, match=r"ExecutorConfig\.logits_post_processors"):
         ring_arguments(config)
 
 

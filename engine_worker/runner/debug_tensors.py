@@ -1,0 +1,113 @@
+"""Arrays of each step as files, for debugging: FOLDER/ENGINE/iteration_N/NAME.npy."""
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_worker.runner.batch import rotary_positions
+from engine_worker.step import Slice
+from sluice.settings.engine import DebugOptions
+
+PREFIX = "iteration_"
+Arrays = Mapping[str, NDArray[Any]]
+Warn = Callable[[str, str], None]
+"""(log event, reason)."""
+
+
+class DebugStep(NamedTuple):
+    """A step's inputs as they are known when it is launched: plain copies, since the engine's lists may change."""
+
+    number: int
+    inputs: dict[str, NDArray[Any]]
+    follows: Mapping[int, int]
+    """By token that the previous step draws: its draw there."""
+
+    def complete(self, logits: Tensor | None, before: Sequence[int] | None) -> Arrays:
+        """logits [R, vocab]; `before`: tokens of the previous step, if it draws some of this one's."""
+        if before is not None:
+            for token, draw in self.follows.items():
+                self.inputs["input_ids"][token] = before[draw]
+        return self.inputs if logits is None else {**self.inputs, "logits": logits.cpu().numpy()}
+
+
+class DebugTensors:
+    """The newest steps, within the limits of the settings. An error of the file system ends the writing, no step."""
+
+    def __init__(self, options: DebugOptions, engine: str, warn: Warn) -> None:
+        """Removes what an earlier process of this engine has left. Raises OSError."""
+        self._folder = Path(options.debug_folder or "") / engine
+        self._options = options
+        self._warn = warn
+        self._launched = 0
+        self._kept: deque[tuple[Path, int]] = deque()
+        """Folders with their sizes in bytes, oldest first."""
+        self._size = 0
+        self._failed = False
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self._folder.glob(f"*{PREFIX}*"):
+            shutil.rmtree(left)
+
+    @staticmethod
+    def of(options: DebugOptions, engine: str, warn: Warn) -> "DebugTensors | None":
+        """None without `debug_tensors`. Raises ValueError if the folder cannot be used."""
+        if not options.debug_tensors:
+            return None
+        try:
+            return DebugTensors(options, engine, warn)
+        except OSError as error:
+            raise ValueError(f"debug_folder: {options.debug_folder} cannot be used: {error}") from error
+
+    def launch(self, slices: Sequence[Slice]) -> DebugStep:
+        number, self._launched = self._launched, self._launched + 1
+        return _step(number, slices)
+
+    def write(self, step: DebugStep, logits: Tensor | None, before: Sequence[int] | None) -> None:
+        """See `DebugStep.complete`."""
+        if self._failed:
+            return
+        arrays = {name: a for name, a in step.complete(logits, before).items() if name in self._options.debug_tensors}
+        try:
+            self._write(self._folder / f"{PREFIX}{step.number}", arrays)
+        except OSError as error:
+            self._failed = True
+            self._warn("debug_tensors_failed", str(error))
+
+    def _write(self, folder: Path, arrays: Arrays) -> None:
+        # Readers see whole steps only.
+        unfinished = folder.with_name(f".{folder.name}")
+        unfinished.mkdir()
+        for name, array in arrays.items():
+            np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
+        unfinished.rename(folder)
+        size = sum(array.nbytes for array in arrays.values())
+        self._kept.append((folder, size))
+        self._size += size
+        most, largest = self._options.debug_max_steps, self._options.debug_max_size
+        while len(self._kept) > most or (self._size > largest and len(self._kept) > 1):
+            oldest, size = self._kept.popleft()
+            self._size -= size
+            # Its reader may have removed it.
+            shutil.rmtree(oldest, ignore_errors=True)
+
+
+def _step(number: int, slices: Sequence[Slice]) -> DebugStep:
+    ends = list(accumulate(len(part.tokens) for part in slices))
+    starts = np.array([part.start for part in slices], np.int64)
+    counts = np.array([len(part.tokens) for part in slices], np.int64)
+    positions = [range(part.start, part.start + len(part.tokens)) for part in slices]
+    inputs: dict[str, NDArray[Any]] = {
+        "input_ids": np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, ends[-1]),
+        "position_ids": rotary_positions(slices, np.fromiter(chain.from_iterable(positions), np.int64, ends[-1])),
+        "sequence_length": (starts + counts).astype(np.int32),
+        "host_past_key_value_lengths": starts.astype(np.int32),
+        "last_token_ids": np.array(ends, np.int32),
+    }
+    follows = {end - 1: part.follows for part, end in zip(slices, ends, strict=True) if part.follows is not None}
+    return DebugStep(number, inputs, follows)

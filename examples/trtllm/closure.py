@@ -1,0 +1,41 @@
+"""A logits post-processor that is a closure: engines call it in this program, where it can remember what it likes."""
+
+import datetime
+import string
+from collections import Counter
+
+import torch
+from tokenizers import Tokenizer
+
+import sluice.trtllm as trtllm
+from sluice import tiny_model
+
+tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
+digits = torch.tensor([tokenizer.token_to_id(digit) for digit in string.digits])
+calls: Counter[int | None] = Counter()
+
+
+def only_digits(
+    _request_id: int, logits: torch.Tensor, token_ids: list[list[int]], _stream: int, client_id: int | None
+) -> None:
+    """logits: [1, 1, vocabulary], changed in place. Not the same digit twice in a row."""
+    calls[client_id] += 1
+    kept = logits[..., digits]
+    logits.fill_(-torch.inf)
+    logits[..., digits] = kept
+    logits[..., token_ids[0][-1]] = -torch.inf
+
+
+config = trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(max_tokens=8192))
+config.logits_post_processor_config = trtllm.LogitsPostProcessorConfig({"digits": only_digits})
+executor = trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, config)
+for client_id, prompt in enumerate(("year = ", "size = 1")):
+    tokens = tokenizer.encode(prompt).ids
+    executor.enqueue_request(trtllm.Request(tokens, 6, client_id=client_id, logits_post_processor_name="digits"))
+for _ in range(2):
+    for response in executor.await_responses(datetime.timedelta(seconds=60)):
+        if response.has_error():
+            raise SystemExit(response.error_msg)
+        print(tokenizer.decode(response.result.output_token_ids[0]))
+executor.shutdown()
+print("calls:", dict(sorted(calls.items())))

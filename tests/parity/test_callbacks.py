@@ -1,0 +1,90 @@
+"""Functions of a program as logits processors in a real engine: the tokens are those of the same functions imported."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from sluice import tiny_model
+from sluice.executor.callbacks import Callbacks
+from sluice.ring.params import SamplingParams
+from sluice.settings.engine import BATCHED, ProcessorNames
+from tests.fakes import callback_processors
+from tests.fakes.callback_processors import steer, steer_all
+from tests.parity.harness import EngineHarness
+
+MODULE = callback_processors.__name__
+ASKED = [("steer",), (), ("steer", BATCHED), (BATCHED,), ("steer",)]
+
+
+@pytest.fixture
+def called() -> Iterator[tuple[ProcessorNames, dict[str, list[list[int]]]]]:
+    """The functions as those of this program, and the tokens that calls of `steer` had, by request id."""
+    seen: dict[str, list[list[int]]] = {}
+
+    def recorded(request_id, logits, token_ids, *more):
+        seen.setdefault(request_id, []).append(list(token_ids[0]))
+        steer(request_id, logits, token_ids, *more)
+
+    served = Callbacks()
+    found = served.settings({"steer": recorded}, lambda *call: steer_all(*call))
+    yield ProcessorNames(**found, logits_processor_timeout=60.0), seen
+    served.close()
+
+
+def imported() -> ProcessorNames:
+    return ProcessorNames({"steer": f"{MODULE}:steer"}, f"{MODULE}:steer_all")
+
+
+def generate(processors: ProcessorNames, **options) -> tuple[list, int]:
+    """Tokens of a request for each of ASKED, the last with two sequences; how often a sequence was paused."""
+    options = {"kv_cache_tokens": 2048, "max_batch_size": 8, "max_tokens_per_step": 24, **options}
+    with closing(EngineHarness(tiny_model.path(), processors=processors, **options)) as engine:
+        numbers = [
+            engine.submit(
+                [(7 * i + 3 * j) % 4096 for j in range(5 + 11 * i)],
+                SamplingParams(seed=i, temperature=0.8, logits_processors=each),
+                40,
+                n=2 if i == len(ASKED) - 1 else 1,
+            )
+            for i, each in enumerate(ASKED)
+        ]
+        engine.run()
+        streams = [engine.stream(number) for number in numbers] + [engine.stream(numbers[-1], 1)]
+        assert [stream.end.reason.name.lower() for stream in streams] == ["length"] * 6
+        return [stream.tokens for stream in streams], engine.pauses
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_the_tokens_are_the_same(called, overlap) -> None:
+    processors, seen = called
+    found, _ = generate(processors, overlap=overlap)
+    assert found == generate(imported(), overlap=overlap)[0]
+    assert set(seen) == {"1", "3", "5/0", "5/1"}
+    # Each call had the prompt and all tokens so far.
+    prompts = {"1": 5, "3": 27, "5/0": 49, "5/1": 49}
+    outputs = {"1": found[0], "3": found[2], "5/0": found[4], "5/1": found[5]}
+    for name, calls in seen.items():
+        lengths = [len(tokens) - prompts[name] for tokens in calls]
+        # With overlap also for a token after the end.
+        assert lengths[:40] == list(range(40))
+        assert [tokens[prompts[name] :] for tokens in calls[:40]] == [outputs[name][:length] for length in range(40)]
+
+
+def test_sequences_that_are_paused(called) -> None:
+    found, pauses = generate(called[0], kv_cache_tokens=160)
+    assert pauses > 0
+    assert found == generate(imported(), kv_cache_tokens=2048)[0]
+
+
+@pytest.mark.parametrize("replicate", [False, True], ids=["rank 0", "both ranks"])
+def test_two_ranks(called, replicate) -> None:
+    processors, seen = called
+    names = ProcessorNames(
+        processors.logits_processors,
+        processors.logits_processor_batched,
+        replicate,
+        processors.logits_processor_timeout,
+    )
+    assert generate(names, tensor_parallel=2)[0] == generate(imported())[0]
+    assert len(seen["1"]) == (80 if replicate else 40)
