@@ -168,9 +168,10 @@ def test_masks_of_grammars(tokens, texts, trie, lark):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lark", [False, True], ids=["GBNF", "Lark"])
 def test_masks_of_many_grammars(tokens, texts, trie, lark):
-    check_grammars(range(1000, 1200), tokens, texts, trie, given=TEXTS, lark=lark, exact=True)
+    check_grammars(range(30, 200), tokens, texts, trie, given=TEXTS, lark=lark, exact=True)
 
 
 def test_nothing_else_is_allowed_where_one_text_begins_another(tokens, texts, trie):
