@@ -57,8 +57,10 @@ class _Connection:
 
     def answers(self, deadline: float) -> bool:
         """Wait for the beginning of an answer. False: there is none."""
-        readable, _, _ = select.select([self._socket], [], [], max(deadline - time.monotonic(), 0.0))
-        return bool(readable)
+        # Unlike `select`, also for descriptors above 1024, which an engine has.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
 
     def receive(self, rows: Sequence[memoryview], deadline: float) -> Answer:
         """Fills `rows`, unless the answer is an error. Raises OSError, ValueError."""

@@ -52,6 +52,13 @@ def test_the_arrays_of_each_step_are_its_own(tmp_path, backend, overlap):
     assert [each["logits"].argmax(-1).tolist() for each in (first, *others)] == [[token] for token in output]
 
 
+def test_with_two_ranks_the_first_writes(tmp_path):
+    (output,) = generate(options(tmp_path), [PROMPT], 3, tensor_parallel=2)
+    found = read(tmp_path)
+    assert [each["input_ids"].tolist() for each in found] == [PROMPT, [output[0]], [output[1]]]
+    assert [each["logits"].argmax(-1).tolist() for each in found] == [[token] for token in output]
+
+
 def test_sequences_beside_each_other_and_chunks(tmp_path):
     prompts = [PROMPT, PROMPT[:3]]
     one, other = generate(options(tmp_path), prompts, 3, max_tokens_per_step=16, max_batch_size=2)

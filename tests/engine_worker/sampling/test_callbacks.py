@@ -1,10 +1,14 @@
 """Functions of a program as logits processors: what they are called with, and what happens when one misbehaves."""
 
+import gc
 import logging
 import math
+import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +16,10 @@ import torch
 from engine_worker.sampling.callbacks import Callback, CallbackError
 from engine_worker.sampling.processors import Processors, find_processors
 from engine_worker.sampling.program import Processing
+from engine_worker.step import Drawn
 from sluice.executor.callbacks import Callbacks, module_name
 from sluice.ring import callbacks as wire
+from sluice.ring.descriptors import raise_limit
 from sluice.ring.errors import ErrorCode
 from sluice.settings.engine import BATCHED, ProcessorNames
 from tests.engine_worker.sampling.test_processors import VOCAB, greedy, run
@@ -132,7 +138,7 @@ def test_one_that_raises_ends_its_sequence_alone(serve, logits, caplog) -> None:
 
     warnings: list[str] = []
     draws = [*greedy(["broken", "broken"]), *greedy(), *greedy([BATCHED]), *greedy(["works"])]
-    processors = serve(broken, broken=broken, works=steer, warnings=warnings)
+    processors = serve(broken, broken=broken, works=lambda *_: None, warnings=warnings)
     with caplog.at_level(logging.WARNING, "sluice.executor"):
         found = run(logits, draws, [0, 1, 2, 3], processors)
     assert faults(found) == [
@@ -176,7 +182,7 @@ def test_one_that_hangs_holds_the_engine_up_once(serve, logits) -> None:
         scores.fill_(-math.inf)
         scores[0, 0, 4] = 0.0
 
-    processors = serve(hangs=hangs, works=steer, seconds=SHORT, warnings=warnings)
+    processors = serve(hangs=hangs, seconds=SHORT, warnings=warnings)
     found = run(logits, [*greedy(["hangs"]), *greedy(), *greedy(["hangs"])], [0, 1, 2], processors)
     assert faults(found) == [
         "the logits processor 'hangs' did not answer within 0.2 s",
@@ -185,11 +191,10 @@ def test_one_that_hangs_holds_the_engine_up_once(serve, logits) -> None:
     ]
     assert started == ["job"]
     # Another function is not held up.
-    assert faults(run(logits, greedy(["works"]), [0], serve(works=steer))) == [None]
+    assert faults(run(logits, greedy(["works"]), [0], serve(works=lambda *_: None))) == [None]
     release.set()
     # Its late answer is nobody's.
-    assert wait_until(lambda: faults(run(logits, greedy(["hangs"]), [1], processors)) == [None])
-    assert run(logits, greedy(["hangs"]), [2], processors)[0].token == 4
+    assert wait_until(lambda: run(logits, greedy(["hangs"]), [1], processors)[0] == Drawn(4))
 
 
 @pytest.mark.parametrize("data", [torch.zeros(3), torch.zeros(1, 1, VOCAB, dtype=torch.float64)])
@@ -294,6 +299,32 @@ def test_several_engines_call_one_function_in_turn(logits) -> None:
     assert results == [[None]] * 200
     assert most == [1] * 200
     served.close()
+
+
+def test_a_descriptor_above_1024(serve, logits) -> None:
+    if raise_limit() < 2048:
+        pytest.skip("this process may not have so many")
+    files = [os.dup(0) for _ in range(1024)]
+    try:
+        assert faults(run(logits, greedy(["works"]), [0], serve(works=lambda *_: None))) == [None]
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def test_nothing_is_left(logits) -> None:
+    served = Callbacks()
+    found = served.settings({"left": lambda *_: None}, None)
+    folder = Path(found["logits_processors"]["left"].removeprefix("ipc://")).parent
+    processors = find_processors(ProcessorNames(**found), lambda *_: None)
+    assert faults(run(logits, greedy(["left"]), [0], processors)) == [None]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    del processors
+    served.close()
+    assert wait_until(lambda: not [each for each in threading.enumerate() if "processor left" in each.name])
+    del served
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_which_functions_an_engine_can_import() -> None:
