@@ -17,12 +17,12 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.parallel.channel import ChannelError
 from engine_worker.parallel.rank_env import RankEnv, read_rank_env
+from engine_worker.protocol import Runner
 from engine_worker.ringside import tensor_outbox
 from engine_worker.ringside.heartbeats import MAX_ROUTERS
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
-from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.ports import PortError, check_ports

@@ -18,8 +18,9 @@ from bench.gpu.findings import Outcome
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import Place
 from engine_worker.models.qwen3 import Qwen3
+from engine_worker.protocol import Runner
 from engine_worker.runner.weights import random_weights
-from engine_worker.step import Draw, Drawn, Runner, Slice, Step
+from engine_worker.step import Draw, Drawn, Slice, Step
 from sluice.ring.params import SamplingParams
 
 TOLERANCES = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}

@@ -19,10 +19,11 @@ from bench.systems.direct import ATTEMPT, GREEDY, Inbox, submit
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Responses, Stop
+from engine_worker.protocol import Runner
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import Progress
-from engine_worker.step import Drawn, Runner
+from engine_worker.step import Drawn
 from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 from sluice.ring.params import SamplingParams
 from sluice.settings.engine import Batching

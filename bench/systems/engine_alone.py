@@ -19,7 +19,7 @@ from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
-from engine_worker.step import Runner
+from engine_worker.protocol import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation

@@ -20,6 +20,7 @@ from engine_worker.core.tensors import TensorGate, responses
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.lora.pages import AdapterPages
+from engine_worker.protocol import Runner
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
@@ -27,7 +28,7 @@ from engine_worker.sequence import Sequence, State
 from engine_worker.speculative.draft_model import DraftModel
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.speculative.model_drafting import ModelDrafting
-from engine_worker.step import Drawn, Runner, Step
+from engine_worker.step import Drawn, Step
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching

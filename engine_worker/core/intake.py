@@ -13,15 +13,16 @@ from engine_worker.core.quarantine import QUARANTINED, Quarantine
 from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.positions import Positions, SplitImageError
+from engine_worker.protocol import Preparation, Runner
 from engine_worker.request import Request
 from engine_worker.speculative.proposals import proposals_problem
-from engine_worker.step import Preparation, Runner, SequenceProgram
+from engine_worker.step import SequenceProgram
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.tables import VirtualTokens
-from sluice.ring.tensors import LOGITS
+from sluice.ring.tensors import LOGITS_NAMES
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
 
@@ -251,7 +252,7 @@ class Intake:
         wanted = spec.tensors.context + spec.tensors.output
         if wanted and spec.sampling.beam_search is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "tensors cannot be combined with beam search")
-        absent = [name for name in wanted if name not in (*LOGITS, *self._terms.tensors)]
+        absent = [name for name in wanted if name not in (*LOGITS_NAMES, *self._terms.tensors)]
         if absent:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no tensor {absent[0]!r}")
         return NO_CHUNKS if spec.tensors.context and not self._chunked else None

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from engine_worker.core.deadlines import Deadlines
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
+from engine_worker.protocol import AdapterLibrary
 from engine_worker.request import Request, opening, remaining
 from engine_worker.sequence import IN_ORDER, Sequence, State
-from engine_worker.step import AdapterLibrary, Drawn, Scored
+from engine_worker.step import Drawn, Scored
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.images import Image
 from sluice.ring.prompt_logprobs import parts

@@ -6,11 +6,12 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_worker.core.tensors import kept_rows
+from engine_worker.protocol import Launched, Runner
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
 from engine_worker.sequence import Sequence
 from engine_worker.speculative.drafting import Drafting
-from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Launched, Move, Runner, Scored, Slice, Step
+from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Move, Scored, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""

@@ -21,7 +21,7 @@ def sources(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def source_of(name: str) -> str:
-    return LOGITS if name in tensors.LOGITS else name
+    return LOGITS if name in tensors.LOGITS_NAMES else name
 
 
 def kept_rows(sequence: Sequence, num_tokens: int) -> tuple[Kept, ...]:

@@ -43,7 +43,7 @@ def why_unavailable() -> str | None:
 
 
 class Preparation:
-    """Of one guide; requests that wait for the same share it. See `engine_worker.step.Preparation`."""
+    """Of one guide; requests that wait for the same share it. See `engine_worker.protocol.Preparation`."""
 
     def __init__(self, key: Key, guide: Guide, advance: Callable[[], None]) -> None:
         self.key = key

@@ -18,7 +18,7 @@ from engine_worker.layers.adapters import Target
 from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
 from engine_worker.lora.loading import Loaded, Loading
-from engine_worker.step import HostUsage
+from engine_worker.protocol import HostUsage
 from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.settings.engine import LoraOptions

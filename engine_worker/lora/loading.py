@@ -14,7 +14,7 @@ class Loaded(NamedTuple):
 
 
 class Loading:
-    """See `engine_worker.step.Preparation`. Requests for the same version from the same path share it."""
+    """See `engine_worker.protocol.Preparation`. Requests for the same version from the same path share it."""
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ from collections import Counter, OrderedDict, abc
 from dataclasses import dataclass
 from itertools import count
 
-from engine_worker.step import AdapterLibrary, AdapterLoad
+from engine_worker.protocol import AdapterLibrary
+from engine_worker.step import AdapterLoad
 
 
 class PagesCorruptError(AssertionError):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from engine_worker.core.intake import NO_ADAPTERS
-from engine_worker.step import AdapterLibrary, Loading
+from engine_worker.protocol import AdapterLibrary, Loading
 from sluice.ring.adapter_registry import AdapterRegistry, merge_all
 from sluice.ring.adapters import (
     AdapterEntries,

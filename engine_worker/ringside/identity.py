@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from engine_worker.core.intake import Terms, fingerprint, longest_sequence
-from engine_worker.step import LOGITS, Runner
+from engine_worker.protocol import Runner
+from engine_worker.step import LOGITS
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.stats import StepStats

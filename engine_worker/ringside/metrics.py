@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from engine_worker.core.engine import Engine
+from engine_worker.protocol import ImageUsage
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback
-from engine_worker.step import ImageUsage
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
 from sluice.telemetry.metrics import counter, gauge, histogram

@@ -12,6 +12,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.core.engine import Engine
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
+from engine_worker.protocol import Runner
 from engine_worker.ringside import metrics
 from engine_worker.ringside.adapters import Adapters
 from engine_worker.ringside.calls import Calls
@@ -25,7 +26,7 @@ from engine_worker.ringside.prompt_adapters import PromptAdapters
 from engine_worker.ringside.receiver import Receiver
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
-from engine_worker.step import DeviceLostError, Runner
+from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.heartbeats import EngineHeartbeat

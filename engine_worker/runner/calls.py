@@ -10,7 +10,7 @@ Poll = Callable[[], list[RankAnswer] | None]
 
 
 class PendingCall:
-    """See `engine_worker.step.PendingCall`."""
+    """See `engine_worker.protocol.PendingCall`."""
 
     def __init__(
         self, own: "Future[RankAnswer] | Finished[RankAnswer] | None", others: Poll, refused: list[RankAnswer]

@@ -25,7 +25,7 @@ class WaitTimer:
 
 
 class LaunchedStep:
-    """See `engine_worker.step.Launched`."""
+    """See `engine_worker.protocol.Launched`."""
 
     def __init__(
         self,

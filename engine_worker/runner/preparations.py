@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from engine_worker.step import Preparation
+from engine_worker.protocol import Preparation
 from sluice.ring.errors import Fault
 
 
 class Preparations:
-    """All of a request's; see `engine_worker.step.Preparation`."""
+    """All of a request's; see `engine_worker.protocol.Preparation`."""
 
     def __init__(self, parts: Sequence[Preparation], advance: Callable[[], None]) -> None:
         """`advance`: updates all preparations of every kind."""

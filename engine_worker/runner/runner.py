@@ -14,6 +14,7 @@ from engine_worker.guided.masks import GuidedSequence
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.lora.library import AdapterLibrary
+from engine_worker.protocol import ImageUsage, Preparation
 from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.debug_tensors import DebugStep, DebugTensors
@@ -33,7 +34,7 @@ from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import NO_PROGRAMS, ProgramResults, SamplingPlan, sample
-from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, ImageUsage, Move, Preparation, Slice, Step
+from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, Move, Slice, Step
 from engine_worker.vision.rows import ImageRows
 from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
@@ -71,7 +72,7 @@ def _use(device: torch.device) -> None:
 
 
 class ModelRunner:
-    """See `engine_worker.step.Runner`.
+    """See `engine_worker.protocol.Runner`.
 
     With overlap a thread of its own computes the steps, in order; the caller's thread only creates their tensors. On
     CUDA both use the same stream, so a step's tensors have arrived before it runs.

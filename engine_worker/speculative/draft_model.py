@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
+from engine_worker.protocol import Runner
 from engine_worker.sequence import Sequence
-from engine_worker.step import Draw, Drawn, Runner, Slice
+from engine_worker.step import Draw, Drawn, Slice
 
 MAX_FAILURES = 3
 """In a row, after which it is not asked again."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine_worker.step import ImageUsage
+from engine_worker.protocol import ImageUsage
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.images import Image
 from sluice.ring.pictures import PictureError
@@ -21,7 +21,7 @@ Encode = Callable[[Image], Table]
 
 
 class Encoding:
-    """Of the images of a request; see `engine_worker.step.Preparation`."""
+    """Of the images of a request; see `engine_worker.protocol.Preparation`."""
 
     def __init__(self, rows: "ImageRows") -> None:
         self.done = False

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from router.errors import shown
 from router.peers.peers import EnginePeer
 from router.requests.request_state import RequestState
-from sluice.ring.tensors import LOGITS
+from sluice.ring.tensors import LOGITS_NAMES
 
 
 def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
@@ -38,4 +38,4 @@ def described(request: RequestState) -> str:
 
 def _tensors(request: RequestState) -> set[str]:
     wanted = request.spec.tensors
-    return {*wanted.context, *wanted.output}.difference(LOGITS)
+    return {*wanted.context, *wanted.output}.difference(LOGITS_NAMES)

@@ -3,7 +3,7 @@
 from collections.abc import Set
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
-from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS, MAX_NAMES, TensorParams
+from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 from sluice.v1 import generation_pb2 as pb
 
 
@@ -30,7 +30,7 @@ def check_tensors(wanted: TensorParams, known: Set[str] | None) -> None:
         return
     bad = Violations()
     listed = ", ".join(sorted(known)) or "none, the engines have none"
-    for i, name in enumerate(name for name in wanted.output if name not in LOGITS):
+    for i, name in enumerate(name for name in wanted.output if name not in LOGITS_NAMES):
         if name not in known:
             bad.add(
                 f"spec.output.tensors[{i}].name",
@@ -52,7 +52,7 @@ def _names(output: pb.OutputOptions, bad: Violations) -> tuple[str, ...]:
     if not bad.at_most(field, len(names), MAX_NAMES, "tensors"):
         return ()
     for i, name in enumerate(names):
-        if not name or name in LOGITS:
+        if not name or name in LOGITS_NAMES:
             bad.add(
                 f"{field}[{i}].name",
                 f"is {shown(name)}, must be a name that GetModelInfo lists",

@@ -16,7 +16,7 @@ from sluice.ring.message import MAX_SEQUENCES, Count, Index, Message, Name, Numb
 
 CONTEXT_LOGITS = "context_logits"
 GENERATION_LOGITS = "generation_logits"
-LOGITS = (CONTEXT_LOGITS, GENERATION_LOGITS)
+LOGITS_NAMES = (CONTEXT_LOGITS, GENERATION_LOGITS)
 """Tensors with names of their own in the API; both are the model's logits."""
 HIDDEN_STATES = "hidden_states"
 LAYER_PREFIX = "layers."
@@ -28,7 +28,7 @@ MAX_NAMES = 16
 
 DType = Literal["float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-Names = Annotated[tuple[Name, ...], Meta(max_length=MAX_NAMES + len(LOGITS))]
+Names = Annotated[tuple[Name, ...], Meta(max_length=MAX_NAMES + len(LOGITS_NAMES))]
 Shape = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 
 

@@ -16,6 +16,7 @@ WITHOUT_TORCH = [
     "engine_worker.request",
     "engine_worker.sequence",
     "engine_worker.scheduling.simple",
+    "engine_worker.protocol",
     "engine_worker.step",
     "engine_worker.ringside.worker",
 ]

@@ -7,11 +7,11 @@ import structlog
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Report
+from engine_worker.protocol import Runner
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.sequence import State
-from engine_worker.step import Runner
 from sluice.ring.adapters import Adapter
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams

@@ -5,19 +5,8 @@ from struct import pack
 
 from msgspec.structs import replace
 
-from engine_worker.step import (
-    LOGITS,
-    DeviceLostError,
-    Draw,
-    Drawn,
-    Kept,
-    KeptRows,
-    Move,
-    MoveKind,
-    Preparation,
-    Slice,
-    Step,
-)
+from engine_worker.protocol import Preparation
+from engine_worker.step import LOGITS, DeviceLostError, Draw, Drawn, Kept, KeptRows, Move, MoveKind, Slice, Step
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import DraftLogits, SamplingParams, Speculation, derive_seed

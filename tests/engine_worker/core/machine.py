@@ -19,7 +19,7 @@ from sluice.ring.hashing import short_hash
 from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
 from sluice.ring.prompt_logprobs import Row
 from sluice.ring.tables import NO_TABLES, PromptTables, Table, VirtualTokens
-from sluice.ring.tensors import LOGITS, NO_TENSORS, TensorParams, TensorRows
+from sluice.ring.tensors import LOGITS_NAMES, NO_TENSORS, TensorParams, TensorRows
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.adapters import ScriptedAdapters, adapter, start_of
@@ -430,7 +430,7 @@ class EngineMachine(RuleBasedStateMachine):
         for part in parts:
             tokens = [*prompt_of(spec), *([] if part.context else self.continuation(spec, sequence))]
             before = 0 if part.context else len(spec.prompt) - 1
-            source = "logits" if part.name in LOGITS else part.name
+            source = "logits" if part.name in LOGITS_NAMES else part.name
             positions, start = range(before + part.start, before + part.end), start_of(version_of(spec))
             assert part.data == tensor_row(source, [digest(tokens[: position + 1], start) for position in positions])
 

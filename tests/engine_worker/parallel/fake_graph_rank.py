@@ -13,9 +13,10 @@ from engine_worker.parallel.follower import follow
 from engine_worker.parallel.group import RankGroup
 from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import read_rank_env
+from engine_worker.protocol import Runner
 from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.step import Draw, Runner, Slice, Step
+from engine_worker.step import Draw, Slice, Step
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams
 from sluice.telemetry import configure

@@ -5,8 +5,8 @@ from types import SimpleNamespace as Having
 import pytest
 from msgspec.structs import replace
 
+from engine_worker.protocol import ImageUsage
 from engine_worker.ringside import metrics
-from engine_worker.step import ImageUsage
 from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint

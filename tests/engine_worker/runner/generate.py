@@ -1,7 +1,8 @@
 """A whole generation by hand-made steps, without an engine."""
 
+from engine_worker.protocol import Runner
 from engine_worker.sampling.program import build_programs
-from engine_worker.step import Draw, Runner, Slice, Step
+from engine_worker.step import Draw, Slice, Step
 from sluice.ring.params import SamplingParams
 
 
