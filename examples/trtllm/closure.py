@@ -29,11 +29,14 @@ def only_digits(
 config = trtllm.ExecutorConfig(kv_cache_config=trtllm.KvCacheConfig(max_tokens=8192))
 config.logits_post_processor_config = trtllm.LogitsPostProcessorConfig({"digits": only_digits})
 executor = trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, config)
+waiting = set()
 for client_id, prompt in enumerate(("year = ", "size = 1")):
     tokens = tokenizer.encode(prompt).ids
-    executor.enqueue_request(trtllm.Request(tokens, 6, client_id=client_id, logits_post_processor_name="digits"))
-for _ in range(2):
+    request = trtllm.Request(tokens, 6, client_id=client_id, logits_post_processor_name="digits")
+    waiting.add(executor.enqueue_request(request))
+while waiting:
     for response in executor.await_responses(datetime.timedelta(seconds=60)):
+        waiting.discard(response.request_id)
         if response.has_error():
             raise SystemExit(response.error_msg)
         print(tokenizer.decode(response.result.output_token_ids[0]))

@@ -22,11 +22,12 @@ executor = trtllm.Executor(tiny_model.path(), trtllm.ModelType.DECODER_ONLY, con
 name = trtllm.Request.BATCHED_POST_PROCESSOR_NAME if args.batched else "digits"
 
 tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
-for prompt in PROMPTS:
-    tokens = tokenizer.encode(prompt).ids
-    executor.enqueue_request(trtllm.Request(tokens, 6, logits_post_processor_name=name))
-for _ in PROMPTS:
+prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+requests = [trtllm.Request(tokens, 6, logits_post_processor_name=name) for tokens in prompts]
+waiting = set(executor.enqueue_requests(requests))
+while waiting:
     for response in executor.await_responses(datetime.timedelta(seconds=60)):
+        waiting.discard(response.request_id)
         if response.has_error():
             raise SystemExit(response.error_msg)
         print(tokenizer.decode(response.result.output_token_ids[0]))

@@ -53,7 +53,7 @@ def test_whole(monkeypatch, capsys) -> None:
     monkeypatch.setattr(compare, "REQUESTS", 1)
     monkeypatch.setattr(compare, "STEPS", 8)
     monkeypatch.setattr(compare, "STEP_ROUNDS", 1)
-    compare.main(["HEAD", "--starts", "2", "--rounds", "2", "--threads", "1"])
+    compare.main(["HEAD", "--starts", "1", "--rounds", "2", "--threads", "1"])
     printed = capsys.readouterr().out
     assert "speed by that of HEAD" in printed
     assert "a step without the model" in printed

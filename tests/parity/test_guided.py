@@ -118,8 +118,8 @@ def test_the_output_matches(plain, tokenizer):
     "options",
     [
         {"overlap": True},
-        {"kv_cache_tokens": 512, "max_tokens_per_step": 64, "tokens_per_block": 8},
-        {"kv_cache_tokens": 512, "max_tokens_per_step": 64, "tokens_per_block": 8, "overlap": True},
+        {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8},
+        {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8, "overlap": True},
         {"backend": "openvino"},
         {"block_reuse": False, "max_batch_size": 8},
     ],

@@ -206,7 +206,7 @@ def check_prompt(found: list[Row], expected: list[Row], accuracy: float) -> None
 
 @given(drawn=REQUESTS)
 @examples(
-    25, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    18, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 def test_what_a_request_gets_alone(engine, alone, prompts, drawn):
     name, harness = engine
