@@ -13,9 +13,8 @@ from torch import Tensor
 
 from engine_worker.runner.batch import rotary_positions
 from engine_worker.step import Slice
-from sluice.settings.engine import DebugOptions
+from sluice.settings.engine import DEBUG_STEP, DebugOptions
 
-PREFIX = "iteration_"
 Arrays = Mapping[str, NDArray[Any]]
 Warn = Callable[[str, str], None]
 """(log event, reason)."""
@@ -51,7 +50,7 @@ class DebugTensors:
         self._size = 0
         self._failed = False
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self._folder.glob(f"*{PREFIX}*"):
+        for left in self._folder.glob(f"*{DEBUG_STEP}*"):
             shutil.rmtree(left)
 
     @staticmethod
@@ -74,7 +73,7 @@ class DebugTensors:
             return
         arrays = {name: a for name, a in step.complete(logits, before).items() if name in self._options.debug_tensors}
         try:
-            self._write(self._folder / f"{PREFIX}{step.number}", arrays)
+            self._write(self._folder / f"{DEBUG_STEP}{step.number}", arrays)
         except OSError as error:
             self._failed = True
             self._warn("debug_tensors_failed", str(error))

@@ -56,7 +56,7 @@ class _Connection:
         return CalledSequence(number, request_id, client_id, keep, tokens[keep:])
 
     def answers(self, deadline: float) -> bool:
-        """Wait for the beginning of an answer. False: there is none."""
+        """Wait for the beginning of an answer. False: none has arrived by the deadline."""
         # Unlike `select`, also for descriptors above 1024, which an engine has.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)

@@ -165,7 +165,7 @@ class ModelService:
 
 @asynccontextmanager
 async def _turn(places: asyncio.Semaphore, most: int, what: str) -> AsyncIterator[None]:
-    """Raises RequestError OVERLOADED if there is none."""
+    """Holds one of the places. Raises RequestError OVERLOADED if all are taken."""
     if places.locked():
         raise RequestError(ErrorCode.OVERLOADED, f"{most} {what} of adapters are under way: try again later")
     async with places:

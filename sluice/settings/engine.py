@@ -151,6 +151,8 @@ DEBUG_INPUTS: Final = (
 )  # fmt: skip
 """Names of TensorRT-LLM for a step's inputs."""
 DEBUG_OUTPUTS: Final = ("logits",)
+DEBUG_STEP: Final = "iteration_"
+"""What the name of a step's folder begins with, before its number."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sluice.settings.engine import DEBUG_INPUTS, DEBUG_OUTPUTS
+from sluice.settings.engine import DEBUG_INPUTS, DEBUG_OUTPUTS, DEBUG_STEP
 from sluice.trtllm.config import DebugConfig
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.statistics import DebugTensorsPerIteration
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("sluice.trtllm")
-PREFIX = "iteration_"
 
 
 def debug_names(config: DebugConfig | None) -> list[str]:
@@ -72,7 +71,7 @@ class DebugFolder:
             self._remove()
 
     def _taken(self) -> Iterator[DebugTensorsPerIteration]:
-        for step in sorted(self._path.glob(f"*/{PREFIX}*"), key=lambda path: (path.parent.name, _number(path))):
+        for step in sorted(self._path.glob(f"*/{DEBUG_STEP}*"), key=lambda path: (path.parent.name, _number(path))):
             taken = step.with_name(f"taken_{step.name}")
             try:
                 # From here on its engine does not remove it.
@@ -85,7 +84,7 @@ class DebugFolder:
 
 
 def _number(step: Path) -> int:
-    return int(step.name.removeprefix(PREFIX))
+    return int(step.name.removeprefix(DEBUG_STEP))
 
 
 def _tensor(path: Path) -> "torch.Tensor":

@@ -176,7 +176,7 @@ class EngineHarness:
         tables: PromptTables = NO_TABLES,
         stop: tuple[str, ...] = (),
     ) -> int:
-        """`stop`: what whoever reads the tokens ends them at."""
+        """`stop`: strings at which the reader of the tokens ends a sequence."""
         number = next(self._numbers)
         self._inbox.append(
             Submit(

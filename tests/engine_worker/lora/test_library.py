@@ -206,7 +206,7 @@ def test_nothing_of_a_hostile_upload_remains(library, tuned, trap, kind):
     assert library.held() == []
     assert library.usage.used_bytes == 0
     assert desk.news(0) is None
-    # A request that brought it is told why.
+    # A request that brought it ends with the same error.
     assert library.prepare(Adapter("x", files.version)).fault == answer.fault
     assert not trap.sprung
 

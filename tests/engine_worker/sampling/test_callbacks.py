@@ -193,7 +193,7 @@ def test_one_that_hangs_holds_the_engine_up_once(serve, logits) -> None:
     # Another function is not held up.
     assert faults(run(logits, greedy(["works"]), [0], serve(works=lambda *_: None))) == [None]
     release.set()
-    # Its late answer is nobody's.
+    # Its late answer is discarded.
     assert wait_until(lambda: run(logits, greedy(["hangs"]), [1], processors)[0] == Drawn(4))
 
 
