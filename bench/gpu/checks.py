@@ -244,7 +244,8 @@ def blank(path: str, device: torch.device, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype).eval()
 
 
-@torch.inference_mode()
+# Not in inference mode: what is made there cannot change its dtype outside of it.
+@torch.no_grad()
 def twin(served: Served, device: torch.device) -> Any:
     """transformers' model with the weights of a runner, drawn in the same order from the same seed."""
     model = blank(str(served.checkpoint.path), device, served.dtype)

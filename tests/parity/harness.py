@@ -1,5 +1,6 @@
 """The real engine over the real runner, with lanes in memory: whole requests in, token ids out."""
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +32,8 @@ from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
 
+DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+"""cuda: the same tests on a GPU, with the attention and the overlap that an engine has there; see docs/gpu.md."""
 EPOCH = 1
 LOAD_SECONDS, STEP_SECONDS = 120.0, 60.0
 QUIET = structlog.make_filtering_bound_logger(50)
@@ -55,7 +58,7 @@ class EngineHarness:
         tokens_per_block: int = 16,
         attention: str = "cpu",
         max_draft_batch: int = 8,
-        overlap: bool = False,
+        overlap: bool = DEVICE == "cuda",
         max_attention_window: tuple[int, ...] = (),
         policy: str = "max_utilization",
         chunking: ChunkingPolicy = "first_come_first_served",
@@ -73,13 +76,15 @@ class EngineHarness:
         image_cache_size: int = 1 << 20,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
+        if backend != "torch" or (attention == "cpu" and DEVICE != "cpu"):
+            attention = "auto"
         config = RunnerConfig(
-            device="cpu",
+            device=DEVICE if backend == "torch" else "cpu",
             dtype="float32",
             backend=backend,
             quantize=quantize,
             kv_precision=kv_precision,
-            attention=attention if backend == "torch" else "auto",
+            attention=attention,
             overlap=overlap,
             tokens_per_block=tokens_per_block if backend == "torch" else 0,
             kv_cache_tokens=kv_cache_tokens,
