@@ -96,6 +96,23 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """A prompt that is read beside sequences that generate."""
+
+    shape: str
+    mode: str
+    batch: int
+    prompt_tokens: int
+    step_seconds: float
+    """Without the prompt."""
+    join_seconds: float
+    """Of the step with it."""
+
+    def __str__(self) -> str:
+        return f"{self.join_seconds * 1e3:.2f} ms, other steps {self.step_seconds * 1e3:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
 class Throughput:
     system: str
     shape: str
@@ -140,6 +157,7 @@ class Findings:
     checks: list[Check] = field(default_factory=list)
     decode: list[Decode] = field(default_factory=list)
     context: list[PromptRate] = field(default_factory=list)
+    joins: list[Join] = field(default_factory=list)
     gaps: list[Gaps] = field(default_factory=list)
     throughput: list[Throughput] = field(default_factory=list)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -165,8 +183,8 @@ class Findings:
     @classmethod
     def load(cls, file: Path) -> "Findings":
         data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        tasks = {"checks": Check, "decode": Decode, "context": PromptRate, "gaps": Gaps, "throughput": Throughput}
-        lists: dict[str, type[Any]] = tasks | {"tried": Tried, "memory": DeviceMemory}
+        tasks = {"checks": Check, "decode": Decode, "context": PromptRate, "joins": Join, "gaps": Gaps}
+        lists: dict[str, type[Any]] = tasks | {"throughput": Throughput, "tried": Tried, "memory": DeviceMemory}
         made = {name: [kind(**entry) for entry in data[name]] for name, kind in lists.items()}
         rates = None if data["rates"] is None else Rates(**data["rates"])
         return cls(**(data | made | {"rates": rates}))

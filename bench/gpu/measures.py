@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.engine import Core, Served, StepWindow, random_prompts, served
-from bench.gpu.findings import Decode, DeviceMemory, Gaps, PromptRate, Rates, Skip, Throughput
+from bench.gpu.findings import Decode, DeviceMemory, Gaps, Join, PromptRate, Rates, Skip, Throughput
 from bench.gpu.shapes import Shape, Workload
 from bench.systems.direct import GREEDY, freeze_heap
 from engine_worker.attention.backend import synchronize
@@ -31,6 +32,8 @@ SAMPLING: Mapping[str, SamplingParams] = {
     FLAT: SamplingParams(top_p=0.9),
 }
 ROUNDS = 3
+JOINS, AROUND = 7, 4
+"""Prompts that join, and the steps that are timed together: with overlap, the next one begins before one ends."""
 SPARE = 32
 SHORTEST_GAP = 5e-6
 """Seconds: under the profiler, kernels of one graph are that far apart."""
@@ -135,6 +138,19 @@ def gaps(served: Served, mode: str, device: torch.device, batch: int, prompt: in
     core.stop()
     step = window.seconds / window.steps
     return Gaps(served.shape.name, mode, batch, served.runner.overlap, step, found.total / steps, found.longest)
+
+
+def join(served: Served, mode: str, batch: int, prompt: int, joining: int) -> Join:
+    """A prompt of `joining` tokens beside `batch` sequences; medians of several, each after steps without one."""
+    core = _settled(served, mode, batch, prompt, 2 * JOINS * AROUND)
+    plain, joined = [], []
+    for tokens in random_prompts(JOINS, joining, served.shape.vocab_size, seed=joining):
+        plain.append(core.advance(AROUND).seconds)
+        core.submit(tokens, 1)
+        joined.append(core.advance(AROUND).seconds)
+    core.stop()
+    step = median(plain) / AROUND
+    return Join(served.shape.name, mode, batch, joining, step, median(joined) - (AROUND - 1) * step)
 
 
 def _fastest_window(core: Core, steps: int) -> StepWindow:

@@ -65,6 +65,7 @@ def goals(found: Findings) -> list[Goal]:
 def tables_of(found: Findings) -> list[Table]:
     generation = "generation | batch | context | ms per step | tokens/s | GB/s | of the copy's"
     context = "context | prompts | tokens/s | TFLOP/s | of the matrix product's"
+    joins = "a prompt joins | beside | its tokens | ms of the step with it | ms of others"
     gaps = "steps | batch | µs per step | µs idle per step, profiled | longest, µs"
     kernels = "kernel, in its own process | heads | | first, s | fastest, ms"
     checks = [(one.name, "holds" if one.passed else "**DOES NOT HOLD**", one.detail) for one in found.checks]
@@ -79,6 +80,7 @@ def tables_of(found: Findings) -> list[Table]:
         _table("Memory of the default path, GiB", "after | tensors | torch's | free", _memory(found)),
         _table("Generation, through the engine's loop", generation, _decode(found)),
         _table("Context, through the engine's loop", context, _context(found)),
+        _table("Prompts that join, through the engine's loop", joins, _joins(found)),
         _table("Gaps between steps", gaps, _gaps(found)),
         _table("Side by side", "side by side | requests | tokens | output tokens/s | of the best", _throughput(found)),
         _table("Skipped", "what | why", ((name, _brief(why)) for name, why in found.skipped.items())),
@@ -135,6 +137,17 @@ def _context(found: Findings) -> Rows:
         figures = map(short, (one.tokens_per_second, one.flops_per_second / 1e12))
         share = f"{one.flops_per_second / found.rates.flops_per_second:.0%}" if found.rates else ""
         yield one.shape, f"{one.prompts} × {one.prompt_tokens}", *figures, share
+
+
+def _joins(found: Findings) -> Rows:
+    for one in found.joins:
+        seconds = (one.join_seconds, one.step_seconds)
+        yield (
+            f"{one.shape}, {one.mode}",
+            str(one.batch),
+            str(one.prompt_tokens),
+            *(f"{each * 1e3:.2f}" for each in seconds),
+        )
 
 
 def _gaps(found: Findings) -> Rows:

@@ -138,9 +138,11 @@ class Plan(Stages):
         self._chosen(fast)
         self._blaming("greedy = transformers", PARITY, partial(self._parity, fast), self._parity)
         self._decode(fast, AS_SERVED, (1,))
+        self._joins(fast, AS_SERVED, scale.few_batches)
         eager = self._enter(EAGER, shape, few, overlap=True, cuda_graphs=False)
         if eager is not None:
             self._decode(eager, EAGER, (1,))
+            self._joins(eager, EAGER, (1,))
             check = partial(check_graphs, fast, eager, scale.graph_sizes, scale.requests[1])
             self._blaming("graphs = eager", LOOPS, check, self._parity)
         plain = self._enter("no overlap", shape, few, overlap=False)
@@ -165,6 +167,7 @@ class Plan(Stages):
         if fast is not None:
             self._chosen(fast)
             self._decode(fast, AS_SERVED, self._scale.batches)
+            self._joins(fast, AS_SERVED, self._scale.few_batches)
             self._side_by_side(fast)
             self._gaps(AS_SERVED, fast)
             for mode in (FREE, PEAKED):

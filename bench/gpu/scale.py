@@ -50,6 +50,8 @@ class Scale:
     steps: int = 32
     prompts: tuple[int, int] = (8, 4096)
     """How many, and how long, to measure the prompt rate."""
+    joining: tuple[int, ...] = (16, 256)
+    """Tokens of prompts that join sequences that generate."""
     requests: tuple[int, int] = (48, 300)
     """How many, and how long at most, of the overlap check."""
     graph_sizes: tuple[int, ...] = (1, 3, 8, 17, 33, 64)
@@ -87,6 +89,7 @@ def tiny_scale() -> Scale:
         prompt=24,
         steps=6,
         prompts=(2, 128),
+        joining=(5,),
         requests=(6, 40),
         graph_sizes=(1, 3, 4),
         parity_lengths=(3, 120),

@@ -12,7 +12,7 @@ import torch
 from bench.gpu.checks import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Outcome, Skip
-from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput
+from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, join, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
 from bench.gpu.scale import AGAIN, LOAD, MEASURE, TESTS, Scale
 from bench.gpu.session import GpuSession
@@ -99,6 +99,11 @@ class Stages:
             name = f"generation, {one.shape.name}, {mode}, batch {batch}"
             sizes = (batch, self._scale.prompt, self._scale.steps)
             self._record(self._findings.decode, name, decode, one, mode, *sizes)
+
+    def _joins(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
+        for batch, tokens in product(batches, self._scale.joining):
+            name = f"{tokens} tokens join, {one.shape.name}, {mode}, batch {batch}"
+            self._record(self._findings.joins, name, join, one, mode, batch, self._scale.prompt, tokens)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
         for batch, one in product(self._scale.few_batches, runners):

@@ -1,6 +1,6 @@
 """What an attention backend is, what it needs of a step, and how one is refused on a machine that cannot use it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -54,6 +54,9 @@ class AttentionInputs:
     """At least the longest query."""
     max_context: int
     """At least the longest context; in a captured graph the most that its block tables can hold."""
+    captured_context: bool = field(default=False, kw_only=True)
+    """In a graph of steps with context: how many tokens each sequence has is known on the device alone. Then
+    `generation_rows` is 0, and sequences without tokens are padding."""
 
     @property
     def generation(self) -> bool:
@@ -62,7 +65,7 @@ class AttentionInputs:
 
     def shared(self) -> dict[str, Any]:
         """The fields by name, for a backend's own kind of inputs."""
-        return {field.name: getattr(self, field.name) for field in fields(AttentionInputs)}
+        return {each.name: getattr(self, each.name) for each in fields(AttentionInputs)}
 
 
 class AttentionBackend(Protocol):
@@ -73,6 +76,8 @@ class AttentionBackend(Protocol):
     graphs: bool
     """Whether `prepare` and `attend` never read a tensor's values on the host in a generation step, so that a CUDA
     graph can capture them."""
+    context_graphs: bool
+    """The same of a step with context, by `AttentionInputs.captured_context`."""
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
         """Once per step: the inputs plus whatever all layers share, as `attend` expects them."""

@@ -103,6 +103,7 @@ class CpuAttention:
 
     name = "cpu"
     graphs = False
+    context_graphs = False
 
     def __init__(self, heads: HeadShape, windows: Iterable[int | None] = (None,)) -> None:
         self._heads = heads

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.split import LONG, SPLITS, UNSPLIT, Split, plan_split
+from engine_worker.attention.split import LONG, SPLITS, UNSPLIT, USUAL, Split, plan_split
 
 TILE_BYTES = 1 << 15
 """Bytes of query rows, and of keys and values together, in one round of a program. With two rounds in flight that fits
@@ -61,16 +61,25 @@ def store(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
     _store[(len(slots),)](key, value, cache.keys, cache.values, slots, *strides, size, WIDTH=width)
 
 
+@triton.jit
+def _leads(query_start, sequence):
+    """Whether it is a generation row, of one token like all before it."""
+    return (tl.load(query_start + sequence) == sequence) & (tl.load(query_start + sequence + 1) == sequence + 1)
+
+
 @triton.jit(do_not_specialize=["table_stride", "skipped", "most", "busy", "window"])
 def _attend(
     query, keys, values, out, sums, tops, totals, tables, query_start, lengths, scale, query_stride, table_stride,
     skipped, most, busy, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr,
+    GENERATION: tl.constexpr,
 ):  # fmt: skip
     """One KV head, one share of a sequence's keys, and ROWS (query token, query head of the KV head) pairs per program.
 
-    Online softmax (arXiv:1805.02867). Writes the output or, if keys are split, partial results for `_combine`.
+    GENERATION: of leading sequences with one token each; else of all others. Those of the other kind are skipped, since
+    the host that captures a graph does not know which they are. Online softmax (arXiv:1805.02867). Writes the output
+    or, if keys are split, partial results for `_combine`.
     """
     # Grid: tiles of query rows; KV heads times shares; sequences.
     tile, sequence = tl.program_id(0), skipped + tl.program_id(2)
@@ -78,8 +87,11 @@ def _attend(
     begin = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
-    # Sequences are padded to the longest query: shorter ones leave programs without rows.
-    if tile * ROWS < count * GROUP:
+    mine = _leads(query_start, sequence)
+    if not GENERATION:
+        # Sequences are padded to the longest query: shorter ones leave programs without rows.
+        mine = ~mine & (tile * ROWS < count * GROUP)
+    if mine:
         # All query heads of a KV head share a tile, so that its keys and values are read once.
         row = tile * ROWS + tl.arange(0, ROWS)
         token = row // GROUP
@@ -142,10 +154,11 @@ def _attend(
 
 @triton.jit(do_not_specialize=["most"])
 def _combine(
-    sums, tops, totals, out, most,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    sums, tops, totals, out, query_start, most,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """Merges the shares of one query token and head per program."""
+    """Merges the shares of one query token and head per program. CHECKED: only of generation rows."""
     pair = tl.program_id(0).to(tl.int64)
     split, at = tl.arange(0, SPLITS), tl.arange(0, DIMS)
     inside = at < HEAD_DIM
@@ -162,6 +175,8 @@ def _combine(
         found = tl.load(sums + (pair * most + part)[:, None] * HEAD_DIM + at[None, :], mask=there, other=0.0)
         weighted += tl.sum(found * weights[:, None], 0)
     mean = weighted / tl.where(total == 0.0, 1.0, total)
+    if CHECKED:
+        inside = inside & _leads(query_start, pair // HEADS)
     tl.store(out + pair * HEAD_DIM + at, mean.to(out.dtype.element_ty), mask=inside)
 
 
@@ -171,15 +186,19 @@ def attend(query: Tensor, cache: LayerCache, inputs: AttentionInputs, scale: flo
     # keys are split if that pays.
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     single, batch = inputs.generation_rows, len(inputs.context_lengths)
-    if single:
+    leading, others, usual = range(single), range(single, batch), single
+    if inputs.captured_context:
+        leading = others = range(batch)
+        usual = min(batch, USUAL)
+    if leading:
         longest = min(inputs.max_context, window or inputs.max_context)
-        split = plan_split(single * cache.keys.shape[2], longest, _keys_per_round(query), _cores(query.device))
-        shares = None if split == UNSPLIT else Shares.of(split, query, single)
-        _launch(query, cache, inputs, scale, window, out, range(single), 1, shares)
+        split = plan_split(usual * cache.keys.shape[2], longest, _keys_per_round(query), _cores(query.device))
+        shares = None if split == UNSPLIT else Shares.of(split, query, len(leading))
+        _launch(query, cache, inputs, scale, window, out, leading, 1, shares)
         if shares is not None:
-            _launch_combine(shares, out)
-    if single < batch:
-        _launch(query, cache, inputs, scale, window, out, range(single, batch), inputs.max_query, None)
+            _launch_combine(shares, out, inputs)
+    if others:
+        _launch(query, cache, inputs, scale, window, out, others, inputs.max_query, None)
     return out
 
 
@@ -194,7 +213,7 @@ def _launch(
     longest: int,
     shares: Shares | None,
 ) -> None:
-    """For these sequences, of at most `longest` query tokens each."""
+    """For these sequences, of at most `longest` query tokens each; 1: for the generation rows among them."""
     page, kv_heads, head_dim = cache.keys.shape[1:]
     group = query.shape[1] // kv_heads
     rows = max(16, triton.next_power_of_2(group) if longest == 1 else min(128, _vectors_per_tile(query)))
@@ -207,15 +226,16 @@ def _launch(
         sequences.start, split.most, split.busy, window or 0,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), PAGE=page,
         ROWS=rows, KEYS=_keys_per_round(query), LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
-        num_stages=STAGES, num_warps=4 if longest == 1 else 8,
+        GENERATION=longest == 1, num_stages=STAGES, num_warps=4 if longest == 1 else 8,
     )  # fmt: skip
 
 
-def _launch_combine(shares: Shares, out: Tensor) -> None:
+def _launch_combine(shares: Shares, out: Tensor, inputs: AttentionInputs) -> None:
     rows, num_heads, most, head_dim = shares.sums.shape
     _combine[(rows * num_heads,)](
-        shares.sums, shares.tops, shares.totals, out, most,
-        HEAD_DIM=head_dim, DIMS=_dims(head_dim), SPLITS=SPLITS, CHUNK=CHUNK,
+        shares.sums, shares.tops, shares.totals, out, inputs.query_start, most,
+        HEADS=num_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), SPLITS=SPLITS, CHUNK=CHUNK,
+        CHECKED=inputs.captured_context,
     )  # fmt: skip
 
 

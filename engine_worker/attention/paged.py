@@ -52,6 +52,8 @@ class Kernel:
     """Whether it needs `PagedInputs.key_start`."""
     splits: Splits = _always
     """If false, `auto` prefers any kernel for which it is true."""
+    context_graphs: bool = False
+    """See `AttentionBackend.context_graphs`."""
 
 
 def _load_triton() -> Attend:
@@ -68,6 +70,7 @@ TRITON = Kernel(
     tokens_per_block=1,
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     head_dims=range(1, 257),
+    context_graphs=True,
 )
 """Sluice's own: any block size and dtype, and no package but torch's."""
 
@@ -87,6 +90,7 @@ class PagedAttention:
     def __init__(self, kernel: Kernel, heads: HeadShape, store: Store) -> None:
         """Raises what `kernel.load` raises."""
         self.name = kernel.name
+        self.context_graphs = kernel.context_graphs
         self._key_start = kernel.key_start
         self._attend = kernel.load()
         self._scale = heads.scale

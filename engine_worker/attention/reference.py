@@ -13,6 +13,7 @@ class ReferenceAttention:
 
     name = "reference"
     graphs = False
+    context_graphs = False
 
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads

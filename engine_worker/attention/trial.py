@@ -1,8 +1,10 @@
 """Tests a backend against the reference, on the machine and for the model that it is to serve."""
 
+from dataclasses import replace
 from itertools import takewhile
 
 import torch
+import torch.nn.functional as F
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, Refusal, RefusedError, Site
 from engine_worker.attention.cache import KVCache, store_by_torch
@@ -29,15 +31,31 @@ def verify_backend(backend: AttentionBackend, site: Site, tokens_per_block: int)
             torch.randn(len(inputs.slots), count, heads.head_dim, generator=random).to(site.device, dtype)
             for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
         )
-        prepared = backend.prepare(inputs, pool)
+        forms = {"": backend.prepare(inputs, pool)}
+        if backend.context_graphs and not inputs.generation:
+            forms[" in a graph"] = backend.prepare(as_captured(inputs), pool)
         for window in {None if window is None else WINDOW for window in site.windows}:
             expected = reference.attend(query, key, value, pool.layers[0].copy(), inputs, window)
-            found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
-            error = float((found.float() - expected.float()).abs().max())
-            # Not `error > ...`: a NaN must fail too.
-            if not error <= TOLERANCE[dtype]:
-                reason = f"off by {error:.2g} in a test step of {sequences}, window {window}"
-                raise RefusedError(Refusal.WRONG, reason)
+            for form, prepared in forms.items():
+                found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
+                error = float((found.float() - expected.float()).abs().max())
+                # Not `error > ...`: a NaN must fail too.
+                if not error <= TOLERANCE[dtype]:
+                    reason = f"off by {error:.2g} in a test step of {sequences}{form}, window {window}"
+                    raise RefusedError(Refusal.WRONG, reason)
+
+
+def as_captured(inputs: AttentionInputs) -> AttentionInputs:
+    """As a graph of steps with context has them, with a sequence of padding."""
+    return replace(
+        inputs,
+        block_tables=F.pad(inputs.block_tables, (0, 0, 0, 1)),
+        query_start=torch.cat((inputs.query_start, inputs.query_start[-1:])),
+        context_lengths=F.pad(inputs.context_lengths, (0, 1)),
+        generation_rows=0,
+        max_query=len(inputs.slots),
+        captured_context=True,
+    )
 
 
 def verify_store(store: Store, site: Site) -> None:

@@ -20,9 +20,10 @@ from engine_worker.models.config import NotNativeError, narrow_windows, widest_w
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
+from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
-from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
+from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import Followers, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
@@ -257,23 +258,30 @@ def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Wa
     return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.gumbel_max)
 
 
-def _make_graphs(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> tuple[Graphs | None, str]:
+def _make_graphs(
+    loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn
+) -> tuple[tuple[Graphs, ...], str]:
     """The graphs, if any, and a summary for the log."""
     model, backend = loaded.model, loaded.backend
     config, context, _, device, shard = loaded.setup
     refused = graphs_refused(config, model, backend, device)
     # All ranks or none: padding changes the shapes of a step, on which collectives must agree.
     if not shard.all_min(int(refused is None)):
-        return None, f"none: {refused or 'another rank cannot'}"
-    graphs, summary = None, ""
+        return (), f"none: {refused or 'another rank cannot'}"
+    graphs: tuple[Graphs, ...] = ()
     try:
         graphs = capture_graphs(model, cache, backend, config, context, CudaCapture(device), capturing, shard)
-        summary = f"{len(graphs.sizes)} up to {graphs.sizes[-1]}"
+        summary = _summary(graphs)
     except CaptureError as error:
         summary = f"none: the capture failed: {error}"
         warn("cuda_graphs_failed", summary)
     loaded.warm_up(cache, "beside the KV cache (see kv_memory_fraction) and CUDA graphs")
     return graphs, summary
+
+
+def _summary(graphs: Sequence[Graphs]) -> str:
+    generation, *context = (f"{len(each.sizes)} up to {each.sizes[-1]}" for each in graphs)
+    return " and ".join([generation, *(f"{each} with context" for each in context)])
 
 
 def share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:

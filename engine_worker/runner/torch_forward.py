@@ -21,7 +21,7 @@ from engine_worker.models.model import Model
 from engine_worker.models.taps import Taps
 from engine_worker.runner.batch import StepArrays, StepTensors, arrays_to_device, build_arrays
 from engine_worker.runner.forward import NO_LAYERS, TakeRows, ignore_rows, rows_between, rows_per_block
-from engine_worker.runner.graphs import Graphs, pad
+from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.methods import Rank
 from engine_worker.step import Move, Slice
 
@@ -31,14 +31,16 @@ class StepOnDevice(NamedTuple):
 
     tensors: StepTensors
     """Padded if a graph computes it."""
-    inputs: AttentionInputs | None
-    """As the backend prepared them; None if a graph computes the step."""
+    inputs: AttentionInputs
+    """As the backend prepared them, unless a graph computes the step."""
     num_tokens: int
     """Without padding."""
     follows: bool
     arrays: StepArrays | None = None
     """If it has adapters: they are found once those of the step are loaded."""
     keeps_layers: bool = False
+    graphs: Graphs | None = None
+    """Those of which one computes the step; None: it is eager."""
 
     @property
     def has_rows(self) -> bool:
@@ -57,7 +59,7 @@ class TorchForward:
         cache: KVCache,
         backend: AttentionBackend,
         device: torch.device,
-        graphs: Graphs | None = None,
+        graphs: Sequence[Graphs] = (),
         shard: Shard = UNSHARDED,
         adapters: DeviceAdapters | None = None,
         output_layers: tuple[int, ...] = (),
@@ -88,7 +90,7 @@ class TorchForward:
         """Wait for the device and drop the graphs; nothing can be computed afterwards."""
         synchronize(self.device)
         # NCCL cannot shut down while a graph that captured one of its operations exists.
-        self._graphs = None
+        self._graphs = ()
 
     def arrays(self, slices: Sequence[Slice]) -> StepArrays:
         return build_arrays(slices, self.cache.tokens_per_block, self.window, axes=self._axes)
@@ -96,9 +98,10 @@ class TorchForward:
     def prepare(self, arrays: StepArrays) -> StepOnDevice:
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0
         # Graphs compute no layers for clients, so that steps without them cost no more.
-        size = None if self._graphs is None or arrays.keeps_layers else self._graphs.fit(arrays)
-        if size is not None:
-            return StepOnDevice(StepTensors.of(pad(arrays, size), self.device), None, count, follows)
+        for graphs in () if arrays.keeps_layers else self._graphs:
+            if (size := graphs.fit(arrays)) is not None:
+                tensors = StepTensors.of(graphs.pad(arrays, size), self.device)
+                return StepOnDevice(tensors, tensors.attention, count, follows, graphs=graphs)
         tensors = StepTensors.of(arrays, self.device)
         if arrays.virtual_tokens is not None:
             tensors = replace(tensors, embeds=self._embeds(arrays.virtual_tokens, arrays.virtual_rows))
@@ -148,13 +151,12 @@ class TorchForward:
     def __call__(self, step: StepOnDevice, taps: Taps | None = None) -> Tensor:
         """Hidden states [T, hidden], in memory that the next step may overwrite."""
         tensors = step.tensors
-        if step.inputs is None and self._graphs is not None:
-            return self._graphs(tensors)[: step.num_tokens]
-        inputs = step.inputs or tensors.attention
+        if step.graphs is not None:
+            return step.graphs(tensors)[: step.num_tokens]
         if step.arrays is None and tensors.embeds is None and taps is None:
-            return self.model(tensors.token_ids, tensors.positions, self.cache, inputs)
+            return self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs)
         adapters = None if step.arrays is None else self._adapters_of(step.arrays)
-        return self.model(tensors.token_ids, tensors.positions, self.cache, inputs, adapters, tensors.embeds, taps)
+        return self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs, adapters, tensors.embeds, taps)
 
     def _adapters_of(self, arrays: StepArrays) -> StepAdapters | None:
         """None: all that it has are missing."""

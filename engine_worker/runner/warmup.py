@@ -2,6 +2,7 @@
 graphs; that step again."""
 
 import gc
+from itertools import count
 
 import torch
 from msgspec.structs import replace
@@ -12,9 +13,18 @@ from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
 from engine_worker.runner.batch import to_device
+from engine_worker.runner.buffers import (
+    LARGEST,
+    MOST_SEQUENCES,
+    Buffers,
+    ContextBuffers,
+    GenerationBuffers,
+    table_width,
+)
+from engine_worker.runner.capture import Capture, CaptureError, Graph, Work
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.draws import StepDraws
-from engine_worker.runner.graphs import LARGEST, Buffers, Capture, CaptureError, Graph, Graphs, Work, table_width
+from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress
@@ -105,34 +115,51 @@ def capture_graphs(
     capture: Capture,
     progress: Progress,
     shard: Shard = UNSHARDED,
-) -> Graphs:
-    """Graphs for generation steps of up to `max_batch_size` sequences with up to `max_context` tokens.
+) -> tuple[Graphs, ...]:
+    """Graphs for generation steps of up to `max_batch_size` sequences with up to `max_context` tokens and, if attention
+    can be captured in them, for steps with context of up to LARGEST tokens.
 
     Each capture makes torch return cached memory to CUDA, which undoes `warm_up`. `progress` gets graphs done and
     graphs in total. Raises MemoryTooSmallError, and CaptureError on all ranks alike.
     """
     size, device = cache.tokens_per_block, cache.layers[0].keys.device
     longest = min(max_context, cache.num_blocks * size)
-    buffers = Buffers(
-        min(config.max_batch_size, LARGEST),
-        table_width(longest, widest_window(model.config.windows), size),
-        size,
-        device,
-    )
+    blocks = table_width(longest, widest_window(model.config.windows), size)
+    rows = config.max_batch_size
+    kinds: list[Buffers] = [GenerationBuffers(min(rows, LARGEST), blocks, size, device)]
+    if backend.context_graphs:
+        # Behind a window, the table of a step with context also has the blocks of its own tokens.
+        most = min(-(-longest // size), blocks + -(-LARGEST // size))
+        kinds.append(ContextBuffers(config.max_tokens_per_step, min(rows, MOST_SEQUENCES), most, size, device))
+    captured = _counting(_agreed(capture, shard), progress, sum(len(buffers.sizes) for buffers in kinds))
     free = free_memory(device)
     try:
-        return Graphs(
-            lambda token_ids, positions, inputs: model(token_ids, positions, cache, inputs),
-            lambda inputs: backend.prepare(inputs, cache),
-            buffers,
-            _agreed(capture, shard),
-            progress,
+        return tuple(
+            Graphs(
+                lambda token_ids, positions, inputs: model(token_ids, positions, cache, inputs),
+                lambda inputs: backend.prepare(inputs, cache),
+                buffers,
+                captured,
+            )
+            for buffers in kinds
         )
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(
-            f"{free >> 20} MiB are free beside the KV cache: not enough for CUDA graphs of {buffers.rows} sequences; "
-            "lower kv_memory_fraction or max_batch_size, or set cuda_graphs = false"
+            f"{free >> 20} MiB are free beside the KV cache: not enough for CUDA graphs of {min(rows, LARGEST)} "
+            "sequences; lower kv_memory_fraction or max_batch_size, or set cuda_graphs = false"
         ) from error
+
+
+def _counting(capture: Capture, progress: Progress, total: int) -> Capture:
+    done = count(1)
+    progress(0, total)
+
+    def counted(work: Work) -> Graph:
+        graph = capture(work)
+        progress(next(done), total)
+        return graph
+
+    return counted
 
 
 def _agreed(capture: Capture, shard: Shard) -> Capture:

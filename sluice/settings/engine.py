@@ -57,7 +57,7 @@ class Compute:
     overlap: bool | None = None
     """Schedule a step while the one before it is computed; default: on a GPU."""
     cuda_graphs: bool = True
-    """On a GPU launch the kernels of a generation step as one CUDA graph. Costs memory, and seconds at the start."""
+    """On a GPU launch the kernels of most steps as one CUDA graph. Costs memory, and seconds at the start."""
     fused_kernels: bool = True
     """On a GPU use Sluice's Triton kernels beside attention: in layers, in sampling, and for KV cache writes."""
 

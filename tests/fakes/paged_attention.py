@@ -1,4 +1,4 @@
-"""A backend in plain torch that looks at no number on the host: a graph can hold its generation steps."""
+"""A backend in plain torch that looks at no number on the host: graphs can hold its steps."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,11 @@ from engine_worker.attention.reference import ReferenceAttention
 
 
 class PagedTorch:
-    """Generation steps by whole tables, every other step as `reference` does it."""
+    """Generation steps, and captured ones with context, by whole tables; every other step as `reference` does it."""
 
     name = "paged torch"
     graphs = True
+    context_graphs = True
 
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
@@ -30,21 +31,31 @@ class PagedTorch:
         inputs: AttentionInputs,
         window: int | None = None,
     ) -> Tensor:
-        if inputs.max_query > 1:
+        if inputs.max_query > 1 and not inputs.captured_context:
             return self._others.attend(query, key, value, cache, inputs, window)
         store_by_torch(cache, key, value, inputs.slots)
-        group = self._heads.group
+        lengths, tables = inputs.context_lengths, inputs.block_tables
+        if inputs.captured_context:
+            lengths, tables = _by_token(inputs, len(query))
         keys, values = (
-            pool.index_select(0, inputs.block_tables.view(-1))
+            pool.index_select(0, tables.reshape(-1))
             .view(len(query), -1, *pool.shape[2:])
-            .repeat_interleave(group, dim=2)
+            .repeat_interleave(self._heads.group, dim=2)
             for pool in (cache.keys, cache.values)
         )
         at = torch.arange(keys.shape[1]).expand(len(query), -1)
-        lengths = inputs.context_lengths[:, None]
+        lengths = lengths[:, None]
         hidden = at >= lengths if window is None else (at >= lengths) | (at < lengths - window)
         scores = torch.einsum("bhd,blhd->bhl", query, keys) * self._heads.scale
         # What no context reaches may be anything, also no number.
         scores = scores.masked_fill(hidden[:, None], -torch.inf)
         values = values.masked_fill(hidden[:, :, None, None], 0.0)
         return torch.einsum("bhl,blhd->bhd", scores.softmax(-1), values)
+
+
+def _by_token(inputs: AttentionInputs, count: int) -> tuple[Tensor, Tensor]:
+    """Each token's context [T] and blocks [T, M]; arbitrary for padding."""
+    tokens, ends = torch.arange(count, dtype=torch.int32), inputs.query_start[1:].contiguous()
+    owner = torch.searchsorted(ends, tokens, right=True).clamp(max=len(ends) - 1)
+    behind = ends.index_select(0, owner) - 1 - tokens
+    return inputs.context_lengths.index_select(0, owner) - behind, inputs.block_tables.index_select(0, owner)

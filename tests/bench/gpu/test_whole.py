@@ -53,6 +53,8 @@ def test_everything_is_checked_and_measured(run):
     assert len(found.decode) == 9
     assert all(one.tokens_per_second > 0 and one.bytes_per_second > 0 for one in found.decode)
     assert [one.prompts for one in found.context] == [2]
+    joins = {("as served", 1, 5), ("as served", 4, 5), ("eager", 1, 5)}
+    assert {(one.mode, one.batch, one.prompt_tokens) for one in found.joins} == joins
     runners = (("as served", True), ("as served", False), ("top-p 0.9, peaked", True))
     assert {(one.batch, (one.mode, one.overlap)) for one in found.gaps} == set(product((1, 4), runners))
     assert all(0 < one.idle_seconds < 1 for one in found.gaps)

@@ -1,5 +1,7 @@
 """Sluice's Triton kernels by Triton's interpreter, on a CPU; `test_triton` runs this in a process of its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, store_by_torch
 from engine_worker.attention.paged import TRITON, PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.trial import as_captured
 from tests.engine_worker.attention.paged import attend, paged_step, pools, without_blocks_behind
 from tests.examples import examples
 
@@ -24,6 +27,9 @@ def assert_same(heads, step, window=None, tolerance=1e-5) -> None:
     torch.testing.assert_close(found[:real], expected[:real], atol=tolerance, rtol=tolerance)
     assert torch.equal(found_cache.keys, expected_cache.keys)
     assert torch.equal(found_cache.values, expected_cache.values)
+    captured = replace(step, inputs=as_captured(step.inputs))
+    again, _ = attend(PagedAttention(TRITON, heads, kernels.store), captured, window)
+    torch.testing.assert_close(again[:real], expected[:real], atol=tolerance, rtol=tolerance)
 
 
 context = st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 60)))
@@ -67,6 +73,14 @@ def test_however_keys_are_split(monkeypatch, cores, long, window):
         monkeypatch.setattr(module, "LONG", long)
     heads = HeadShape(4, 2, 8)
     assert_same(heads, paged_step(heads, MIXED), window)
+
+
+def test_a_graph_overwrites_no_other_row(monkeypatch):
+    """Which rows generate is known on the device alone; keys are split over programs of every row."""
+    monkeypatch.setattr(kernels, "_cores", lambda device: 64)
+    heads = HeadShape(4, 2, 8)
+    for sequences in ([(300, 1)], [(5, 1), (5, 2)], [(5, 2), (9, 1)], MIXED, MIXED[::-1]):
+        assert_same(heads, paged_step(heads, sequences, padding=2))
 
 
 def test_generation_rows_beside_context_are_split(monkeypatch):

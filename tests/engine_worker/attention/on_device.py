@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from engine_worker.attention.choice import KERNELS, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.trial import as_captured
 from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -83,10 +85,13 @@ def steps(heads: HeadShape, size: int, dtype: torch.dtype, device: torch.device)
 
 
 @torch.inference_mode()
-def deviation(backend: AttentionBackend, heads: HeadShape, step: PagedStep, window: int | None) -> float:
+def deviation(
+    backend: AttentionBackend, heads: HeadShape, step: PagedStep, window: int | None, *, captured: bool = False
+) -> float:
     """The largest, as a share of the allowed one. Raises AssertionError if the caches differ afterwards."""
     wanted, expected = attend(ReferenceAttention(heads), step, window)
-    found, cache = attend(backend, step, window)
+    form = replace(step, inputs=as_captured(step.inputs)) if captured else step
+    found, cache = attend(backend, form, window)
     assert all(map(torch.equal, pools(cache), pools(expected))), "keys and values are not in their slots"
     real = int(step.inputs.query_start[int((step.inputs.context_lengths > 0).sum())])
     wanted, found = wanted[:real].float(), found[:real].float()
@@ -107,7 +112,8 @@ def check(make: Make, dtype: torch.dtype = DTYPE, device: torch.device = DEVICE,
             continue
         for i, step in enumerate(steps(shape, size, dtype, device)):
             window = WINDOWS[windowed][i % len(WINDOWS[windowed])]
-            off = deviation(backend, shape, step, window)
+            forms = [False, True] if backend.context_graphs else [False]
+            off = max(deviation(backend, shape, step, window, captured=form) for form in forms)
             assert off <= 1, (
                 f"off by {off:.1f} of what is allowed: step {i}, {shape}, blocks of {size}, window {window}"[:200]
             )

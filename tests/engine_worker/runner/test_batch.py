@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.batch import StepArrays, build_arrays
+from engine_worker.runner.buffers import ContextBuffers, GenerationBuffers
 from engine_worker.runner.draws import StepDraws
-from engine_worker.runner.graphs import pad
 from engine_worker.step import Draw, Kept, Scored, Slice
 from sluice.ring.params import SamplingParams
 from sluice.ring.tables import PromptTables, VirtualTokens
@@ -178,7 +178,7 @@ def test_a_step_token_by_token(step):
 def test_padding(count, more):
     """Rows that see nothing and are written nowhere, behind the real ones, which stay as they are."""
     arrays = build_arrays([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None)
-    padded = pad(arrays, count + more)
+    padded = GenerationBuffers(20, 4, 4, torch.device("cpu")).pad(arrays, count + more)
     for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
         array, original = getattr(padded, name), getattr(arrays, name)
         assert array.dtype == original.dtype
@@ -187,6 +187,21 @@ def test_padding(count, more):
         assert len(array) == count + more
     assert padded.query_start.tolist() == list(range(count + more + 1))
     assert (padded.max_query, padded.last_tokens) == (1, None)
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=5), rows=st.integers(0, 3), more=st.integers(0, 5))
+def test_padding_of_a_step_with_context(counts, rows, more):
+    """Tokens of no sequence, and sequences without tokens, behind the real ones."""
+    arrays = build_arrays([Slice([7] * n, 5 + i, [9, 8, 3 + i, 2, 1], ()) for i, n in enumerate(counts)], 4, None)
+    size, total = len(counts) + rows, sum(counts)
+    padded = ContextBuffers(100, size, 4, 4, torch.device("cpu")).pad(arrays, total + more)
+    for name in ("token_ids", "positions", "slots"):
+        assert getattr(padded, name).tolist() == getattr(arrays, name).tolist() + more * [-1 if name == "slots" else 0]
+    assert padded.block_tables[: len(counts)].tolist() == arrays.block_tables.tolist()
+    assert padded.block_tables.shape[0] == size
+    assert padded.query_start.tolist() == [*arrays.query_start.tolist(), *rows * [total]]
+    assert padded.context_lengths.tolist() == [*arrays.context_lengths.tolist(), *rows * [0]]
+    assert {padded.query_start.dtype, padded.context_lengths.dtype} == {np.dtype(np.int32)}
 
 
 def positions_of(*slices: Slice) -> list:

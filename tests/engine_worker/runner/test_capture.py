@@ -9,8 +9,8 @@ from engine_worker.attention.choice import ChosenBackend
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import Shard
 from engine_worker.runner import load
+from engine_worker.runner.capture import WARM_UPS, CaptureError, CudaCapture
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.graphs import WARM_UPS, CaptureError, CudaCapture
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.warmup import capture_graphs
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
@@ -167,7 +167,7 @@ def test_what_cannot_be_captured_is_served_without_graphs(loaded):
 
 def test_what_a_capture_gave_back_is_taken_again(loaded):
     runner, warnings, again = loaded(PagedTorch)
-    assert runner.choices["cuda_graphs"] == "4 up to 5"
+    assert runner.choices["cuda_graphs"] == "4 up to 5 and 4 up to 64 with context"
     assert warnings == []
     assert again == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
 

@@ -1,4 +1,4 @@
-"""Generation steps replayed, with fake graphs."""
+"""Steps replayed, with fake graphs."""
 
 import gc
 import weakref
@@ -14,8 +14,16 @@ from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
 from engine_worker.runner import load
 from engine_worker.runner.batch import build_arrays
+from engine_worker.runner.buffers import (
+    LARGEST,
+    ContextBuffers,
+    GenerationBuffers,
+    context_sizes,
+    generation_sizes,
+    table_width,
+)
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.graphs import LARGEST, Buffers, Graphs, graph_sizes, table_width
+from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
@@ -39,8 +47,15 @@ def checkpoint(request, tmp_path_factory):
     return open_written(folder)
 
 
-def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = CONTEXT, overlap: bool = False):
-    """A runner with graphs of up to `rows` sequences, or with none."""
+def make(
+    checkpoint,
+    capture: FakeCapture | None,
+    rows: int = 5,
+    context: int = CONTEXT,
+    overlap: bool = False,
+    tokens: int = 0,
+):
+    """A runner with graphs of up to `rows` sequences, and of steps with context of up to `tokens`; or with none."""
     architecture = model_class(checkpoint.config)
     shape = architecture.read_config(checkpoint.config)
     backend = PagedTorch(shape.heads)
@@ -50,16 +65,21 @@ def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = 
         model.freeze()
         sizes = (TOKENS_PER_BLOCK, shape.heads.num_kv_heads, shape.heads.head_dim)
         cache = KVCache(shape.num_layers, NUM_BLOCKS, *sizes, torch.float32, CPU)
-        graphs = None
+        graphs = []
         if capture is not None:
-            buffers = Buffers(rows, table_width(context, None, TOKENS_PER_BLOCK), TOKENS_PER_BLOCK, CPU)
-            graphs = Graphs(
-                lambda ids, positions, inputs: model(ids, positions, cache, inputs),
-                lambda inputs: backend.prepare(inputs, cache),
-                buffers,
-                capture,
-                lambda *_: None,
-            )
+            blocks = table_width(context, None, TOKENS_PER_BLOCK)
+            kinds = [GenerationBuffers(rows, blocks, TOKENS_PER_BLOCK, CPU)]
+            if tokens:
+                kinds.append(ContextBuffers(tokens, rows, blocks, TOKENS_PER_BLOCK, CPU))
+            graphs = [
+                Graphs(
+                    lambda ids, positions, inputs: model(ids, positions, cache, inputs),
+                    lambda inputs: backend.prepare(inputs, cache),
+                    buffers,
+                    capture,
+                )
+                for buffers in kinds
+            ]
         return ModelRunner(TorchForward(model, cache, backend, CPU, graphs, output_layers=(0, 1)), overlap)
 
 
@@ -88,10 +108,55 @@ def test_a_loaded_runner_has_them(checkpoint, monkeypatch):
         load, "choose", lambda _, site: ChosenBackend(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
     )
     runner = load_runner(checkpoint, config, lambda *_: None, capturing=lambda *at: progress.append(at))
-    assert runner.choices["cuda_graphs"] == "4 up to 5"
-    assert progress == [(done, 4) for done in range(5)]
+    assert runner.choices["cuda_graphs"] == "4 up to 5 and 7 up to 512 with context"
+    assert progress == [(done, 11) for done in range(12)]
     assert generate(runner, PROMPTS[:3], 12, temperature=0.0) == expected
-    assert sum(graph.replays for graph in capture.graphs) == 11
+    assert sum(graph.replays for graph in capture.graphs) == 12
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 20])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_replayed_steps_with_context_give_what_eager_ones_give(checkpoint, count, chunk):
+    """Prompts in chunks beside sequences that generate already, each in a graph that is larger."""
+    capture = FakeCapture()
+    eager, replayed = make(checkpoint, None), make(checkpoint, capture, tokens=64)
+    expected = generate(eager, PROMPTS[:count], 12, chunk=chunk, temperature=0.0)
+    assert generate(replayed, PROMPTS[:count], 12, chunk=chunk, temperature=0.0) == expected
+    longest = max(map(len, PROMPTS[:count]))
+    steps = sum(graph.replays for graph in capture.graphs)
+    assert steps == -(-longest // chunk) + 11
+    assert (sum(graph.replays for graph in capture.graphs[4:]) > 0) == (chunk > 1)
+
+
+def test_all_in_one_step(checkpoint):
+    """Generation rows, a chunk, drafts to verify, rows for a client, and a whole prompt; what they read lies behind
+    each other in the same tables afterwards."""
+
+    def steps() -> list[Step]:
+        draws = (Draw(GREEDY, 0, 3),)
+        first = Step(tuple(Slice(PROMPTS[i], 0, range(12 * i, 12 * i + 12), ()) for i in range(3)))
+        mixed = (
+            Slice([9], 7, range(12), draws),
+            Slice([8, 7, 6], 2, range(12, 24), tuple(Draw(GREEDY, 0, i) for i in range(3)), drafts=2),
+            Slice([4, 5], 1, range(24, 36), (), kept=(Kept(1, 2, ("logits",), True),)),
+            Slice(PROMPTS[4], 0, range(36, 48), draws),
+        )
+        return [first, Step(mixed), Step((Slice([3], 8, range(12), draws), Slice([3], 5, range(12, 24), draws)))]
+
+    capture, found = FakeCapture(), []
+    for runner in (make(checkpoint, None), make(checkpoint, capture, tokens=40)):
+        launched = [runner.launch(step) for step in steps()]
+        drawn = [[each.token for each in step.collect()] for step in launched]
+        found.append(
+            (
+                drawn,
+                [np.frombuffer(row.data, np.float32) for step in launched for rows in step.kept_rows() for row in rows],
+            )
+        )
+    assert found[0][0] == found[1][0]
+    for expected, rows in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(rows, expected, atol=1e-4)
+    assert sum(graph.replays for graph in capture.graphs) == 3
 
 
 def test_a_cpu_has_none(checkpoint):
@@ -191,16 +256,16 @@ def test_padding_writes_nothing_and_leaves_nothing(checkpoint):
     ],
 )
 def test_sizes(batch, sizes):
-    assert graph_sizes(batch) == sizes
+    assert generation_sizes(batch) == sizes
 
 
 def test_a_very_large_batch_has_no_graph_of_its_own():
-    assert graph_sizes(4096)[-1] == LARGEST
-    assert graph_sizes(4096) == sorted(set(graph_sizes(4096)))
+    assert generation_sizes(4096)[-1] == LARGEST
+    assert generation_sizes(4096) == sorted(set(generation_sizes(4096)))
 
 
 def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
-    sizes, progress = [], []
+    sizes = []
 
     def compute(token_ids, positions, inputs):
         sizes.append((len(token_ids), len(positions), len(inputs.slots), *inputs.block_tables.shape))
@@ -210,11 +275,8 @@ def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
         return torch.zeros(len(token_ids), 6)
 
     with torch.inference_mode():
-        graphs = Graphs(
-            compute, lambda inputs: inputs, Buffers(20, 3, 4, CPU), FakeCapture(), lambda *at: progress.append(at)
-        )
+        graphs = Graphs(compute, lambda inputs: inputs, GenerationBuffers(20, 3, 4, CPU), FakeCapture())
     assert list(dict.fromkeys(sizes)) == [(n, n, n, n, 3) for n in (20, 16, 8, 4, 2, 1)]
-    assert progress == [(done, 6) for done in range(7)]
 
     def arrays(rows: int, blocks: int = 1):
         return build_arrays([Slice([1], blocks * 4 - 1, range(blocks), ()) for _ in range(rows)], 4, None)
@@ -226,6 +288,32 @@ def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
     # A prompt's last token, which is a row of a table.
     assert graphs.fit(replace(arrays(2), virtual_tokens=np.array([1]))) is None
     assert graphs.fit(replace(arrays(2), positions=np.zeros((3, 2), np.int64))) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes"), [(5, [5]), (8, [8]), (40, [8, 16, 32, 40]), (8192, [8, 16, 32, 64, 128, 256, 512])]
+)
+def test_sizes_of_steps_with_context(tokens, sizes):
+    assert context_sizes(tokens) == sizes
+
+
+def test_which_steps_with_context_have_a_graph():
+    with torch.inference_mode():
+        graphs = Graphs(
+            lambda ids, *_: torch.zeros(len(ids), 2),
+            lambda inputs: inputs,
+            ContextBuffers(40, 3, 5, 4, CPU),
+            FakeCapture(),
+        )
+
+    def arrays(*counts: int, start: int = 0):
+        return build_arrays([Slice([1] * count, start, range(16), ()) for count in counts], 4, None)
+
+    assert [graphs.fit(arrays(*counts)) for counts in ((3,), (8, 1), (20, 5, 7), (13, 20))] == [8, 16, 32, 40]
+    assert graphs.fit(arrays(20, 20, 1)) is None
+    assert graphs.fit(arrays(1, 1, 1, 2)) is None
+    assert (graphs.fit(arrays(2, start=18)), graphs.fit(arrays(2, start=19))) == (8, None)
+    assert graphs.fit(replace(arrays(2), adapters=np.array([1]))) is None
 
 
 def test_what_the_backend_prepared_lives_as_long_as_the_graphs():
@@ -244,9 +332,7 @@ def test_what_the_backend_prepared_lives_as_long_as_the_graphs():
         return prepared
 
     with torch.inference_mode():
-        graphs = Graphs(
-            lambda ids, *_: torch.zeros(len(ids), 2), prepare, Buffers(4, 1, 4, CPU), Forgetful(), lambda *_: None
-        )
+        graphs = Graphs(lambda ids, *_: torch.zeros(len(ids), 2), prepare, GenerationBuffers(4, 1, 4, CPU), Forgetful())
     gc.collect()
     assert len(graphs.sizes) == 3
     assert sum(ref() is not None for ref in made) == 3

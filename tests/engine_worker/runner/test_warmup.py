@@ -83,6 +83,7 @@ class Greedy:
     """A model that asks for more than there is."""
 
     graphs = True
+    context_graphs = False
     takes_embeds = True
     has_axes = False
 
@@ -111,9 +112,11 @@ def test_too_little_memory_is_reported_with_the_numbers(monkeypatch):
 def test_graphs_hold_the_longest_table_there_can_be():
     def width(name: str, num_blocks: int, context: int) -> int:
         model, attention, cache = make(name)
-        graphs = capture_graphs(model, cache(num_blocks), attention, CONFIG, context, FakeCapture(), lambda *_: None)
+        graphs, *_ = capture_graphs(
+            model, cache(num_blocks), attention, CONFIG, context, FakeCapture(), lambda *_: None
+        )
         assert graphs.sizes == [1, 2, 4, 6]
-        return graphs._buffers.blocks
+        return graphs._buffers._static.blocks
 
     assert width("llama", 100, 30) == 8
     assert width("llama", 5, 30) == 5
