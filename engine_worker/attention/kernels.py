@@ -17,6 +17,7 @@ the shared memory of every supported GPU."""
 STAGES = 3
 """Pipeline stages. With 2, Triton does not prefetch loads that others depend on: the block table entries. 3 takes no
 more shared memory."""
+GENERATION_WARPS, CONTEXT_WARPS = 4, 8
 CHUNK = 16
 """Shares combined per iteration."""
 
@@ -226,7 +227,7 @@ def _launch(
         sequences.start, split.most, split.busy, window or 0,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), PAGE=page,
         ROWS=rows, KEYS=_keys_per_round(query), LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
-        GENERATION=longest == 1, num_stages=STAGES, num_warps=4 if longest == 1 else 8,
+        GENERATION=longest == 1, num_stages=STAGES, num_warps=GENERATION_WARPS if longest == 1 else CONTEXT_WARPS,
     )  # fmt: skip
 
 
