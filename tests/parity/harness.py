@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 import structlog
 import torch
 
@@ -75,6 +76,8 @@ class EngineHarness:
         output_layers: tuple[int, ...] = (),
         image_cache_size: int = 1 << 20,
     ) -> None:
+        if backend == "openvino":
+            pytest.importorskip("openvino")
         checkpoint = open_checkpoint(str(folder))
         if backend != "torch" or (attention == "cpu" and DEVICE != "cpu"):
             attention = "auto"
