@@ -23,6 +23,8 @@ SMALLEST_CONTEXT = 8
 
 
 class Buffers(Protocol):
+    kind: str
+    """Of steps, for the log."""
     sizes: list[int]
     """Tokens of the graphs, ascending."""
 
@@ -79,6 +81,7 @@ class GenerationBuffers:
     """Of generation steps. Padding is sequences without context: each has token 0 at position 0, stored nowhere."""
 
     def __init__(self, rows: int, blocks: int, tokens_per_block: int, device: torch.device) -> None:
+        self.kind = ""
         self.sizes = generation_sizes(rows)
         self._static = _StaticInputs(rows, rows, blocks, tokens_per_block, device)
         self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
@@ -112,6 +115,7 @@ class ContextBuffers:
     without tokens."""
 
     def __init__(self, tokens: int, rows: int, blocks: int, tokens_per_block: int, device: torch.device) -> None:
+        self.kind = "with context"
         self.sizes = context_sizes(tokens)
         self._rows = rows
         self._static = _StaticInputs(self.sizes[-1], rows, blocks, tokens_per_block, device)

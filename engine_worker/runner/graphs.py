@@ -32,7 +32,7 @@ class Graphs:
     ) -> None:
         """`prepare`: the attention backend's."""
         self._buffers = buffers
-        self.sizes = buffers.sizes
+        self.kind, self.sizes = buffers.kind, buffers.sizes
         self._graphs: dict[int, Graph] = {}
         # A graph reads the inputs that the backend prepared for it, but does not keep them alive.
         self._inputs: list[AttentionInputs] = []

@@ -280,8 +280,9 @@ def _make_graphs(
 
 
 def _summary(graphs: Sequence[Graphs]) -> str:
-    generation, *context = (f"{len(each.sizes)} up to {each.sizes[-1]}" for each in graphs)
-    return " and ".join([generation, *(f"{each} with context" for each in context)])
+    """Sizes; graphs for short contexts and for all have the same."""
+    found = {each.kind: f"{len(each.sizes)} up to {each.sizes[-1]}" for each in graphs}
+    return " and ".join(f"{sizes}{kind and f' {kind}'}" for kind, sizes in found.items())
 
 
 def share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:

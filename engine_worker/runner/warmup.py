@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from engine_worker.attention.backend import AttentionBackend, synchronize
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.split import LONG
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
@@ -126,7 +127,9 @@ def capture_graphs(
     longest = min(max_context, cache.num_blocks * size)
     blocks = table_width(longest, widest_window(model.config.windows), size)
     rows = config.max_batch_size
-    kinds: list[Buffers] = [GenerationBuffers(min(rows, LARGEST), blocks, size, device)]
+    # A graph repeats the launches of its longest context, so short ones have graphs of their own.
+    widths = sorted({min(blocks, -(-LONG // size)), blocks})
+    kinds: list[Buffers] = [GenerationBuffers(min(rows, LARGEST), width, size, device) for width in widths]
     if backend.context_graphs:
         # Behind a window, the table of a step with context also has the blocks of its own tokens.
         most = min(-(-longest // size), blocks + -(-LARGEST // size))
