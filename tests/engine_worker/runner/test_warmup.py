@@ -9,11 +9,13 @@ from engine_worker.layers.shard import Place
 from engine_worker.models.llama import Llama
 from engine_worker.models.qwen3 import Qwen3
 from engine_worker.runner import warmup
+from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
 from engine_worker.sampling.choose import Filtered, Unfiltered
 from engine_worker.sampling.noise import torch_gumbel_max
+from engine_worker.step import Slice
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
 from tests.fakes.paged_attention import PagedTorch
@@ -83,7 +85,6 @@ class Greedy:
     """A model that asks for more than there is."""
 
     graphs = True
-    context_graphs = False
     takes_embeds = True
     has_axes = False
 
@@ -121,6 +122,21 @@ def test_graphs_hold_the_longest_table_there_can_be():
     assert width("llama", 100, 30) == 8
     assert width("llama", 5, 30) == 5
     assert width("qwen3, windowed", 100, 300) == 5
+
+
+@torch.inference_mode()
+def test_short_contexts_have_graphs_of_their_own(monkeypatch):
+    """A graph repeats the launches of its longest context."""
+    monkeypatch.setattr(warmup, "LONG", 8)
+    model, attention, cache = make("llama")
+    found = capture_graphs(model, cache(100), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
+
+    def fitting(blocks: int, tokens: int = 1) -> list[int]:
+        arrays = build_arrays([Slice([1] * tokens, 4 * blocks - tokens, range(blocks), ())], 4, None)
+        return [i for i, graphs in enumerate(found) if graphs.fit(arrays) is not None]
+
+    assert [fitting(blocks) for blocks in (1, 2, 3, 8, 9)] == [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2], []]
+    assert fitting(2, tokens=3) == [2]
 
 
 def test_why_there_are_no_graphs():
