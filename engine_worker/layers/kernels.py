@@ -9,6 +9,8 @@ from engine_worker.layers.layer import FusedKernels
 
 TILE = 1 << 10
 """Elements per program, except in `_norm`, where a program computes a whole row."""
+PRODUCT_TILE = 1 << 11
+"""Weights that a program of `_product` reads at a time: of one output, or of two if there are few inputs."""
 
 
 @triton.jit
@@ -69,6 +71,25 @@ def _gate(x, out, SIZE: tl.constexpr, TILE: tl.constexpr):
     tl.store(out + row + at, (opened * values).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["outputs"])
+def _product(x, weight, out, inputs, outputs, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """ROWS outputs per program."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, TILE)
+    start = weight + row.to(tl.int64)[:, None] * inputs
+    total = tl.zeros((ROWS, TILE), tl.float32)
+    for begin in range(0, inputs, TILE):
+        inside = begin + at < inputs
+        values = tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32)
+        # Nothing else reads them in this step.
+        weights = tl.load(
+            start + (begin + at)[None, :], mask=inside[None, :] & (row < outputs)[:, None], other=0.0,
+            eviction_policy="evict_first",
+        )  # fmt: skip
+        total += weights.to(tl.float32) * values[None, :]
+    tl.store(out + row, tl.sum(total, 1).to(out.dtype.element_ty), mask=row < outputs)
+
+
 def norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     rows, size = x.shape
     out = torch.empty_like(x)
@@ -98,4 +119,14 @@ def gate(x: Tensor) -> Tensor:
     return out
 
 
-KERNELS = FusedKernels(norm, rotate, gate)
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    outputs, inputs = weight.shape
+    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    rows = 1 if inputs >= PRODUCT_TILE else 2
+    _product[(triton.cdiv(outputs, rows),)](
+        x.contiguous(), weight, out, inputs, outputs, ROWS=rows, TILE=PRODUCT_TILE // rows, num_warps=8
+    )
+    return out
+
+
+KERNELS = FusedKernels(norm, rotate, gate, product)

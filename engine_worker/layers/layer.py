@@ -13,10 +13,11 @@ from engine_worker.layers.shard import Cut
 
 
 class FusedKernels(NamedTuple):
-    """The element-wise work between matrix products, one GPU launch each.
+    """The element-wise work between matrix products, one GPU launch each, and the products of a single row.
 
-    At batch size 1 such an operation takes as long as its launch, so the number of launches counts. Each kernel rounds
-    to the model's dtype wherever the torch operations it replaces do.
+    At batch size 1 an operation takes as long as its launch, so the number of launches counts, and a product as long as
+    reading its weight, which the libraries' kernels, made for more rows, do not do at full speed. Each kernel rounds to
+    the model's dtype wherever the torch operations it replaces do.
     """
 
     norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
@@ -27,6 +28,8 @@ class FusedKernels(NamedTuple):
     weight [heads, head_dim] if given -> rotated x, [T, heads, head_dim]."""
     gate: Callable[[Tensor], Tensor]
     """x [T, 2 * size], contiguous, gates before values -> silu(gates) * values, [T, size]."""
+    product: Callable[[Tensor, Tensor], Tensor]
+    """(x [1, inputs], weight [outputs, inputs], contiguous) -> x Wᵀ, [1, outputs]."""
 
 
 class Layer:

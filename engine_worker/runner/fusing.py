@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape, check_device, first_line
@@ -31,6 +32,9 @@ ROWS = (1, 3, 70)
 # Not a multiple of a kernel's part, so that the last one is partly filled.
 VOCAB = 3001
 EPS = 1e-6
+OUTPUTS = 33
+FEW_INPUTS, MANY_INPUTS = 1024, 2064
+"""Both multiples of 16, as in nearly all models."""
 
 Find = Callable[[torch.device], tuple[FusedKernels, GumbelMax]]
 """Raises any exception if there are none for the device."""
@@ -121,6 +125,10 @@ def verify_layers(
         _compare("rotation of a norm", kernels.rotate(x, rotations, rows, EPS), expected)
         x = some(count, 2 * hidden_size)
         _compare("gate", kernels.gate(x), silu_and_mul(x))
+    # Few inputs and many, of which each has a kernel of its own.
+    for inputs in (min(hidden_size, FEW_INPUTS), MANY_INPUTS):
+        x, weights = some(1, inputs), some(OUTPUTS, inputs) * inputs**-0.5
+        _compare("product", kernels.product(x, weights), F.linear(x, weights))
 
 
 def verify_gumbel_max(gumbel_max: GumbelMax, device: torch.device) -> None:

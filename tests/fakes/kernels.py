@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import torch.nn.functional as F
+
 from engine_worker.layers.layer import FusedKernels
 from engine_worker.layers.mlp import silu_and_mul
 from engine_worker.layers.norm import rms_norm
@@ -13,7 +15,7 @@ class CountedKernels:
 
     def __init__(self) -> None:
         self.launches: Counter[str] = Counter()
-        self.kernels = FusedKernels(self._norm, self._rotate, self._gate)
+        self.kernels = FusedKernels(self._norm, self._rotate, self._gate, self._product)
 
     def _norm(self, x, update, weight, eps):
         self.launches["norm"] += 1
@@ -28,3 +30,7 @@ class CountedKernels:
     def _gate(self, x):
         self.launches["gate"] += 1
         return silu_and_mul(x)
+
+    def _product(self, x, weight):
+        self.launches["product"] += 1
+        return F.linear(x, weight)

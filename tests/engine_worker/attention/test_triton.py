@@ -13,7 +13,7 @@ from tests.engine_worker.triton_tools import interpret, needs_triton
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-LARGE, SMALL = HeadShape(32, 8, 128), HeadShape(4, 1, 16)
+LARGE, WIDE, SMALL = HeadShape(32, 8, 128), HeadShape(8, 4, 256), HeadShape(4, 1, 16)
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 SHARED = {80: 163, 90: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability."""
@@ -74,12 +74,16 @@ def launched(monkeypatch, tmp_path):
 
 
 @needs_triton
+@pytest.mark.parametrize("heads", [LARGE, WIDE], ids=["128", "256"])
 @pytest.mark.parametrize("capability", SHARED)
-def test_they_compile_and_have_room(launched, capability):
+def test_they_compile_and_have_room(launched, heads, capability, monkeypatch):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    sources = launched(LARGE, [(8700, 1), (300, 40)])
+    from engine_worker.attention import kernels
+
+    monkeypatch.setattr(kernels, "_is_roomy", lambda device: capability // 10 in kernels.ROOMY)
+    sources = launched(heads, [(8700, 1), (300, 40)])
     compiled = [
         triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options) for source, options in sources
     ]

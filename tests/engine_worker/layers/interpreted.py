@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.layers.kernels import KERNELS, TILE
+from engine_worker.layers.kernels import KERNELS, PRODUCT_TILE, TILE
 from engine_worker.layers.mlp import silu_and_mul
 from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
@@ -74,6 +74,21 @@ def test_rotate(rows, heads, head_dim, values, weighted, dtype, seed):
 def test_gate(rows, size, dtype, seed):
     x = 4 * numbers(seed, dtype)(rows, 2 * size)
     torch.testing.assert_close(KERNELS.gate(x), silu_and_mul(x), **CLOSE[dtype])
+
+
+@examples(12)
+@given(
+    inputs=st.sampled_from([1, 80, 1024, PRODUCT_TILE, PRODUCT_TILE + 3]),
+    outputs=st.sampled_from([1, 2, 7, 64]),
+    dtype=dtypes,
+    seed=seeds,
+)
+def test_product(inputs, outputs, dtype, seed):
+    some = numbers(seed, dtype)
+    x, weight = some(1, inputs), some(outputs, inputs) * inputs**-0.5
+    found = KERNELS.product(x, weight)
+    assert found.shape == (1, outputs)
+    torch.testing.assert_close(found, x @ weight.T, **CLOSE[dtype])
 
 
 @pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope"])

@@ -21,6 +21,8 @@ KERNELS = [
         {"HEADS": 3, "HEAD_DIM": 80, "DIMS": 128, "GROUP": 4, "NORMED": False},
     ),
     ("_gate", BF16, {"SIZE": 12288, "TILE": 1024}),
+    ("_product", BF16 | {"inputs": "i32", "outputs": "i32"}, {"ROWS": 1, "TILE": 2048}),
+    ("_product", BF16 | {"inputs": "i32", "outputs": "i32"}, {"ROWS": 2, "TILE": 1024}),
 ]
 
 

@@ -35,12 +35,12 @@ class Fusible:
         cache = KVCache(shape.num_layers, 4, *sizes, torch.float32, CPU)
         self._forward = TorchForward(self.model, cache, backend, CPU)
 
-    def logits(self) -> torch.Tensor:
-        """Of a sequence's context and another's one token."""
+    def logits(self, *, rows: int = 2) -> torch.Tensor:
+        """Of a sequence's one token, and another's context."""
         slices = [
-            Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0),)),
             Slice([10], 0, [2], (Draw(GREEDY, 0, 0),)),
-        ]
+            Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0),)),
+        ][:rows]
         return self._forward.logits((), self._forward.prepare(self._forward.arrays(slices)))
 
 
@@ -54,6 +54,17 @@ def test_by_kernels(name):
     torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
     layers = made.model.config.num_layers
     assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers, "gate": layers}
+
+
+@pytest.mark.parametrize(("name", "biased"), [("qwen3, tied", 0), ("qwen2", 1)])
+@torch.inference_mode()
+def test_a_single_row(name, biased):
+    """Its products, too, but for those that add a bias."""
+    made, counted = Fusible(name), CountedKernels()
+    expected = made.logits(rows=1)
+    made.model.fuse(counted.kernels)
+    torch.testing.assert_close(made.logits(rows=1), expected, atol=1e-3, rtol=1e-3)
+    assert counted.launches["product"] == (4 - biased) * made.model.config.num_layers + 1
 
 
 @torch.inference_mode()

@@ -44,6 +44,7 @@ def test_they_are_right(dtype):
         ("norm", lambda x, update, weight, eps: torch.full_like(x, torch.nan), "in a test, the norm is off by nan"),
         ("rotate", lambda x, rotations, weight, eps: x.clone(), "in a test, the rotation is off by "),
         ("gate", lambda x: x.chunk(2, -1)[0], "in a test, the gate is off by "),
+        ("product", lambda x, weight: x @ weight.T.roll(1, 1), "in a test, the product is off by "),
     ],
 )
 @torch.inference_mode()
