@@ -80,6 +80,32 @@ def test_special_tokens_stand_for_no_text(guides):
     assert allowed(mask(guides, anything, [])) & special == {END}
 
 
+@pytest.mark.parametrize("named", [f"<[{END}]>", "<|endoftext|>"])
+def test_a_grammar_may_name_an_end(guides, named):
+    guide = Guide(GuideKind.EBNF, f'start: "a" {named} "b"')
+    (ended,), (ignoring,) = followed(guides, guide), followed(guides, guide, ends=())
+    assert allowed(mask(guides, ended, [])) == set(ids("a"))
+    assert allowed(mask(guides, ended, ids("a"))) == {END}
+    # As ignore_eos has it.
+    assert allowed(mask(guides, ignoring, ids("a"))) == {END}
+    assert allowed(mask(guides, ignoring, [*ids("a"), END])) == set(ids("b"))
+
+
+def test_min_tokens_yields_to_a_grammar_that_names_an_end(guides):
+    (sequence,) = followed(guides, Guide(GuideKind.EBNF, f'start: "a" <[{END}]>'))
+    assert mask(guides, sequence, ids("a"), may_end=False).complete
+    (choosing,) = followed(guides, Guide(GuideKind.EBNF, f'start: "a" (<[{END}]> | "b")'))
+    assert allowed(mask(guides, choosing, ids("a"), may_end=False)) == set(ids("b"))
+
+
+def test_stop_ids_that_a_grammar_names(guides):
+    (special,) = followed(guides, Guide(GuideKind.EBNF, 'start: "a" <|im_end|>'), ends=(END, 4095))
+    assert allowed(mask(guides, special, ids("a"))) == {4095}
+    # Other ids may stand for text, which ends nothing.
+    (text,) = followed(guides, Guide(GuideKind.EBNF, 'start: "a" "b"? "c"'), ends=(END, *ids("b")))
+    assert allowed(mask(guides, text, ids("a"))) == set(ids("c"))
+
+
 def test_a_token_that_ends_inside_a_character(guides):
     (sequence,) = followed(guides, regex("[日本]{3}"), ends=())
     tokens = ids("日本日")
