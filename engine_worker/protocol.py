@@ -159,8 +159,9 @@ class Runner(Protocol):
     def tensors(self) -> Mapping[str, int]:
         """Names of the tensors whose rows can be kept, with the bytes of one row."""
 
-    def prepare(self, spec: Submit) -> Preparation | None:
-        """Begin what the request needs before its first step; None: it can run at once."""
+    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
+        """Begin what the request needs before its first step, or before it draws what was postponed if it is `running`;
+        None: it can run at once."""
 
     def programs(self, spec: Submit) -> Sequence[SequenceProgram | None]:
         """For each of the request's n sequences what makes its logits depend on its tokens; None: nothing does. The

@@ -190,11 +190,13 @@ class Drawn(msgspec.Struct, frozen=True, gc=False):
     best: Sequence[tuple[int, float]] = ()
     """The draw's `candidates` that are possible, with their log-probabilities after all edits, the best first. `token`
     is then meaningless."""
+    postponed: bool = False
+    """The sequence's guide is not ready: prepare its request, then draw again. `token` is then meaningless."""
 
     @property
     def drew(self) -> bool:
         """Whether a token was chosen."""
-        return self.fault is None and not self.complete and not self.best
+        return self.fault is None and not (self.complete or self.best or self.postponed)
 
 
 class DeviceLostError(RuntimeError):

@@ -88,7 +88,7 @@ class ScriptedRunner:
         self.choices = {"device": "none"}
         self._drawn = Drawn(1)
 
-    def prepare(self, spec: Submit) -> None:
+    def prepare(self, spec: Submit, *, running: bool = False) -> None:
         """Nothing has to be waited for."""
 
     def programs(self, spec: Submit) -> list[None]:

@@ -2,19 +2,22 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 from tokenizers import Tokenizer
 
+from bench.harness.close_ratios import CLOSE, Comparison, measure_close_again, middle_half
 from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
-from bench.harness.stats import sustained_rate, sustained_ratio
+from bench.harness.stats import sustained_rate
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
 from bench.harness.tables import Section, Table, number, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave
+from bench.harness.topic import Step, Topic, engine_settings
 from bench.systems.engine_alone import engine_alone
 from bench.topics import drafters
 from bench.topics.drafters import DrafterPlan, DrafterPoint
@@ -44,6 +47,10 @@ class SpeculationPlan(DrafterPlan, frozen=True):
     only without drafts."""
     requests: int = 4
     """For each place in the batch, one after the other."""
+    starts: int = 3
+    """Of the engine, for cells that are measured again."""
+    again: int = 4
+    """Rounds of each of them in each start."""
 
 
 class SpeculationPoint(msgspec.Struct, frozen=True):
@@ -55,6 +62,18 @@ class SpeculationPoint(msgspec.Struct, frozen=True):
     """Median of the rounds' ratios."""
     steps_saved: float
     """Part of the plain run's steps that drafts made unnecessary."""
+    ratios: list[float] = []
+    """By round. Empty in results of versions that did not keep them."""
+
+    @property
+    def middle_half(self) -> tuple[float, float]:
+        """The quartiles of the ratios."""
+        return middle_half(self.ratios or [self.speed_up])
+
+    @property
+    def cell(self) -> str:
+        low, high = self.middle_half
+        return f"{self.speed_up:.2f}×" + (f" ({low:.2f}–{high:.2f})" if self.ratios else "")
 
 
 class SpeculationResult(SpeculationPlan, frozen=True, kw_only=True):
@@ -72,12 +91,16 @@ class SpeculationResult(SpeculationPlan, frozen=True, kw_only=True):
 
 
 def measure(plan: SpeculationPlan, logs: Path, step: Step) -> SpeculationResult:
-    points = []
-    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
+    start = partial(engine_alone, TINY, engine_settings(plan.threads), logs)
+    cells: dict[tuple[str, int], Comparison] = {}
+    with start() as engine:
         for batch in plan.batches:
             for kind in KINDS:
-                asks = _asks(kind, batch * plan.requests, plan, engine)
-                points.append(_point(engine, plan, kind, Load(asks, batch), step))
+                cell = _cell(kind, Load(_asks(kind, batch * plan.requests, plan, engine), batch), plan.drafts)
+                cell.measure(engine, plan.repeats, step)
+                cells[kind, batch] = cell
+    measure_close_again(cells.values(), start, plan.starts, plan.again, step)
+    points = [_point(kind, batch, cell) for (kind, batch), cell in cells.items()]
     found = []
     with drafters.engine(plan, logs) as engine:
         for batch in plan.drafter_batches:
@@ -111,19 +134,17 @@ def _settings(drafts: int) -> dict[str, int]:
     return {"max_draft_tokens": drafts, "max_draft_batch": 4096 if drafts else 0}
 
 
-def _point(engine: System, plan: SpeculationPlan, kind: str, load: Load, step: Step) -> SpeculationPoint:
-    sides = {
-        f"{kind}, {load.width} at a time, {'drafts' if drafts else 'plain'}": (
-            engine,
-            replace(load, settings=_settings(drafts)),
-        )
-        for drafts in (0, plan.drafts)
-    }
-    plain, drafted = interleave(sides, plan.repeats, step)
-    _check_tokens(kind, plain, drafted)
-    saved = 1 - statistics.median(b.steps / a.steps for a, b in zip(plain, drafted, strict=True))
-    speed = statistics.median(map(sustained_rate, plain))
-    return SpeculationPoint(kind, load.width, speed, sustained_ratio(drafted, plain), saved)
+def _cell(kind: str, load: Load, drafts: int) -> Comparison:
+    name = f"{kind}, {load.width} at a time"
+    plain, drafted = (replace(load, settings=_settings(count)) for count in (0, drafts))
+    return Comparison((f"{name}, plain", plain), (f"{name}, drafts", drafted))
+
+
+def _point(kind: str, batch: int, cell: Comparison) -> SpeculationPoint:
+    _check_tokens(kind, cell.base, cell.other)
+    saved = 1 - statistics.median(b.steps / a.steps for a, b in zip(cell.base, cell.other, strict=True))
+    speed, ratios = statistics.median(map(sustained_rate, cell.base)), cell.ratios
+    return SpeculationPoint(kind, batch, speed, statistics.median(ratios), saved, ratios)
 
 
 def _check_tokens(kind: str, plain: Sequence[Run], drafted: Sequence[Run]) -> None:
@@ -140,20 +161,36 @@ def section(result: SpeculationResult) -> Section:
         f"The tiny model, the engine driven in process: {result.tokens} ± {result.spread} tokens after "
         f"{result.prompt}, with up to {result.drafts} draft tokens per step and without, in turns; the tokens of both "
         "are equal. Prompt lookup, but for the edit. Speed counts while each place that becomes free is filled again. "
+        + _about_rounds(result)
         + " ".join(f"*{kind[0].upper()}{kind[1:]}*: {about}." for kind, about in KINDS.items()),
         [
             f"One stream: repetitive text **{result.speed_up(REPETITIVE):.2f}×** (goal: 1.5×), an edit "
             f"**{result.speed_up(EDIT):.2f}×**, code **{result.speed_up(CODE):.2f}×**.",
-            f"The least of all: **{worst.speed_up:.2f}×** ({worst.kind}, {worst.batch} at a time; goal: 0.95×). "
+            f"The least of all: **{worst.speed_up:.2f}×** ({worst.kind}, {worst.batch} at a time; {_rounds(worst)}"
+            "goal: 0.95×). "
             + (f"No text is slower up to {limit} at a time." if limit else "Some text is slower at every batch size."),
         ],
         [
-            _table(result, "speed by that without drafts", lambda point: f"{point.speed_up:.2f}×"),
+            _table(result, "speed by that without drafts", lambda point: point.cell),
             _table(result, "steps saved, %", lambda point: number(100 * point.steps_saved)),
             _table(result, "tokens/s without drafts", lambda point: number(point.plain)),
             *drafters.tables(result.drafters, result.copies),
         ],
     )
+
+
+def _about_rounds(result: SpeculationResult) -> str:
+    if not any(point.ratios for point in result.points):
+        return ""
+    return (
+        f"In brackets the middle half of the rounds' ratios. Cells below {CLOSE:.2f}× after {result.repeats} rounds "
+        f"get {result.again} more in each of {result.starts} further starts of the engine, and count all of them. "
+    )
+
+
+def _rounds(point: SpeculationPoint) -> str:
+    low, high = point.middle_half
+    return f"{len(point.ratios)} rounds, half of them {low:.2f} to {high:.2f}; " if point.ratios else ""
 
 
 def _slowest(result: SpeculationResult, batch: int) -> float:
@@ -166,7 +203,10 @@ def _table(result: SpeculationResult, title: str, cell: Callable[[SpeculationPoi
 
 
 def draw(result: SpeculationResult) -> Figure:
-    about = f"Speed with up to {result.drafts} draft tokens per step, by that without. The tokens are the same."
+    about = (
+        f"Speed with up to {result.drafts} draft tokens per step, by that without. The tokens are the same. Bars: the "
+        "middle half of the rounds."
+    )
     figure, ((left, right),) = canvas((1, 2), (12, 4.8), "Speculation", about)
     for axes, title, value in (
         (left, "Speed", lambda point: point.speed_up),
@@ -175,9 +215,17 @@ def draw(result: SpeculationResult) -> Figure:
         axes.set_xscale("log", base=2)
         lines(axes, result.batches, [Series(kind, COLOURS[kind], list(map(value, result.of(kind)))) for kind in KINDS])
         frame(axes, title, "times as fast" if axes is left else "%", x="sequences", grid="y")
+    _spreads(left, result)
     left.axhline(1.0, color=GREY, linestyle=":", linewidth=1)
     return figure
 
 
-QUICK = SpeculationPlan((1, 2), prompt=32, tokens=8, spread=2, requests=1, repeats=1, drafter_batches=(1,), copies=1)
+def _spreads(axes: Axes, result: SpeculationResult) -> None:
+    for point in result.points:
+        axes.vlines(point.batch, *point.middle_half, color=COLOURS[point.kind], linewidth=6, alpha=0.3)
+
+
+QUICK = SpeculationPlan(
+    (1, 2), prompt=32, tokens=8, spread=2, requests=1, repeats=1, drafter_batches=(1,), copies=1, starts=1, again=1
+)
 TOPIC = Topic(SpeculationPlan(), QUICK, measure, SpeculationResult, section, draw)

@@ -21,6 +21,7 @@ from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.lora.pages import AdapterPages
 from engine_worker.protocol import Runner
+from engine_worker.request import Request
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
@@ -103,6 +104,8 @@ class Engine:
         self._clock = clock
         self._log = log
         self._in_flight: deque[InFlightStep] = deque()
+        self._postponed: dict[Request, None] = {}
+        """Requests of draws in the step that is being committed."""
         self._collected_at = clock()
 
     def step(self) -> bool:
@@ -210,6 +213,15 @@ class Engine:
             while self._in_flight:
                 self._collect(restarting=set(lost))
             self.live.restart(lost)
+        if self._postponed:
+            self._hold_postponed()
+
+    def _hold_postponed(self) -> None:
+        requests, self._postponed = list(self._postponed), {}
+        # The steps behind this one follow tokens that were not drawn.
+        while self._in_flight:
+            self._collect(restarting={sequence for request in requests for sequence in request.sequences})
+        self.intake.hold(requests)
 
     def _results(self, step: InFlightStep) -> StepResults | None:
         """None if the step failed. Raises DeviceLostError."""
@@ -291,12 +303,18 @@ class Engine:
         return len(drawn)
 
     def _commit_without_token(self, sequence: Sequence, result: Drawn, now: float) -> int:
-        """The draw brought a beam's candidates, or the end. Returns the number of draws that count."""
+        """The draw brought a beam's candidates, the end, or has to be made again. Returns the number of draws that
+        count."""
         if result.best:
             self._beams.deliver(sequence, result, now)
             return 1
         if sequence.forced is not None:
             self.live.end_forced(sequence, now)
+        elif result.postponed:
+            # Not if a guess before it was a token, which was the promised one.
+            if sequence.num_promised or sequence.request.search is not None:
+                sequence.drop_promise()
+            self._postponed[sequence.request] = None
         elif result.fault is not None:
             self.live.end(sequence, FinishReason.ERROR, now, fault=result.fault)
         else:

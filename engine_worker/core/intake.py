@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from engine_worker.kvcache.pool import Geometry
 from engine_worker.positions import Positions, SplitImageError
 from engine_worker.protocol import Preparation, Runner
 from engine_worker.request import Request
+from engine_worker.sequence import State
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import SequenceProgram
 from sluice.ring.checkpoint import Checkpoint
@@ -27,7 +29,13 @@ from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
 
 Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
-Prepare = Callable[[Submit], Preparation | None]
+
+
+class Prepare(Protocol):
+    """See `Runner.prepare`."""
+
+    def __call__(self, spec: Submit, *, running: bool = False) -> Preparation | None: ...
+
 
 MAX_LIVE_TABLE_BYTES = 512 << 20
 """Of all prompt tables and images of live requests; equal ones count once."""
@@ -163,6 +171,21 @@ class Intake:
             self._preparing[request] = preparation
         # `alone`: engines died under this request before.
         (self.quarantine if spec.alone else self._live).begin(request, now, held=preparation is not None)
+
+    def hold(self, requests: Iterable[Request]) -> None:
+        """Have those that live wait without memory until their postponed draws can be made. None of their sequences may
+        be in flight."""
+        for request in requests:
+            if not request.num_live:
+                continue
+            for sequence in request.sequences:
+                if sequence.state not in (State.AWAITING, State.ENDED):
+                    self._live.park(sequence)
+            preparation = self._prepare(request.spec, running=True)
+            if preparation is None:
+                self._live.admit(request)
+            else:
+                self._preparing[request] = preparation
 
     @property
     def preparing(self) -> bool:

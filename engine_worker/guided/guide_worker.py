@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from engine_worker.guided.matchers import GuideError, Matchers, shortened
 from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
-from engine_worker.guided.messages import AskMasks, Compile, MasksReady, Row, RowResult, receive, send
+from engine_worker.guided.messages import AskMasks, Compile, Key, MasksReady, Row, RowResult, receive, send
 from engine_worker.guided.vocabulary import Tokens
+from sluice.ring.params import Guide
 
 TOKEN_SECONDS = 0.002
 """CPU time for each token beyond the first, where a matcher is made anew."""
@@ -42,6 +43,10 @@ class GuideWorker:
         self._compiles = compiles
         self._memory = memory
         self._matchers = Matchers(tokens)
+        self._has_compiled = False
+        """For the message that is being answered."""
+        self._late: set[Key] = set()
+        """Guides that it will not get."""
 
     def run(self) -> None:
         """Until the engine has closed its end."""
@@ -57,6 +62,8 @@ class GuideWorker:
     def _masks(self, asked: AskMasks) -> MasksReady:
         self._memory.reach(asked.num_slots)
         self._matchers.release(asked.released)
+        self._has_compiled = False
+        self._late.clear()
         header, unusual = self._memory.header, {}
         for row in asked.rows:
             header[SLOT] = row.slot
@@ -71,12 +78,8 @@ class GuideWorker:
     def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult | None:
         """None: the mask is written."""
         budgets, more = self._budgets, max(0, len(row.tokens) - 1)
-        if row.guide is not None and not self._matchers.has(row.key):
-            signal.setitimer(signal.ITIMER_PROF, budgets.compile_seconds)
-            try:
-                self._matchers.compile(row.key, row.guide)
-            except GuideError as error:
-                return RowResult(0, error=str(error))
+        if row.guide is not None and (result := self._compile_for_step(row.key, row.guide)) is not None:
+            return result
         # The signal's default action ends the process, also within the library.
         signal.setitimer(signal.ITIMER_PROF, budgets.mask_seconds + more * TOKEN_SECONDS)
         try:
@@ -85,6 +88,22 @@ class GuideWorker:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, this sequence alone ends
             return RowResult(0, error=shortened(f"{type(error).__name__}: {error}"))
+
+    def _compile_for_step(self, key: Key, guide: Guide) -> RowResult | None:
+        """None: it is compiled. At most one for each message, since a step waits for it."""
+        # All rows of a guide get the same answer, although the other thread may compile it meanwhile.
+        if key not in self._late and self._matchers.has(key):
+            return None
+        if self._has_compiled:
+            self._late.add(key)
+            return RowResult(0, later=True)
+        self._has_compiled = True
+        signal.setitimer(signal.ITIMER_PROF, self._budgets.compile_seconds)
+        try:
+            self._matchers.compile(key, guide)
+        except GuideError as error:
+            return RowResult(0, error=str(error))
+        return None
 
     def _compile_all(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICENESS)

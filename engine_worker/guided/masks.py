@@ -76,6 +76,8 @@ class StepMasks(NamedTuple):
     """Those behind which nothing more can follow, with no end left to draw."""
     unread: Sequence[int]
     """Those after a draft that will not be drawn, or after a token that ended the sequence."""
+    later: Sequence[int]
+    """Those of guides that a new worker has not compiled yet: `Guides.prepare` has it do so."""
 
 
 def take_all(numbers: deque[int]) -> list[int]:
@@ -133,17 +135,19 @@ class Masks:
         # Not kept: the worker releases a sequence once nothing here refers to it.
         asked, self._asked = self._asked, ()
         if self._link is None:
-            return StepMasks(NOTHING_ALLOWED, {**dict.fromkeys(range(len(asked)), GONE), **self._faults}, (), ())
-        complete, unread, faults = [], [], dict(self._faults)
+            return StepMasks(NOTHING_ALLOWED, {**dict.fromkeys(range(len(asked)), GONE), **self._faults}, (), (), ())
+        complete, unread, later, faults = [], [], [], dict(self._faults)
         for slot, result in self._unusual.items():
             fault = self._fault(asked[slot], result)
             if fault is not None:
                 faults[slot] = fault
             elif result.complete:
                 complete.append(slot)
+            elif result.later:
+                later.append(slot)
             else:
                 unread.append(slot)
-        return StepMasks(self._link.memory.masks[: len(asked)], faults, complete, unread)
+        return StepMasks(self._link.memory.masks[: len(asked)], faults, complete, unread, later)
 
     def _wait(self) -> None:
         while self._waiting and self._link is not None:
@@ -218,6 +222,8 @@ class Masks:
     def _fault(self, asked: Asked, result: RowResult) -> Fault | None:
         if result.error:
             return too_complex(asked.sequence.guide, 0, self._refused_guides.limits, reason=result.error)
+        if result.later:
+            return None
         if result.consumed < asked.known:
             return wrong_tokens(asked.sequence.guide, result.consumed)
         return None

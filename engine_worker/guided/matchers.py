@@ -115,7 +115,7 @@ class Matchers:
         if not allowed:
             return RowResult(consumed)
         mask, ends = memory.mask(row.slot), row.ends
-        complete = write_ends(mask, self._tokens.end, ends, never, may_end=row.may_end)
+        complete = write_ends(mask, self._tokens, ends, never, may_end=row.may_end)
         return RowResult(consumed, complete=True) if complete else None
 
     def _rolled_back(self, row: Row) -> MatcherState | None:

@@ -103,6 +103,8 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """False: the worker needs the guide and all tokens."""
     complete: bool = False
     """Nothing more can follow, and no end is left to draw."""
+    later: bool = False
+    """The worker has to compile the guide first, and has compiled another one for the same message."""
     error: str = ""
     """Of the library: the matcher cannot go on."""
 

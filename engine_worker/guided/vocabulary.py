@@ -14,6 +14,8 @@ class Tokens(NamedTuple):
     end: int
     """The id that stands for the end of the text in masks: one that the tokenizer does not have."""
     size: int
+    special: frozenset[int]
+    """Ids that never stand for text: where a mask has one, the grammar names it."""
 
 
 def load_tokens(file: Path, vocab_size: int) -> Tokens:
@@ -25,7 +27,8 @@ def load_tokens(file: Path, vocab_size: int) -> Tokens:
     end = 1 + max((*ids, *(token["id"] for token in added)))
     # With an end of its own, llguidance treats all of the model's tokens alike: special ones never stand for text, and
     # what ends a sequence is the request's to say.
+    special = frozenset(token["id"] for token in added if token.get("special"))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added.append({"id": end, "content": END, **flags})
     size = max(vocab_size, end + 1)
-    return Tokens(LLTokenizer(json.dumps(document), n_vocab=size, eos_token=end), end, size)
+    return Tokens(LLTokenizer(json.dumps(document), n_vocab=size, eos_token=end), end, size, special)

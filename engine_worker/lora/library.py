@@ -4,6 +4,7 @@ version.
 All state belongs to the engine's thread; a loading thread only turns files into weights.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from engine_worker.layers.adapters import Target
 from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
 from engine_worker.lora.loading import Loaded, Loading
+from engine_worker.lora.uploads import WaitingUploads
 from engine_worker.protocol import HostUsage
 from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
@@ -44,7 +46,7 @@ class LibraryPlan(NamedTuple):
 
 
 class AdapterLibrary:
-    def __init__(self, options: LoraOptions, plan: LibraryPlan) -> None:
+    def __init__(self, options: LoraOptions, plan: LibraryPlan, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ValueError on a folder that does not exist."""
         self.num_pages = plan.num_pages
         self._options = options
@@ -61,9 +63,7 @@ class AdapterLibrary:
         of which one may be replaced. An empty path: an upload that is being read may be it."""
         self._unservable: dict[str, Fault] = {}
         """By version: uploads that cannot be served, and why, the latest last."""
-        self._kept: dict[str, AdapterWeights] = {}
-        """By version: uploads for which there was no room, since they cannot be read again. Their requests may be about
-        to come."""
+        self._waiting = WaitingUploads(options.lora_num_put_workers, clock)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -146,8 +146,7 @@ class AdapterLibrary:
 
     def advance(self) -> None:
         """Store what the threads have loaded. Never waits."""
-        if self._kept:
-            self._store_kept()
+        self._waiting.store(self._host)
         if not (self._loading or self._awaited):
             return
         for loading in list(self._loading):
@@ -174,10 +173,11 @@ class AdapterLibrary:
     def _end_awaited(self) -> None:
         """Those whose version has come, wherever from, and those that no upload brings."""
         reading = any(not (loading.patient or loading.done) for loading in self._loading)
+        self._waiting.ask_again((version for version, path in self._awaited if not path), self._host.room)
         for (version, path), loading in self._awaited.items():
             if version in self._host:
                 loading.end()
-            elif not (path or reading or version in self._kept):
+            elif not (path or reading or version in self._waiting):
                 missing = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files")
                 loading.end(self._unservable.get(version, missing))
         self._awaited = {source: loading for source, loading in self._awaited.items() if not loading.done}
@@ -202,6 +202,7 @@ class AdapterLibrary:
         except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
             loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
             return
+        self._waiting.on_read(loaded.version)
         if self._host.add(loaded.version, loaded.weights):
             loading.version, loading.rank = loaded.version, loaded.weights.rank
             loading.end()
@@ -209,18 +210,13 @@ class AdapterLibrary:
             loading.future, loading.nbytes = None, loaded.weights.nbytes
         else:
             loading.end(_fault(ErrorCode.OVERLOADED, "host memory for adapters is full of adapters in use"))
-            if loading.uploaded and len(self._kept) < self._options.lora_num_put_workers:
-                self._kept[loaded.version] = loaded.weights
+            if loading.uploaded:
+                self._waiting.add(loaded.version, loaded.weights)
 
     def _remember(self, version: str, fault: Fault) -> None:
         self._unservable[version] = fault
         while len(self._unservable) > MAX_UNSERVABLE:
             del self._unservable[next(iter(self._unservable))]
-
-    def _store_kept(self) -> None:
-        self._kept = {
-            version: weights for version, weights in self._kept.items() if not self._host.add(version, weights)
-        }
 
     def _bounded(self, read: Callable[[], Loaded], uploaded: str = "") -> Loading:
         self.advance()

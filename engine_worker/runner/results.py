@@ -10,6 +10,7 @@ from engine_worker.sampling.sampler import ProgramResults, Sampled
 from engine_worker.step import Draw, Drawn
 
 COMPLETE = Drawn(-1, complete=True)
+POSTPONED = Drawn(-1, postponed=True)
 
 
 class StepResults:
@@ -21,7 +22,7 @@ class StepResults:
         self.tokens = sampled.tokens
         """[D] int64, on the device."""
         self._draws = draws
-        self._faults, self._complete = programs.faults, programs.complete
+        self._faults, self._complete, self._later = programs.faults, programs.complete, programs.later
         self._copied: torch.cuda.Event | None = None
         if self.tokens.device.type != "cpu":
             logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))
@@ -38,6 +39,8 @@ class StepResults:
         """One per draw; waits for the device."""
         self._wait()
         results = self._sampled.results(self._draws)
+        for draw in self._later:
+            results[draw] = POSTPONED
         for draw, fault in self._faults.items():
             results[draw] = Drawn(0, fault=fault)
         for draw in self._complete:

@@ -182,7 +182,10 @@ class ModelRunner:
                 self._followers.on_step_failed(lost)
             raise lost from error
 
-    def prepare(self, spec: Submit) -> Preparation | None:
+    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
+        if running:
+            # It holds all else that it needs.
+            return self._prepare_guide(spec, running=True)
         parts = [self._prepare_guide(spec)]
         if spec.adapter is not None and self.adapters is not None:
             parts.append(self.adapters.prepare(spec.adapter))
@@ -191,12 +194,12 @@ class ModelRunner:
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None
 
-    def _prepare_guide(self, spec: Submit) -> Preparation | None:
+    def _prepare_guide(self, spec: Submit, *, running: bool = False) -> Preparation | None:
         if spec.guide is None:
             return None
         if self.guides is None:
             return refused_guide(spec.guide)
-        return self.guides.prepare(spec.guide, recovered=bool(spec.attempt or spec.resume))
+        return self.guides.prepare(spec.guide, recovered=running or bool(spec.attempt or spec.resume))
 
     def _advance(self) -> None:
         """All preparations."""

@@ -25,6 +25,8 @@ class GuidedDraws(NamedTuple):
     """By draw."""
     complete: Sequence[int]
     """Draws before which their sequences have ended."""
+    later: Sequence[int]
+    """Draws whose guides are not ready."""
 
     def among(self, draws: list[int] | None) -> MaskedRows | None:
         """As rows of a group with these draws, in order; None: all draws. Returns None if no row has a mask."""
@@ -51,11 +53,12 @@ class AskedMasks(NamedTuple):
         return AskedMasks(masks, np.array(list(asked)))
 
     def collect(self) -> GuidedDraws:
-        masks, faults, complete, unread = self.masks.collect()
-        without = [*faults, *complete, *unread]
+        masks, faults, complete, unread, later = self.masks.collect()
+        without = [*faults, *complete, *unread, *later]
         own = np.arange(len(self.draws))
         if not without:
-            return GuidedDraws(self.draws, masks, own, {}, ())
+            return GuidedDraws(self.draws, masks, own, {}, (), ())
         own = np.delete(own, without)
         by_draw = {int(self.draws[i]): fault for i, fault in faults.items()}
-        return GuidedDraws(self.draws[own], masks, own, by_draw, self.draws[list(complete)].tolist())
+        ended, late = (self.draws[list(slots)].tolist() for slots in (complete, later))
+        return GuidedDraws(self.draws[own], masks, own, by_draw, ended, late)

@@ -37,6 +37,8 @@ class ProgramResults(NamedTuple):
     """By draw."""
     complete: Sequence[int] = ()
     """Draws before which their sequences have ended."""
+    later: Sequence[int] = ()
+    """Draws whose guides are not ready."""
 
 
 NO_TOKEN = Drawn(
@@ -153,7 +155,7 @@ class SamplingPlan(NamedTuple):
         if found is None:
             return ProgramResults(scores, by_group, faults)
         # A processor's fault comes first.
-        return ProgramResults(scores, by_group, {**found.faults, **faults}, found.complete)
+        return ProgramResults(scores, by_group, {**found.faults, **faults}, found.complete, found.later)
 
     def _edits(
         self, group: SamplingGroup, edits: Mapping[int, Edits], guided: GuidedDraws | None, device: torch.device

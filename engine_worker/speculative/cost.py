@@ -112,14 +112,14 @@ class DraftCost:
 
     def __init__(self) -> None:
         self._times: dict[int, StepTimes] = {}
-        self._costs: dict[int, Cost | None] = {}
         """By batch size."""
         self._drafted = False
         """Whether the latest step had drafts."""
 
     def of(self, batch_size: int) -> Cost | None:
         """None: the next step should have no drafts, to learn how long that takes."""
-        return self._costs.get(batch_size)
+        times = self._times.get(batch_size)
+        return None if times is None else times.cost(batch_size)
 
     def record(self, batch_size: int, drafted: int, seconds: float) -> None:
         """A step that computed nothing else took so long."""
@@ -135,4 +135,3 @@ class DraftCost:
             times.num_since_plain += 1
             if times.num_since_plain == REFRESH:
                 times.num_plain_due = 1
-        self._costs[batch_size] = times.cost(batch_size)

@@ -51,9 +51,11 @@ class Drafting:
         sequences = [*in_flight.generation, *(sequence for sequence, _ in in_flight.context)]
         if len(sequences) > self._max_batch_size:
             return False
-        cost, model = self.gain.cost.of(len(sequences)), self.model
-        if self._searches.due and any(_may_draft(sequence, cost) for sequence in sequences):
-            return True
+        model = self.model
+        if self._searches.due:
+            cost = self.gain.cost.of(len(sequences))
+            if any(_may_draft(sequence, cost) for sequence in sequences):
+                return True
         return model is not None and any(_asks(each) and model.wants(each, len(sequences)) for each in sequences)
 
     def asks_model(self, schedule: Schedule) -> bool:
@@ -92,8 +94,8 @@ class Drafting:
         # What drafts cost is learned where some may come, so that other steps do not pay for it.
         if batch_size <= self._max_batch_size and not schedule.context and _asking(schedule):
             if self.model is None or not self.model.asked:
-                cost = self.gain.cost.of(batch_size)
-                self._searches.record(self.gain.of(cost, drafted), batch_size / seconds if seconds else 0.0)
+                gained = self.gain.of(self.gain.cost.of(batch_size), drafted) if drafted else 0.0
+                self._searches.record(gained, batch_size / seconds if seconds else 0.0)
                 self.gain.cost.record(batch_size, drafted, seconds)
             if self.model is not None:
                 self.model.record_time(batch_size, drafted, seconds)
@@ -105,11 +107,11 @@ class Drafting:
 
     def _propose(self, asking: list[Sequence], batch_size: int, budget: int) -> Drafts:
         """What callers expect, and what is looked up."""
-        cost = self.gain.cost.of(batch_size)
-        if cost is None:
-            return {}
         if not self._searches.due:
             self._searches.skip()
+            return {}
+        cost = self.gain.cost.of(batch_size)
+        if cost is None:
             return {}
         # Before the clock starts: the first search of a sequence reads its prompt.
         drafters = list(map(self._drafter, asking))

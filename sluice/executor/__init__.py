@@ -16,6 +16,7 @@ from sluice.executor.kv_cache_events import (
     KVCacheRemovedData,
     KVCacheStoredBlockData,
     KVCacheStoredData,
+    KVCacheUnknownData,
     KVCacheUpdatedData,
     UniqueToken,
 )
@@ -44,8 +45,8 @@ __all__ = [
     "AdditionalModelOutput", "CapacitySchedulerPolicy", "CollectiveRpcError", "CompletionOutput",
     "ContextChunkingPolicy", "Deadline", "GenerationExecutor", "GenerationRequest", "GenerationResult",
     "GuidedDecodingParams", "InflightBatchingStats", "IterationStats", "KVCacheCreatedData", "KVCacheEvent",
-    "KVCacheEventDiff", "KVCacheRemovedData", "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUpdatedData",
-    "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob", "PeftCacheConfig", "Priority",
-    "PromptAdapterRequest", "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams",
-    "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig", "UniqueToken",
+    "KVCacheEventDiff", "KVCacheRemovedData", "KVCacheStoredBlockData", "KVCacheStoredData", "KVCacheUnknownData",
+    "KVCacheUpdatedData", "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob",
+    "PeftCacheConfig", "Priority", "PromptAdapterRequest", "RequestError", "RequestStage", "RequestStats", "Response",
+    "Result", "SamplingParams", "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig", "UniqueToken",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,9 @@ from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 1 << 14
 """Events that wait to be read. Further ones wait in the engines' buffers."""
-LEVELS = {pb.CACHE_TIER_DEVICE: 0, pb.CACHE_TIER_HOST: 1}
+LEVELS: Mapping[int, int] = {pb.CACHE_TIER_DEVICE: 0, pb.CACHE_TIER_HOST: 1}
+UNKNOWN_LEVEL = -1
+"""A tier of a newer server."""
 
 
 class UniqueToken(NamedTuple):
@@ -37,7 +39,7 @@ class KVCacheStoredBlockData:
     lora_id: str | None
     """Hash of the adapter's weights."""
     cache_level: int
-    """0: on the device, 1: in host memory."""
+    """0: on the device, 1: in host memory, -1: elsewhere, on a newer server."""
     priority: int
     """0 (evicted first) to 100."""
 
@@ -73,7 +75,12 @@ class KVCacheUpdatedData:
     priority: KVCacheEventDiff | None
 
 
-KVCacheEventData = KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData
+@dataclass(frozen=True, slots=True)
+class KVCacheUnknownData:
+    """Of a kind that only newer versions of this library know: what is replayed from here on may not be all."""
+
+
+KVCacheEventData = KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData | KVCacheUnknownData
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +98,6 @@ class KVCacheEvent:
         """For JSON, in the form of TensorRT-LLM's `LLM.get_kv_cache_events`."""
         origin = {"engine_id": self.engine_id, "engine_epoch": self.engine_epoch, "dropped": self.dropped}
         return {"event_id": self.event_id, "data": _data_as_dict(self.data)} | origin
-
-
-class UnknownEventError(SluiceError):
-    """The server has events that this version of the library does not know."""
 
 
 class KVCacheEventLog:
@@ -115,7 +118,6 @@ class KVCacheEventLog:
         return len(self._events) >= self._capacity
 
     def put(self, response: pb.StreamCacheEventsResponse) -> None:
-        """Raises UnknownEventError."""
         engine, epoch = response.engine_id, response.engine_epoch
         with self._lock:
             known, following = self._next.get(engine, (epoch, 0))
@@ -154,9 +156,7 @@ class KVCacheEventLog:
 
 def _read(event: pb.CacheEvent) -> KVCacheEventData:
     kind = event.WhichOneof("data")
-    if kind is None:
-        raise UnknownEventError(f"the KV cache event {event.event_id} is of a kind that this library does not know")
-    return _READERS[kind](getattr(event, kind))
+    return KVCacheUnknownData() if kind is None else _READERS[kind](getattr(event, kind))
 
 
 def _read_created(created: pb.CacheCreated) -> KVCacheCreatedData:
@@ -166,7 +166,7 @@ def _read_created(created: pb.CacheCreated) -> KVCacheCreatedData:
 def _read_stored(stored: pb.CacheStored) -> KVCacheStoredData:
     tokens = tuple(map(UniqueToken, stored.token_ids))
     adapter = stored.adapter_version or None
-    block = KVCacheStoredBlockData(stored.block_hash, tokens, adapter, LEVELS[stored.tier], stored.priority)
+    block = KVCacheStoredBlockData(stored.block_hash, tokens, adapter, _level(stored.tier), stored.priority)
     return KVCacheStoredData(stored.parent_hash if stored.HasField("parent_hash") else None, (block,))
 
 
@@ -175,7 +175,7 @@ def _read_removed(removed: pb.CacheRemoved) -> KVCacheRemovedData:
 
 
 def _read_updated(updated: pb.CacheUpdated) -> KVCacheUpdatedData:
-    level = _diff(LEVELS[updated.old_tier], LEVELS[updated.new_tier])
+    level = _diff(_level(updated.old_tier), _level(updated.new_tier))
     return KVCacheUpdatedData(updated.block_hash, level, _diff(updated.old_priority, updated.new_priority))
 
 
@@ -185,6 +185,10 @@ _READERS: dict[str, Callable[[Any], KVCacheEventData]] = {
     "removed": _read_removed,
     "updated": _read_updated,
 }
+
+
+def _level(tier: int) -> int:
+    return LEVELS.get(tier, UNKNOWN_LEVEL)
 
 
 def _diff(old: int, new: int) -> KVCacheEventDiff | None:
@@ -203,6 +207,8 @@ def _data_as_dict(data: KVCacheEventData) -> dict[str, Any]:
         case KVCacheUpdatedData():
             level, priority = _diff_as_dict(data.cache_level), _diff_as_dict(data.priority)
             return {"type": "updated", "block_hash": data.block_hash, "cache_level": level, "priority": priority}
+        case KVCacheUnknownData():
+            return {"type": "unknown"}
 
 
 def _block_as_dict(block: KVCacheStoredBlockData) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from sluice.client import (
 from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
-from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
+from sluice.executor.kv_cache_events import KVCacheEventLog
 from sluice.executor.stats import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 from sluice.v1 import admin_pb2 as pb
@@ -40,7 +40,7 @@ ABORT_TRIES = 10
 RECONNECT_SECONDS = 1.0
 # Final errors: AdminService may be on another port or need another token.
 NO_STATISTICS = (NotImplementedByServer, Unauthenticated, Forbidden)
-NO_EVENTS = (*NO_STATISTICS, InvalidRequest, UnknownEventError)
+NO_EVENTS = (*NO_STATISTICS, InvalidRequest)
 FULL_SECONDS = 0.1
 """Interval between checks whether a full log of KV cache events has been read."""
 

@@ -13,10 +13,11 @@ from sluice.executor import (
     KVCacheRemovedData,
     KVCacheStoredBlockData,
     KVCacheStoredData,
+    KVCacheUnknownData,
     KVCacheUpdatedData,
     UniqueToken,
 )
-from sluice.executor.kv_cache_events import KVCacheEventLog, UnknownEventError
+from sluice.executor.kv_cache_events import KVCacheEventLog
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure
@@ -157,6 +158,23 @@ def test_a_program_that_does_not_read_receives_no_more(address, script, monkeypa
     assert [event.event_id for event in found] == list(range(50))
 
 
-def test_an_event_of_a_newer_server() -> None:
-    with pytest.raises(UnknownEventError, match="event 3"):
-        KVCacheEventLog().put(response([pb.CacheEvent(event_id=3)]))
+def test_events_go_on_behind_one_that_only_a_newer_library_knows(address, script) -> None:
+    events = [*numbered(0), pb.CacheEvent(event_id=1), *numbered(2)]
+    script.cache_events = [response(events), response(numbered(3))]
+    found = []
+    with GenerationExecutor.connect(address) as executor:
+        while len(found) < 4:
+            found += executor.get_kv_cache_events(60)
+    assert [(event.event_id, event.dropped) for event in found] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert found[1].data == KVCacheUnknownData()
+    assert found[1].as_dict()["data"] == {"type": "unknown"}
+
+
+def test_a_tier_of_a_newer_server() -> None:
+    log = KVCacheEventLog()
+    stored = pb.CacheStored(block_hash=9, token_ids=[5], tier=7, priority=35)
+    moved = pb.CacheUpdated(block_hash=9, old_tier=7, new_tier=HOST, old_priority=35, new_priority=35)
+    log.put(response([pb.CacheEvent(event_id=0, stored=stored), pb.CacheEvent(event_id=1, updated=moved)]))
+    first, second = log.take(0)
+    assert first.data.blocks[0].cache_level == -1
+    assert second.data == KVCacheUpdatedData(9, KVCacheEventDiff(-1, 1), None)

@@ -107,7 +107,9 @@ def programs_result() -> programs.ProgramsResult:
 
 def speculation_result() -> speculation.SpeculationResult:
     points = [
-        speculation.SpeculationPoint(kind, batch, 400.0 * batch, 0.9 + 2.0 / (i + batch), 0.5 / (i + batch))
+        speculation.SpeculationPoint(
+            kind, batch, 400.0 * batch, 0.9 + 2.0 / (i + batch), 0.5 / (i + batch), [0.8 + 2.0 / (i + batch), 9.0, 0.5]
+        )
         for i, kind in enumerate(speculation.KINDS)
         for batch in (1, 4, 16)
     ]

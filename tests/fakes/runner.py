@@ -174,6 +174,8 @@ class ScriptedRunner:
         """Whether what fails next takes the device with it."""
         self.faults: set[tuple[int, int]] = set()
         """(seed, sequence) whose next draw fails."""
+        self.unready: set[int] = set()
+        """Seeds of requests whose draws are postponed."""
         self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.host_blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_host_blocks)]
         self._in_flight: list[ScriptedLaunch] = []
@@ -181,7 +183,7 @@ class ScriptedRunner:
         self._forgiven: set[int] = set()
         """Ids of slices that go on where a failed step left nothing."""
 
-    def prepare(self, spec: Submit) -> Preparation | None:
+    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
         return self.preparations.get(spec.request)
 
     def programs(self, spec: Submit) -> list[object]:
@@ -374,6 +376,8 @@ class ScriptedRunner:
             self.violations.append(f"{draw} from {tokens}")
         if self.window is None and len(tokens) != len(expected):
             self.violations.append(f"{draw} after {len(tokens)} tokens")
+        if draw.sampling.seed in self.unready:
+            return Drawn(0, postponed=True)
         if draw.candidates:
             return self._beam(state, draw)
         if (draw.sampling.seed, draw.sequence) in self.faults:

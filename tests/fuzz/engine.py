@@ -9,6 +9,7 @@ import structlog
 import zmq
 
 from engine_worker.ringside.worker import Worker
+from sluice.ring.adapters import AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter, parts_of
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import Call, CallAnswer, MethodCall
 from sluice.ring.checkpoint import Checkpoint
@@ -27,11 +28,13 @@ from sluice.ring.params import (
     StopParams,
     TextParams,
 )
+from sluice.ring.prompt_adapters import PromptAdapterRead, ReadPromptAdapter, StorePromptAdapter
 from sluice.ring.rows import TokenBatch
 from sluice.ring.wire import Cancel, Flush, Submit
 from sluice.settings.services import EngineSettings
 from tests.fakes.rows import rows_of
-from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+from tests.fakes.runner import VOCAB, continuation
+from tests.fuzz.adapters import ADAPTER, BY_PATH, ENTRIES, FOLDER, PROMPT_ENTRY, PROMPT_REMOVED, TABLE, UPLOADED, Runner
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender
 
@@ -49,7 +52,7 @@ STOPPING = StopParams(max_tokens=12)
 GOOD = 1 << 60
 """Numbers of well-behaved requests begin here."""
 
-Incoming = TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer | CacheEvents
+Incoming = TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer | CacheEvents | AdapterLoaded | PromptAdapterRead
 
 
 def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
@@ -98,12 +101,23 @@ def templates(epoch: int, sink: str) -> list[Message]:
             speculation=Speculation(4, (5, 6)),
         ),
         submit(epoch, sink, sink, request=13, prompt=list(range(20)), stopping=StopParams(3)),
+        submit(epoch, sink, sink, request=14, adapter=ADAPTER),
         Cancel(11, 0, epoch),
         Cancel(12, 1, epoch, 1),
         Hello("other-router", sink, 3),
         Flush(epoch, 9),
         Call(epoch, 9, sink, MethodCall("echo", "[1]", "{}", (0, 1))),
         ReadCacheEvents(epoch, sink, 5, 1),
+        AdapterEntries(epoch, ENTRIES),
+        LoadAdapter(epoch, 9, sink, FOLDER),
+        LoadAdapter(epoch, 10, sink, version=UPLOADED.version),
+        *parts_of(UPLOADED, epoch),
+        # Of two, of which the second one may come first, or never.
+        AdapterPart(epoch, BY_PATH.version, 0, 2, b"head"),
+        AdapterPart(epoch, BY_PATH.version, 1, 2, b"tail"),
+        StorePromptAdapter(epoch, PROMPT_ENTRY, TABLE),
+        StorePromptAdapter(epoch, PROMPT_REMOVED),
+        ReadPromptAdapter(epoch, PROMPT_ENTRY.id, sink),
     ]
 
 
@@ -114,7 +128,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
             model="nowhere", id="engine", listen=f"ipc://{folder}/engine", max_requests=64, max_batch_size=16,
             max_tokens_per_step=128, drain_timeout=0.0, kv_event_buffer=100,
         )  # fmt: skip
-        runner = ScriptedRunner(64, 4)
+        runner = Runner(64, 4)
         # What was run is kept for tests that look at it.
         runner.steps = Nothing()
         worker = Worker(settings, CHECKPOINT, runner, structlog.get_logger())

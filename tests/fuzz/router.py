@@ -10,20 +10,24 @@ import grpc
 import structlog
 
 from router.app import RouterApp
+from sluice.ring.adapters import AdapterLoaded, AdapterNews
 from sluice.ring.cache_events import CacheEvents, Removed, Stored, Updated
 from sluice.ring.calls import CallAnswer, RankAnswer, failed
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
+from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
 from sluice.ring.message import Message
+from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.rows import End, Started, TextRow, Times, TokenLogprob
 from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.ring.tensors import TensorBatch, TensorRows
 from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
 from tests.fakes.ring_peers import Call, FakeRing, generate
 from tests.fakes.rows import text_batch
+from tests.fuzz.adapters import NEWS, PROMPT_ENTRY, REFUSED, TABLE, UPLOADED
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender
 
@@ -59,7 +63,15 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             requests,
             CacheNews(0, 3, [1, 2, 3], [], True),
             5,
+            has_adapters=True,
+            adapters=NEWS,
+            prompt_adapters=AdapterNews(1, [PROMPT_ENTRY]),
         ),
+        KeepAlive("other-engine", 77),
+        TensorBatch("other-engine", 77, [TensorRows(11, 0, 0, "logits", False, 0, (2, 1), "float32", bytes(8))]),
+        AdapterLoaded(77, 9, UPLOADED.version, 8),
+        AdapterLoaded(77, 10, fault=REFUSED),
+        PromptAdapterRead(77, PROMPT_ENTRY, TABLE),
         DetokenizerHeartbeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
         CallAnswer(77, 9, [RankAnswer(0, "[1]"), failed(1, "no")]),
         CacheEvents("other-engine", 77, 5, 0, 1, [Stored(5, 4, [1, 2], 35), Removed([5]), Updated(4, 0, 1, 35, 80)]),

@@ -314,6 +314,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.runner.faults.add((number, pick.randrange(self.bench.specs[number, 0].n)))
         self.disturbed.add(number)
 
+    @precondition(lambda self: self.bench.specs)
+    @rule(pick=st.randoms(use_true_random=False), steps=st.integers(1, 3))
+    def draws_are_postponed(self, pick, steps):
+        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
+        self.bench.runner.unready.add(number)
+        self._steps(steps)
+        self.bench.runner.unready.clear()
+
     @rule(when=st.sampled_from([None, None, None, "before", "after", "load"]))
     def step_may_fail(self, when):
         self.bench.runner.fail = when

@@ -17,7 +17,19 @@ from engine_worker.guided.masks import Asked, take_all
 from engine_worker.guided.processes import WorkerLink
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
-from tests.engine_worker.guided.tools import END, allowed, followed, ids, make, mask, masked, prepared, regex, texts
+from tests.engine_worker.guided.tools import (
+    END,
+    allowed,
+    followed,
+    ids,
+    make,
+    mask,
+    masked,
+    masked_so_far,
+    prepared,
+    regex,
+    texts,
+)
 
 pytestmark = pytest.mark.process
 
@@ -25,37 +37,6 @@ SCHEMA = Guide(
     GuideKind.JSON_SCHEMA,
     json.dumps({"type": "object", "properties": {"é": {"type": "string"}, "b": {"type": "integer"}}}),
 )
-
-
-def test_an_end_where_the_text_is_complete(guides):
-    (sequence,) = followed(guides, regex("[ab]{2,3}"), ends=(END, 7))
-    assert texts(mask(guides, sequence, ids("a"))) == {"a", "b", "ab"}
-    assert allowed(mask(guides, sequence, ids("a") * 2)) == {END, 7, *ids("a"), *ids("b")}
-    assert allowed(mask(guides, sequence, ids("a") * 3)) == {END, 7}
-
-
-def test_an_end_that_is_text_is_allowed_only_where_the_text_is_complete(guides):
-    b = ids("b")[0]
-    (sequence,) = followed(guides, regex("a[bc]?"), ends=(b,))
-    assert b not in allowed(mask(guides, sequence, []))
-    assert allowed(mask(guides, sequence, ids("a"))) == {b, *ids("c")}
-
-
-def test_nothing_more_can_follow(guides):
-    (without,) = followed(guides, regex("ab"), ends=())
-    assert not mask(guides, without, ids("a")).complete
-    assert mask(guides, without, [*ids("a"), *ids("b")]).complete
-    (ended,) = followed(guides, regex("ab"))
-    text = [*ids("a"), *ids("b")]
-    # min_tokens forbids the end: the guide wins.
-    assert mask(guides, ended, text, may_end=False).complete
-    assert not mask(guides, ended, text).complete
-
-
-def test_min_tokens_before_the_end(guides):
-    (sequence,) = followed(guides, regex("a+"))
-    # The end stays in the mask, and is banned elsewhere.
-    assert set(ids("a")) <= allowed(mask(guides, sequence, ids("a"), may_end=False))
 
 
 def test_special_tokens_stand_for_no_text(guides):
@@ -141,6 +122,20 @@ def test_a_killed_worker_is_replaced(own):
     assert own._processes.forks == 4
 
 
+def test_a_new_worker_compiles_one_guide_for_a_step_and_the_others_beside_it(own):
+    sequences = [followed(own, regex(text), size=2) for text in ("[ab]+", "[cd]+", "[ef]+")]
+    rows = [Asked(each, [], 0, (), True) for pair in zip(*sequences, strict=True) for each in pair]
+    expected = list(map(allowed, masked(own, *rows)))
+    os.kill(own._processes.current().pid, signal.SIGKILL)
+    found = masked_so_far(own, *rows)
+    assert [each.later for each in found] == [False, True, True] * 2
+    assert [allowed(found[i]) for i in (0, 3)] == [expected[i] for i in (0, 3)]
+    assert all(each.fault is None and not each.complete for each in found)
+    assert own.prepare(sequences[1][0].guide) is not None
+    assert list(map(allowed, masked(own, *rows))) == expected
+    assert own._processes.forks == 2
+
+
 def stand_still(worker: WorkerLink) -> None:
     """And be waited for for a second; the next worker may take longer."""
     os.kill(worker.pid, signal.SIGSTOP)
@@ -222,7 +217,8 @@ def test_a_worker_that_dies_before_it_has_answered_all(own, monkeypatch):
 
     monkeypatch.setattr(own.masks, "_send", send_and_kill)
     assert list(map(allowed, masked(own, *rows))) == expected
-    assert sent == [[0, 1], [1], [0, 1]]
+    # Further ones: a worker that died last compiles one guide for a step.
+    assert sent[:3] == [[0, 1], [1], [0, 1]]
 
 
 def test_a_worker_that_reads_nothing_is_replaced(own):

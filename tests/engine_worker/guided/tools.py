@@ -57,13 +57,26 @@ class Masked(NamedTuple):
     allowed: NDArray[np.uint32] | None
     complete: bool
     fault: Fault | None
+    later: bool = False
 
 
 def masked(guides: Guides, *asked: Asked) -> list[Masked]:
+    found = masked_so_far(guides, *asked)
+    while late := {each.sequence.guide for each, its in zip(asked, found, strict=True) if its.later}:
+        for guide in late:
+            assert prepared(guides, guide) is None
+        found = masked_so_far(guides, *asked)
+    return found
+
+
+def masked_so_far(guides: Guides, *asked: Asked) -> list[Masked]:
     guides.masks.ask(asked)
-    allowed, faults, complete, unread = guides.masks.collect()
-    without = {*faults, *complete, *unread}
-    return [Masked(None if i in without else allowed[i], i in complete, faults.get(i)) for i in range(len(asked))]
+    allowed, faults, complete, unread, later = guides.masks.collect()
+    without = {*faults, *complete, *unread, *later}
+    return [
+        Masked(None if i in without else allowed[i], i in complete, faults.get(i), i in later)
+        for i in range(len(asked))
+    ]
 
 
 def mask(

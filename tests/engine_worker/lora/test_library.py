@@ -294,11 +294,32 @@ def test_a_request_waits_with_its_upload_for_host_memory(full, tuned):
         assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
     waits, other = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
     assert not waits.poll()
-    # No more than one upload for each thread is kept.
-    assert ended(other).fault.code == "ADAPTER_MISSING"
+    assert not other.poll()
     library.release(first)
     assert ended(waits).fault is None
+    # No more than one upload for each thread is kept: routers send the others again.
+    assert ended(other).fault.code == "ADAPTER_MISSING"
     assert ended(offer(library, files_of(tuned[1]))).fault is None
+
+
+def test_requests_with_more_uploads_than_are_kept_wait_for_their_turn(full, model):
+    library, version = full
+    # As large as the one in use: there is room for one at a time.
+    folders = [write_adapter(model.parent / f"turn{i}", model, 10 + i, rank=20) for i in range(4)]
+    for folder in folders:
+        assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
+    adapters = [adapter_of(folder, by_path=False) for folder in folders]
+    waiting = {adapter.version: library.prepare(adapter) for adapter in adapters}
+    library.release(version)
+    for folder, adapter in zip(folders, adapters, strict=True):
+        library.acquire(adapter.version)
+        fault = ended(waiting.pop(adapter.version)).fault
+        if fault is not None:
+            assert fault.code == "ADAPTER_MISSING"
+            assert ended(offer(library, files_of(folder))).fault is None
+        assert library.held() == [adapter.version]
+        assert not any(loading.poll() for loading in waiting.values())
+        library.release(adapter.version)
 
 
 def test_one_that_never_fits_is_refused(model, tuned):

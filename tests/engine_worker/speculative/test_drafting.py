@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_worker.speculative.cost import DraftCost
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.searches import INTERVAL
@@ -44,6 +45,14 @@ def generate(bench, **asked):
 def test_searches_that_find_nothing_become_rare(bench, searches):
     generate(bench)
     assert STEPS / INTERVAL - 5 < len(searches) < STEPS / INTERVAL + 50
+
+
+def test_what_drafts_cost_is_computed_for_searches_alone(bench, searches, monkeypatch):
+    asked = []
+    of = DraftCost.of
+    monkeypatch.setattr(DraftCost, "of", lambda cost, size: (asked.append(size), of(cost, size))[1])
+    generate(bench)
+    assert len(searches) <= len(asked) < len(searches) + 10
 
 
 def test_searches_that_bring_more_than_they_cost_do_not(bench, searches):

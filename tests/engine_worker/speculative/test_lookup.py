@@ -1,8 +1,11 @@
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.speculative.lookup import SIZES, Lookup
+from engine_worker.speculative.lookup import BITS, Lookup
 
+SIZES = (3, 2)
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
 
@@ -50,3 +53,18 @@ def test_a_draft_ends_where_the_text_went_on_in_two_ways():
     # Twice the same in a row.
     lookup.extend([3, 4, 5, 9, 1, 2])
     assert lookup.propose(8)[:4] == [3, 4, 5, 9]
+
+
+def test_the_largest_ids_are_kept_apart():
+    lookup, most = Lookup(), (1 << BITS - 1) - 1
+    lookup.extend([most, most - 1, 7, 0, most - 1, 8, 1, most, most - 1])
+    assert lookup.propose(2) == [7, 0]
+
+
+def test_what_is_known_of_a_text_is_no_work_for_the_garbage_collector():
+    lookup = Lookup()
+    lookup.extend([1, 2, 3])
+    gc.collect()
+    before = len(gc.get_objects())
+    lookup.extend(range(1000))
+    assert len(gc.get_objects()) - before < 50

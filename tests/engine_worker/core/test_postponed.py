@@ -1,0 +1,106 @@
+"""Requests whose draws are postponed, such as those of guides that a new guide worker has not compiled yet."""
+
+import pytest
+
+from sluice.ring.errors import ErrorCode, Fault, FinishReason
+from sluice.ring.params import BeamSearchParams, Speculation
+from tests.engine_worker.core.test_beams import check
+from tests.engine_worker.core.test_preparation import Making
+from tests.fakes.engine import EngineBench
+
+pytestmark = pytest.mark.usefixtures("either_way")
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def postponed(bench: EngineBench, after: int = 4, **asked) -> tuple[int, Making]:
+    """After so many steps."""
+    request = bench.submit(PROMPT, 20, seed=7, **asked)
+    for _ in range(after):
+        bench.step()
+    making = bench.runner.preparations[request] = Making()
+    bench.runner.unready.add(7)
+    bench.step()
+    bench.step()
+    return request, making
+
+
+def is_held(bench: EngineBench, request: int) -> bool:
+    return not any(sequence.request.spec.request == request for sequence in bench.engine.live.active)
+
+
+def ready(bench: EngineBench, making: Making) -> None:
+    bench.runner.unready.clear()
+    making.end()
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+@pytest.mark.parametrize("asked", [{}, {"n": 3}, {"speculation": Speculation(max_draft_tokens=3)}])
+def test_they_wait_and_get_the_tokens_that_they_would_have_got(after, asked):
+    bench = EngineBench()
+    request, making = postponed(bench, after, **asked)
+    neighbour = bench.submit([7, 8], 12)
+    for _ in range(20):
+        bench.step()
+    assert bench.output(neighbour) == bench.expected(neighbour)
+    assert is_held(bench, request)
+    assert bench.engine.intake.preparing
+    ready(bench, making)
+    bench.run()
+    for i in range(bench.specs[request, 0].n):
+        assert bench.output(request, i) == bench.expected(request, i)
+
+
+def test_drafts_that_are_right_are_postponed_with_their_sequence():
+    bench = EngineBench()
+    expected = EngineBench()
+    twin = expected.submit(PROMPT, 20, seed=7)
+    drafts = Speculation(draft_token_ids=tuple(expected.expected(twin)))
+    request, making = postponed(bench, 6, speculation=drafts)
+    assert is_held(bench, request)
+    ready(bench, making)
+    bench.run()
+    assert bench.output(request) == bench.expected(request)
+    assert bench.engine.stats.accepted_draft_tokens > 0
+
+
+def test_one_that_needs_nothing_any_more_goes_on_at_once():
+    bench = EngineBench()
+    request, _ = postponed(bench)
+    bench.runner.unready.clear()
+    second = bench.submit(PROMPT, 20, seed=7)
+    for _ in range(3):
+        bench.step()
+    bench.runner.unready.add(7)
+    bench.step()
+    bench.runner.unready.clear()
+    assert is_held(bench, request)
+    while second in bench.engine.live.requests:
+        bench.step()
+    assert bench.output(second) == bench.expected(second)
+
+
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_beams(after):
+    bench = EngineBench(max_batch_size=16)
+    request, making = postponed(bench, after, n=2, beams=BeamSearchParams(3))
+    assert is_held(bench, request)
+    ready(bench, making)
+    bench.run()
+    check(bench, request)
+
+
+def test_what_cannot_be_made_any_more_ends_it():
+    bench = EngineBench()
+    request, making = postponed(bench, n=2)
+    making.end(Fault(ErrorCode.STEP_FAILED.name, "killed"))
+    bench.run()
+    assert [bench.fault(request, i) for i in range(2)] == ["STEP_FAILED"] * 2
+
+
+def test_it_can_be_cancelled_while_it_waits():
+    bench = EngineBench()
+    request, making = postponed(bench, n=2)
+    bench.cancel(request)
+    bench.step()
+    assert making.withdrawn == 1
+    assert [bench.ended(request, i) for i in range(2)] == [FinishReason.ABORTED] * 2

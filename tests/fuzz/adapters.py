@@ -1,0 +1,77 @@
+"""What fuzzed messages say of adapters, and an engine's library without weights in which they are loaded."""
+
+from collections.abc import Sequence
+
+from engine_worker.protocol import HostUsage, Preparation
+from engine_worker.step import AdapterLoad
+from sluice.ring.adapters import Adapter, AdapterEntry, AdapterNews
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.prompt_adapters import version_of
+from sluice.ring.tables import Table
+from sluice.ring.wire import Submit
+from tests.fakes.adapters import ScriptedAdapters
+from tests.fakes.library import FakeLibrary, FakeLoading, files
+from tests.fakes.runner import HIDDEN_SIZE, ScriptedRunner
+
+CHANGED_AT = 1.7e9
+FOLDER = "/adapters/a"
+BY_PATH, UPLOADED = files("by path"), files("uploaded")
+ADAPTER = Adapter("a", BY_PATH.version, FOLDER)
+ENTRIES = [
+    AdapterEntry("a", CHANGED_AT, BY_PATH.version, FOLDER, 8),
+    AdapterEntry("b", CHANGED_AT, UPLOADED.version),
+    AdapterEntry("c", CHANGED_AT, UPLOADED.version, removed=True),
+]
+NEWS = AdapterNews(3, ENTRIES)
+TABLE = Table.of(2, HIDDEN_SIZE, "float32", bytes(range(2 * HIDDEN_SIZE * 4)))
+PROMPT_ENTRY = AdapterEntry("p", CHANGED_AT, version_of(TABLE), size=TABLE.rows)
+PROMPT_REMOVED = AdapterEntry("q", CHANGED_AT, version_of(TABLE), removed=True)
+
+
+class OnePage(dict[str, int]):
+    """Of each adapter."""
+
+    def __missing__(self, version: str) -> int:
+        return 1
+
+
+class Library(ScriptedAdapters):
+    def __init__(self) -> None:
+        super().__init__(2, OnePage())
+        self._host = FakeLibrary()
+        self._host.folders[FOLDER] = BY_PATH
+
+    @property
+    def usage(self) -> HostUsage:
+        return HostUsage(len(self._host.host), 0, 0, 0, {})
+
+    def load(self, what: str | tuple[AdapterLoad, ...], *, fail: bool = False) -> FakeLoading | None:
+        """A folder into host memory; else onto the device."""
+        return self._host.load(what) if isinstance(what, str) else super().load(what, fail=fail)
+
+    def offer(self, version: str, parts: Sequence[bytes]) -> FakeLoading:
+        return self._host.offer(version, parts)
+
+    def held(self) -> list[str]:
+        return self._host.held()
+
+    def remove(self, version: str) -> bool:
+        return not self.users[version] and self._host.remove(version)
+
+    def prepare(self, adapter: Adapter) -> Preparation | None:
+        fault = self._host.fault(adapter)
+        return None if fault is None else FakeLoading(fault=fault)
+
+
+class Runner(ScriptedRunner):
+    """With a library."""
+
+    def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
+        super().__init__(num_blocks, tokens_per_block)
+        self.adapters = self.library = Library()
+
+    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
+        return None if running or spec.adapter is None else self.library.prepare(spec.adapter)
+
+
+REFUSED = Fault(ErrorCode.INVALID_ARGUMENT.name, "not a safetensors file")
