@@ -1,0 +1,180 @@
+"""`Thresholds` in Triton. Imports triton, so it is imported only when it is wanted.
+
+One program per row searches for the lowest score that passes, by evaluating several pivots each time it reads the row.
+Scores that are still undecided are collected on the way, so that after two or three times only few are left to read.
+The search is in scores, not in scores over temperature: division is monotonic, so both searches end at the same token.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine_worker.sampling.filters import Filters
+
+WIDTH, WARPS = 1 << 11, 16
+"""Scores that a program reads at once, and its warps."""
+LOG2_E = 1.4426950408889634
+NEAR, NOTHING = 8.0, 105.0
+"""Distances from the highest score, in temperatures: where top-p's search begins, since few tokens are above in a
+peaked distribution, and where a token's weight is 0 in float32."""
+
+
+@triton.jit
+def _order(value):
+    """A float32 as an integer of the same order, int64; 0 for both zeros."""
+    bits = value.to(tl.int32, bitcast=True).to(tl.int64)
+    return tl.where(bits < 0, -(1 << 31) - bits, bits)
+
+
+@triton.jit
+def _value(order):
+    """The float32 of this order."""
+    return tl.where(order < 0, -(1 << 31) - order, order).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pivots(low, high, near, turn):
+    """Four orders, ascending, from `low` to `high` - 1."""
+    bottom, top = _value(low), _value(high)
+    span = high - low
+    if turn == 0:
+        reach = top - _value(near)
+        p0, p1, p2, p3 = low, near, _order(top - 0.5 * reach), _order(top - 0.25 * reach)
+    elif turn % 2 == 1:
+        # Evenly by value, which suits most distributions.
+        step = 0.2 * (top - bottom)
+        p0, p1 = _order(bottom + step), _order(bottom + 2.0 * step)
+        p2, p3 = _order(bottom + 3.0 * step), _order(bottom + 4.0 * step)
+    else:
+        # Evenly by order, which bounds the number of turns for any distribution.
+        p0, p1, p2, p3 = low + span // 5, low + span * 2 // 5, low + span * 3 // 5, low + span * 4 // 5
+    p0, p1 = tl.maximum(low, tl.minimum(p0, high - 1)), tl.maximum(low, tl.minimum(p1, high - 1))
+    p2, p3 = tl.maximum(low, tl.minimum(p2, high - 1)), tl.maximum(low, tl.minimum(p3, high - 1))
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def _lowest(scores, scratch, size, best, scale, floor, near, limit, share, WIDTH: tl.constexpr):
+    """Order of the lowest score that passes: the scores above it weigh less than limit + share * total.
+
+    A score weighs 2 ** ((score - best) * scale), or nothing if its order is not above `floor`. The first turn collects
+    the scores whose order is above `near`.
+    """
+    lanes = tl.arange(0, WIDTH)
+    # What weighs `above` is above `high`. Above `low` it is too much, and at `high` scores pass.
+    low, high, above = floor, _order(best), tl.full([], 0.0, tl.float64)
+    source, tiles, filled = scores, tl.cdiv(size, WIDTH), tl.cdiv(size - lanes, WIDTH)
+    turn = 0
+    while high - low > 1:
+        p0, p1, p2, p3 = _pivots(low, high, near, turn)
+        v0, v1, v2, v3 = _value(p0), _value(p1), _value(p2), _value(p3)
+        begin = tl.where(turn == 0, near, low)
+        bottom, top = _value(begin), _value(high)
+        sum0, sum1 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+        sum2, sum3 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+        least, most = tl.full([WIDTH], float("inf"), tl.float32), tl.full([WIDTH], float("-inf"), tl.float32)
+        count = tl.zeros([WIDTH], tl.int32)
+        for tile in range(tiles):
+            score = tl.load(source + tile * WIDTH + lanes, mask=tile < filled, other=float("-inf"))
+            weight = tl.exp2((score - best) * scale)
+            above0, above1, above2, above3 = score > v0, score > v1, score > v2, score > v3
+            below = score <= top
+            # By interval, so that large weights do not swallow small ones.
+            sum0 += tl.where(above0 & ~above1, weight, 0.0)
+            sum1 += tl.where(above1 & ~above2, weight, 0.0)
+            sum2 += tl.where(above2 & ~above3, weight, 0.0)
+            sum3 += tl.where(above3 & below, weight, 0.0)
+            undecided = (score > bottom) & below
+            least = tl.minimum(least, tl.where(undecided, score, float("inf")))
+            most = tl.maximum(most, tl.where(undecided, score, float("-inf")))
+            # A lane has read at least as far as it writes, so a later turn may overwrite what it reads.
+            tl.store(scratch + count * WIDTH + lanes, score, mask=undecided)
+            count += undecided.to(tl.int32)
+        total3 = above + tl.sum(sum3, 0)
+        total2 = total3 + tl.sum(sum2, 0)
+        total1 = total2 + tl.sum(sum1, 0)
+        total0 = total1 + tl.sum(sum0, 0)
+        if turn == 0:
+            limit += share * total0
+        fits0, fits1, fits2, fits3 = total0 < limit, total1 < limit, total2 < limit, total3 < limit
+        low = tl.where(fits0, low, tl.where(fits1, p0, tl.where(fits2, p1, tl.where(fits3, p2, p3))))
+        high = tl.where(fits0, p0, tl.where(fits1, p1, tl.where(fits2, p2, tl.where(fits3, p3, high))))
+        above = tl.where(
+            fits0, total0, tl.where(fits1, total1, tl.where(fits2, total2, tl.where(fits3, total3, above)))
+        )
+        if low >= begin:
+            # Everything that is still undecided has been collected.
+            lowest, highest = _order(tl.min(least, 0)), _order(tl.max(most, 0))
+            low, high = tl.maximum(low, lowest - 1), tl.minimum(high, highest)
+            source, tiles, filled = scratch, tl.max(count, 0), count
+        tl.debug_barrier()
+        turn += 1
+    return high
+
+
+@triton.jit(do_not_specialize=["stride", "size", "has_top_p", "has_min_p"])
+def _thresholds(
+    scores, temperatures, top_ks, top_ps, min_ps, thresholds, valid, scratch, stride, size, has_top_p, has_min_p,
+    WIDTH: tl.constexpr, LOG2_E: tl.constexpr, NEAR: tl.constexpr, NOTHING: tl.constexpr,
+):  # fmt: skip
+    """One row per program. min_ps: their logarithms."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    tiles = tl.cdiv(size, WIDTH)
+    scores += row * stride
+    scratch += row * tiles * WIDTH
+    peaks = tl.full([WIDTH], float("-inf"), tl.float32)
+    for tile in range(tiles):
+        at = tile * WIDTH + lanes
+        score = tl.load(scores + at, mask=at < size, other=float("-inf"))
+        peaks = tl.maximum(peaks, score, propagate_nan=tl.PropagateNan.ALL)
+    best = tl.max(peaks, 0)
+    usable = (tl.max((peaks != peaks).to(tl.int32), 0) == 0) & (tl.abs(best) < float("inf"))
+    temperature, top_k, top_p = tl.load(temperatures + row), tl.load(top_ks + row), tl.full([], 1.0, tl.float64)
+    if has_top_p:
+        top_p = tl.load(top_ps + row)
+    threshold = float("-inf")
+    floor = _order(threshold)
+    if usable:
+        for by_mass in range(2):
+            if by_mass:
+                limited = top_p < 1.0
+                # Lower scores weigh nothing in float32.
+                floor = tl.maximum(floor, _order(best - NOTHING * temperature))
+                near = _order(best - NEAR * temperature)
+                limit, share, scale = tl.full([], 0.0, tl.float64), top_p, LOG2_E / temperature
+            else:
+                limited = (top_k > 0) & (top_k < size)
+                # Each lane has a score at its peak, so at least WIDTH scores are not below the lowest peak.
+                near = tl.where(top_k <= WIDTH, _order(tl.min(peaks, 0)) - 1, floor)
+                limit, share, scale = top_k.to(tl.float64), tl.full([], 0.0, tl.float64), 0.0
+            if limited:
+                lowest = _lowest(
+                    scores, scratch, size, best, scale, floor, tl.maximum(near, floor), limit, share, WIDTH
+                )
+                threshold = tl.maximum(threshold, tl.div_rn(_value(lowest), temperature))
+                # Scores below, whose quotients are equal, pass too; division joins no more than three.
+                floor = lowest - 1
+                for _ in range(2):
+                    floor -= (tl.div_rn(_value(floor), temperature) == threshold).to(tl.int64)
+        if has_min_p:
+            threshold = tl.maximum(threshold, tl.div_rn(best, temperature) + tl.load(min_ps + row))
+    tl.store(thresholds + row, threshold)
+    tl.store(valid + row, usable)
+
+
+def triton_thresholds(scores: Tensor, temperature: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """See `Thresholds`."""
+    rows, size = scores.shape
+    thresholds = torch.empty((rows, 1), dtype=torch.float32, device=scores.device)
+    valid = torch.empty(rows, dtype=torch.bool, device=scores.device)
+    scratch = torch.empty((rows, triton.cdiv(size, WIDTH) * WIDTH), dtype=torch.float32, device=scores.device)
+    # What stands in for an absent column has its type, so that there is one variant of the kernel.
+    top_p = filters.top_k.view(torch.float64) if filters.top_p is None else filters.top_p
+    min_p = temperature if filters.min_p is None else filters.min_p.log()
+    _thresholds[(rows,)](
+        scores, temperature, filters.top_k, top_p, min_p, thresholds, valid, scratch, scores.stride(0), size,
+        int(filters.top_p is not None), int(filters.min_p is not None),
+        WIDTH=WIDTH, LOG2_E=LOG2_E, NEAR=NEAR, NOTHING=NOTHING, num_warps=WARPS,
+    )  # fmt: skip
+    return thresholds, valid
