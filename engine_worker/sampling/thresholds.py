@@ -18,6 +18,8 @@ LOG2_E = 1.4426950408889634
 NEAR, NOTHING = 8.0, 105.0
 """Distances from the highest score, in temperatures: where top-p's search begins, since few tokens are above in a
 peaked distribution, and where a token's weight is 0 in float32."""
+SPARSE, SPREAD = 8, 0.2
+"""A sample of one in SPARSE scores, or fewer, is worth its time; the error of what it tells, in temperatures."""
 
 
 @triton.jit
@@ -34,13 +36,15 @@ def _value(order):
 
 
 @triton.jit
-def _pivots(low, high, near, turn):
+def _pivots(low, high, near, far, turn):
     """Four orders, ascending, from `low` to `high` - 1."""
     bottom, top = _value(low), _value(high)
     span = high - low
     if turn == 0:
-        reach = top - _value(near)
-        p0, p1, p2, p3 = low, near, _order(top - 0.5 * reach), _order(top - 0.25 * reach)
+        end = _value(far)
+        reach = end - _value(near)
+        p0, p1, p2 = low, near, _order(end - 0.5 * reach)
+        p3 = tl.where(far < high, far, _order(end - 0.25 * reach))
     elif turn % 2 == 1:
         # Evenly by value, which suits most distributions.
         step = 0.2 * (top - bottom)
@@ -55,28 +59,28 @@ def _pivots(low, high, near, turn):
 
 
 @triton.jit
-def _lowest(scores, scratch, size, best, scale, floor, near, limit, share, WIDTH: tl.constexpr):
+def _lowest(source, places, scratch, size, best, scale, floor, near, far, limit, share, WIDTH: tl.constexpr):
     """Order of the lowest score that passes: the scores above it weigh less than limit + share * total.
 
-    A score weighs 2 ** ((score - best) * scale), or nothing if its order is not above `floor`. The first turn collects
-    the scores whose order is above `near`.
+    places [WIDTH]: where the first scores are, from `source`. A score weighs 2 ** ((score - best) * scale), or nothing if its order is not above `floor`. The answer is
+    expected to be above `near` and up to `far`: the first turn collects these scores.
     """
     lanes = tl.arange(0, WIDTH)
     # What weighs `above` is above `high`. Above `low` it is too much, and at `high` scores pass.
     low, high, above = floor, _order(best), tl.full([], 0.0, tl.float64)
-    source, tiles, filled = scores, tl.cdiv(size, WIDTH), tl.cdiv(size - lanes, WIDTH)
+    tiles, filled = tl.cdiv(size, WIDTH), tl.cdiv(size - lanes, WIDTH)
     turn = 0
     while high - low > 1:
-        p0, p1, p2, p3 = _pivots(low, high, near, turn)
+        p0, p1, p2, p3 = _pivots(low, high, near, far, turn)
         v0, v1, v2, v3 = _value(p0), _value(p1), _value(p2), _value(p3)
-        begin = tl.where(turn == 0, near, low)
-        bottom, top = _value(begin), _value(high)
+        begin, end = tl.where(turn == 0, near, low), tl.where(turn == 0, far, high)
+        bottom, middle, top = _value(begin), _value(end), _value(high)
         sum0, sum1 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
         sum2, sum3 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
         least, most = tl.full([WIDTH], float("inf"), tl.float32), tl.full([WIDTH], float("-inf"), tl.float32)
         count = tl.zeros([WIDTH], tl.int32)
         for tile in range(tiles):
-            score = tl.load(source + tile * WIDTH + lanes, mask=tile < filled, other=float("-inf"))
+            score = tl.load(source + tile * WIDTH + places, mask=tile < filled, other=float("-inf"))
             weight = tl.exp2((score - best) * scale)
             above0, above1, above2, above3 = score > v0, score > v1, score > v2, score > v3
             below = score <= top
@@ -85,7 +89,7 @@ def _lowest(scores, scratch, size, best, scale, floor, near, limit, share, WIDTH
             sum1 += tl.where(above1 & ~above2, weight, 0.0)
             sum2 += tl.where(above2 & ~above3, weight, 0.0)
             sum3 += tl.where(above3 & below, weight, 0.0)
-            undecided = (score > bottom) & below
+            undecided = (score > bottom) & (score <= middle)
             least = tl.minimum(least, tl.where(undecided, score, float("inf")))
             most = tl.maximum(most, tl.where(undecided, score, float("-inf")))
             # A lane has read at least as far as it writes, so a later turn may overwrite what it reads.
@@ -103,20 +107,38 @@ def _lowest(scores, scratch, size, best, scale, floor, near, limit, share, WIDTH
         above = tl.where(
             fits0, total0, tl.where(fits1, total1, tl.where(fits2, total2, tl.where(fits3, total3, above)))
         )
-        if low >= begin:
+        if (low >= begin) & (high <= end):
             # Everything that is still undecided has been collected.
             lowest, highest = _order(tl.min(least, 0)), _order(tl.max(most, 0))
-            low, high = tl.maximum(low, lowest - 1), tl.minimum(high, highest)
-            source, tiles, filled = scratch, tl.max(count, 0), count
+            # If it is nothing, the search ends.
+            low, high = tl.maximum(low, lowest - 1), tl.where(lowest <= highest, tl.minimum(high, highest), high)
+            source, places, tiles, filled = scratch, lanes, tl.max(count, 0), count
         tl.debug_barrier()
         turn += 1
     return high
+
+
+@triton.jit
+def _guess(scores, scratch, stride, peaks, best, scale, floor, near, share, WIDTH: tl.constexpr):
+    """The lowest score that passes, by a sample of every stride-th score, and whether that is enough to tell.
+
+    peaks [WIDTH]: the highest of as many parts of the row. They have most of the scores above the sample's highest,
+    which the sample does not represent.
+    """
+    lanes = tl.arange(0, WIDTH)
+    sample = tl.load(scores + lanes * stride)
+    missed = tl.sum(tl.where(peaks > tl.max(sample, 0), tl.exp2((peaks - best) * scale), 0.0), 0)
+    limit = (share - 1.0) * missed / stride
+    top = _order(best)
+    guess = _value(_lowest(scores, lanes * stride, scratch, WIDTH, best, scale, floor, near, top, limit, share, WIDTH))
+    return guess, tl.sum((sample > guess).to(tl.int32), 0) >= WIDTH // 32
 
 
 @triton.jit(do_not_specialize=["stride", "size", "has_top_p", "has_min_p"])
 def _thresholds(
     scores, temperatures, top_ks, top_ps, min_ps, thresholds, valid, scratch, stride, size, has_top_p, has_min_p,
     WIDTH: tl.constexpr, LOG2_E: tl.constexpr, NEAR: tl.constexpr, NOTHING: tl.constexpr,
+    SPARSE: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """One row per program. min_ps: their logarithms."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
@@ -133,30 +155,32 @@ def _thresholds(
     temperature, top_k, top_p = tl.load(temperatures + row), tl.load(top_ks + row), tl.full([], 1.0, tl.float64)
     if has_top_p:
         top_p = tl.load(top_ps + row)
-    threshold = float("-inf")
-    floor = _order(threshold)
+    threshold, zero = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float64)
     if usable:
-        for by_mass in range(2):
-            if by_mass:
-                limited = top_p < 1.0
-                # Lower scores weigh nothing in float32.
-                floor = tl.maximum(floor, _order(best - NOTHING * temperature))
-                near = _order(best - NEAR * temperature)
-                limit, share, scale = tl.full([], 0.0, tl.float64), top_p, LOG2_E / temperature
-            else:
-                limited = (top_k > 0) & (top_k < size)
-                # Each lane has a score at its peak, so at least WIDTH scores are not below the lowest peak.
-                near = tl.where(top_k <= WIDTH, _order(tl.min(peaks, 0)) - 1, floor)
-                limit, share, scale = top_k.to(tl.float64), tl.full([], 0.0, tl.float64), 0.0
-            if limited:
-                lowest = _lowest(
-                    scores, scratch, size, best, scale, floor, tl.maximum(near, floor), limit, share, WIDTH
-                )
-                threshold = tl.maximum(threshold, tl.div_rn(_value(lowest), temperature))
-                # Scores below, whose quotients are equal, pass too; division joins no more than three.
-                floor = lowest - 1
-                for _ in range(2):
-                    floor -= (tl.div_rn(_value(floor), temperature) == threshold).to(tl.int64)
+        floor, top = _order(threshold), _order(best)
+        if (top_k > 0) & (top_k < size):
+            # Each lane has a score at its peak, so at least WIDTH scores are not below the lowest peak.
+            near = tl.where(top_k <= WIDTH, tl.maximum(_order(tl.min(peaks, 0)) - 1, floor), floor)
+            lowest = _lowest(
+                scores, lanes, scratch, size, best, 0.0, floor, near, top, top_k.to(tl.float64), zero, WIDTH
+            )
+            threshold = tl.div_rn(_value(lowest), temperature)
+            # Scores below, whose quotients are equal, pass too: division joins no more than three.
+            floor = lowest - 1
+            for _ in range(2):
+                floor -= (tl.div_rn(_value(floor), temperature) == threshold).to(tl.int64)
+        if top_p < 1.0:
+            scale = LOG2_E / temperature
+            floor = tl.maximum(floor, _order(best - NOTHING * temperature))
+            near, far = tl.maximum(floor, _order(best - NEAR * temperature)), top
+            stride = size // WIDTH
+            if (stride >= SPARSE) & (threshold == float("-inf")):
+                guess, sure = _guess(scores, scratch, stride, peaks, best, scale, floor, near, top_p, WIDTH)
+                if sure:
+                    near = tl.maximum(floor, _order(guess - SPREAD * temperature))
+                    far = tl.minimum(top, _order(guess + SPREAD * temperature))
+            lowest = _lowest(scores, lanes, scratch, size, best, scale, floor, near, far, zero, top_p, WIDTH)
+            threshold = tl.maximum(threshold, tl.div_rn(_value(lowest), temperature))
         if has_min_p:
             threshold = tl.maximum(threshold, tl.div_rn(best, temperature) + tl.load(min_ps + row))
     tl.store(thresholds + row, threshold)
@@ -175,6 +199,6 @@ def triton_thresholds(scores: Tensor, temperature: Tensor, filters: Filters) -> 
     _thresholds[(rows,)](
         scores, temperature, filters.top_k, top_p, min_p, thresholds, valid, scratch, scores.stride(0), size,
         int(filters.top_p is not None), int(filters.min_p is not None),
-        WIDTH=WIDTH, LOG2_E=LOG2_E, NEAR=NEAR, NOTHING=NOTHING, num_warps=WARPS,
+        WIDTH=WIDTH, LOG2_E=LOG2_E, NEAR=NEAR, NOTHING=NOTHING, SPARSE=SPARSE, SPREAD=SPREAD, num_warps=WARPS,
     )  # fmt: skip
     return thresholds, valid
