@@ -13,13 +13,19 @@ from torch import Tensor
 from engine_worker.sampling.filters import Filters
 
 WIDTH, WARPS = 1 << 11, 16
-"""Scores that a program reads at once, and its warps."""
-LOG2_E = 1.4426950408889634
+"""Scores that a program reads at a time, one per lane, and its warps."""
 NEAR, NOTHING = 8.0, 105.0
 """Distances from the highest score, in temperatures: where top-p's search begins, since few tokens are above in a
 peaked distribution, and where a token's weight is 0 in float32."""
-SPARSE, SPREAD = 8, 0.2
-"""A sample of one in SPARSE scores, or fewer, is worth its time; the error of what it tells, in temperatures."""
+SPARSE, SPREAD, ROUGH = 8, 0.2, 5
+"""A sample of one score in SPARSE, or fewer, is worth its time; the error of what it tells, in temperatures; and the
+turns that it gets."""
+ALL = 64
+"""Turns, far more than any row needs: a search has to end whatever a GPU computes."""
+TUNING = {
+    "LOG2_E": 1.4426950408889634, "NEAR": NEAR, "NOTHING": NOTHING,
+    "SPARSE": SPARSE, "SPREAD": SPREAD, "ROUGH": ROUGH, "ALL": ALL,
+}  # fmt: skip
 
 
 @triton.jit
@@ -59,18 +65,31 @@ def _pivots(low, high, near, far, turn):
 
 
 @triton.jit
-def _lowest(source, places, scratch, size, best, scale, floor, near, far, limit, share, WIDTH: tl.constexpr):
+def _sums(a, b, c, d):
+    """Of each: together they take a quarter of the barriers."""
+    ac, bd = tl.split(tl.sum(tl.join(tl.join(a, c), tl.join(b, d)), 0))
+    a, c = tl.split(ac)
+    b, d = tl.split(bd)
+    return a, b, c, d
+
+
+@triton.jit
+def _lowest(
+    source, places, scratch, size, best, scale, floor, near, far, limit, share,
+    WIDTH: tl.constexpr, WEIGHED: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
     """Order of the lowest score that passes: the scores above it weigh less than limit + share * total.
 
-    places [WIDTH]: where the first scores are, from `source`. A score weighs 2 ** ((score - best) * scale), or nothing if its order is not above `floor`. The answer is
-    expected to be above `near` and up to `far`: the first turn collects these scores.
+    places [WIDTH]: where the first scores are, from `source`. A score weighs 2 ** ((score - best) * scale), or 1 if not
+    WEIGHED, or nothing if its order is not above `floor`. The answer is expected to be above `near` and up to `far`:
+    the first turn collects these scores.
     """
     lanes = tl.arange(0, WIDTH)
     # What weighs `above` is above `high`. Above `low` it is too much, and at `high` scores pass.
     low, high, above = floor, _order(best), tl.full([], 0.0, tl.float64)
     tiles, filled = tl.cdiv(size, WIDTH), tl.cdiv(size - lanes, WIDTH)
     turn = 0
-    while high - low > 1:
+    while (high - low > 1) & (turn < TURNS):
         p0, p1, p2, p3 = _pivots(low, high, near, far, turn)
         v0, v1, v2, v3 = _value(p0), _value(p1), _value(p2), _value(p3)
         begin, end = tl.where(turn == 0, near, low), tl.where(turn == 0, far, high)
@@ -78,27 +97,33 @@ def _lowest(source, places, scratch, size, best, scale, floor, near, far, limit,
         sum0, sum1 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
         sum2, sum3 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
         least, most = tl.full([WIDTH], float("inf"), tl.float32), tl.full([WIDTH], float("-inf"), tl.float32)
-        count = tl.zeros([WIDTH], tl.int32)
+        free = lanes
+        # Costs time where there is much to read, but ends the search at once where all that is left is equal.
+        narrows = (tiles <= 4) | (turn > 0)
         for tile in range(tiles):
             score = tl.load(source + tile * WIDTH + places, mask=tile < filled, other=float("-inf"))
-            weight = tl.exp2((score - best) * scale)
-            above0, above1, above2, above3 = score > v0, score > v1, score > v2, score > v3
-            below = score <= top
+            weight = 1.0
+            if WEIGHED:
+                weight = tl.exp2((score - best) * scale)
+            above0, above1 = (score > v0).to(tl.float32), (score > v1).to(tl.float32)
+            above2, above3 = (score > v2).to(tl.float32), (score > v3).to(tl.float32)
             # By interval, so that large weights do not swallow small ones.
-            sum0 += tl.where(above0 & ~above1, weight, 0.0)
-            sum1 += tl.where(above1 & ~above2, weight, 0.0)
-            sum2 += tl.where(above2 & ~above3, weight, 0.0)
-            sum3 += tl.where(above3 & below, weight, 0.0)
+            sum0 += weight * (above0 - above1)
+            sum1 += weight * (above1 - above2)
+            sum2 += weight * (above2 - above3)
+            sum3 += weight * (above3 - (score > top).to(tl.float32))
             undecided = (score > bottom) & (score <= middle)
-            least = tl.minimum(least, tl.where(undecided, score, float("inf")))
-            most = tl.maximum(most, tl.where(undecided, score, float("-inf")))
             # A lane has read at least as far as it writes, so a later turn may overwrite what it reads.
-            tl.store(scratch + count * WIDTH + lanes, score, mask=undecided)
-            count += undecided.to(tl.int32)
-        total3 = above + tl.sum(sum3, 0)
-        total2 = total3 + tl.sum(sum2, 0)
-        total1 = total2 + tl.sum(sum1, 0)
-        total0 = total1 + tl.sum(sum0, 0)
+            tl.store(scratch + free, score, mask=undecided)
+            free += tl.where(undecided, WIDTH, 0)
+            if narrows:
+                least = tl.minimum(least, tl.where(undecided, score, float("inf")))
+                most = tl.maximum(most, tl.where(undecided, score, float("-inf")))
+        sum0, sum1, sum2, sum3 = _sums(sum0, sum1, sum2, sum3)
+        total3 = above + sum3
+        total2 = total3 + sum2
+        total1 = total2 + sum1
+        total0 = total1 + sum0
         if turn == 0:
             limit += share * total0
         fits0, fits1, fits2, fits3 = total0 < limit, total1 < limit, total2 < limit, total3 < limit
@@ -108,29 +133,34 @@ def _lowest(source, places, scratch, size, best, scale, floor, near, far, limit,
             fits0, total0, tl.where(fits1, total1, tl.where(fits2, total2, tl.where(fits3, total3, above)))
         )
         if (low >= begin) & (high <= end):
-            # Everything that is still undecided has been collected.
-            lowest, highest = _order(tl.min(least, 0)), _order(tl.max(most, 0))
-            # If it is nothing, the search ends.
-            low, high = tl.maximum(low, lowest - 1), tl.where(lowest <= highest, tl.minimum(high, highest), high)
-            source, places, tiles, filled = scratch, lanes, tl.max(count, 0), count
+            # Everything that is still undecided has been collected. If it is nothing, the search ends.
+            filled = (free - lanes) // WIDTH
+            source, places, tiles = scratch, lanes, tl.max(filled, 0)
+            if tiles == 0:
+                low = high
+            elif narrows:
+                lowest, highest = _order(tl.min(least, 0)), _order(tl.max(most, 0))
+                low, high = tl.maximum(low, lowest - 1), tl.minimum(high, highest)
         tl.debug_barrier()
         turn += 1
     return high
 
 
 @triton.jit
-def _guess(scores, scratch, stride, peaks, best, scale, floor, near, share, WIDTH: tl.constexpr):
-    """The lowest score that passes, by a sample of every stride-th score, and whether that is enough to tell.
+def _guess(scores, scratch, stride, peaks, best, scale, floor, near, share, WIDTH: tl.constexpr, TURNS: tl.constexpr):
+    """About the lowest score that passes, by a sample of every stride-th score, and whether the sample tells.
 
-    peaks [WIDTH]: the highest of as many parts of the row. They have most of the scores above the sample's highest,
-    which the sample does not represent.
+    peaks [WIDTH]: the highest scores of as many parts of the row. They have most of the scores above the sample's
+    highest, which the sample does not represent.
     """
-    lanes = tl.arange(0, WIDTH)
-    sample = tl.load(scores + lanes * stride)
+    places = tl.arange(0, WIDTH) * stride
+    sample = tl.load(scores + places)
     missed = tl.sum(tl.where(peaks > tl.max(sample, 0), tl.exp2((peaks - best) * scale), 0.0), 0)
     limit = (share - 1.0) * missed / stride
     top = _order(best)
-    guess = _value(_lowest(scores, lanes * stride, scratch, WIDTH, best, scale, floor, near, top, limit, share, WIDTH))
+    guess = _value(
+        _lowest(scores, places, scratch, WIDTH, best, scale, floor, near, top, limit, share, WIDTH, True, TURNS)
+    )
     return guess, tl.sum((sample > guess).to(tl.int32), 0) >= WIDTH // 32
 
 
@@ -138,7 +168,7 @@ def _guess(scores, scratch, stride, peaks, best, scale, floor, near, share, WIDT
 def _thresholds(
     scores, temperatures, top_ks, top_ps, min_ps, thresholds, valid, scratch, stride, size, has_top_p, has_min_p,
     WIDTH: tl.constexpr, LOG2_E: tl.constexpr, NEAR: tl.constexpr, NOTHING: tl.constexpr,
-    SPARSE: tl.constexpr, SPREAD: tl.constexpr,
+    SPARSE: tl.constexpr, SPREAD: tl.constexpr, ROUGH: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """One row per program. min_ps: their logarithms."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
@@ -161,9 +191,8 @@ def _thresholds(
         if (top_k > 0) & (top_k < size):
             # Each lane has a score at its peak, so at least WIDTH scores are not below the lowest peak.
             near = tl.where(top_k <= WIDTH, tl.maximum(_order(tl.min(peaks, 0)) - 1, floor), floor)
-            lowest = _lowest(
-                scores, lanes, scratch, size, best, 0.0, floor, near, top, top_k.to(tl.float64), zero, WIDTH
-            )
+            limit = top_k.to(tl.float64)
+            lowest = _lowest(scores, lanes, scratch, size, best, 0.0, floor, near, top, limit, zero, WIDTH, False, ALL)
             threshold = tl.div_rn(_value(lowest), temperature)
             # Scores below, whose quotients are equal, pass too: division joins no more than three.
             floor = lowest - 1
@@ -172,14 +201,15 @@ def _thresholds(
         if top_p < 1.0:
             scale = LOG2_E / temperature
             floor = tl.maximum(floor, _order(best - NOTHING * temperature))
-            near, far = tl.maximum(floor, _order(best - NEAR * temperature)), top
-            stride = size // WIDTH
-            if (stride >= SPARSE) & (threshold == float("-inf")):
-                guess, sure = _guess(scores, scratch, stride, peaks, best, scale, floor, near, top_p, WIDTH)
-                if sure:
+            near, far, step = tl.maximum(floor, _order(best - NEAR * temperature)), top, size // WIDTH
+            if (step >= SPARSE) & (threshold == float("-inf")):
+                guess, tells = _guess(
+                    scores, scratch, step, peaks, best, scale, floor, near, top_p, WIDTH, ROUGH
+                )  # fmt: skip
+                if tells:
                     near = tl.maximum(floor, _order(guess - SPREAD * temperature))
                     far = tl.minimum(top, _order(guess + SPREAD * temperature))
-            lowest = _lowest(scores, lanes, scratch, size, best, scale, floor, near, far, zero, top_p, WIDTH)
+            lowest = _lowest(scores, lanes, scratch, size, best, scale, floor, near, far, zero, top_p, WIDTH, True, ALL)
             threshold = tl.maximum(threshold, tl.div_rn(_value(lowest), temperature))
         if has_min_p:
             threshold = tl.maximum(threshold, tl.div_rn(best, temperature) + tl.load(min_ps + row))
@@ -198,7 +228,6 @@ def triton_thresholds(scores: Tensor, temperature: Tensor, filters: Filters) -> 
     min_p = temperature if filters.min_p is None else filters.min_p.log()
     _thresholds[(rows,)](
         scores, temperature, filters.top_k, top_p, min_p, thresholds, valid, scratch, scores.stride(0), size,
-        int(filters.top_p is not None), int(filters.min_p is not None),
-        WIDTH=WIDTH, LOG2_E=LOG2_E, NEAR=NEAR, NOTHING=NOTHING, SPARSE=SPARSE, SPREAD=SPREAD, num_warps=WARPS,
+        int(filters.top_p is not None), int(filters.min_p is not None), WIDTH=WIDTH, **TUNING, num_warps=WARPS,
     )  # fmt: skip
     return thresholds, valid

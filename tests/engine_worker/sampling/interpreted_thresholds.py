@@ -151,5 +151,4 @@ def test_a_row_does_not_depend_on_others_nor_on_what_lies_behind_it():
 
 def test_it_passes_its_test_while_a_model_loads(monkeypatch):
     monkeypatch.setattr(kernel, "WIDTH", 1 << 11)
-    monkeypatch.setattr(fusing, "LARGE_VOCAB", 6000)
     fusing.verify_thresholds(kernel.triton_thresholds, CPU)

@@ -60,5 +60,5 @@ def test_thresholds_compile(capability, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from engine_worker.sampling import thresholds
 
-    constants = {name: getattr(thresholds, name) for name in ("WIDTH", "LOG2_E", "NEAR", "NOTHING")}
+    constants = {"WIDTH": thresholds.WIDTH, **thresholds.TUNING}
     assert machine_code(thresholds._thresholds, capability, THRESHOLD_TYPES, constants)
