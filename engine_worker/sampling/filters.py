@@ -74,8 +74,8 @@ row has a token to choose, [N] bool: false if all scores are -inf, or one is NaN
 
 def torch_thresholds(scores: Tensor, temperature: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     """`Thresholds` in plain torch, to compare kernels with: it sorts the vocabulary."""
-    scaled = scores.sort(dim=1, descending=True).values / temperature
+    ordered = scores.sort(dim=1, descending=True).values
+    scaled, valid = ordered / temperature, ordered[:, 0].abs() < torch.inf
     kept, _ = keep(scaled, filters, None, whole=True)
-    valid = scaled[:, 0].abs() < torch.inf
     lowest = scaled.masked_fill(~kept, torch.inf).amin(dim=1, keepdim=True)
     return lowest.masked_fill(~valid[:, None], -torch.inf), valid
