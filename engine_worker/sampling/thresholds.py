@@ -75,20 +75,23 @@ def _sums(a, b, c, d):
 
 @triton.jit
 def _lowest(
-    source, places, scratch, size, best, scale, floor, near, far, limit, share,
+    source, places, tiles, filled, scratch, best, scale, floor, near, far, limit, share,
     WIDTH: tl.constexpr, WEIGHED: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """Order of the lowest score that passes: the scores above it weigh less than limit + share * total.
 
-    places [WIDTH]: where the first scores are, from `source`. A score weighs 2 ** ((score - best) * scale), or 1 if not
+    places [WIDTH]: where the lanes' first scores are, from `source`; filled [WIDTH]: how many each has; tiles: the most
+    of these. A score weighs 2 ** ((score - best) * scale), or 1 if not
     WEIGHED, or nothing if its order is not above `floor`. The answer is expected to be above `near` and up to `far`:
     the first turn collects these scores.
+
+    Also returns the source, tiles and lanes of what was collected last, and the order above which all scores are among
+    it if not WEIGHED.
     """
     lanes = tl.arange(0, WIDTH)
     # What weighs `above` is above `high`. Above `low` it is too much, and at `high` scores pass.
     low, high, above = floor, _order(best), tl.full([], 0.0, tl.float64)
-    tiles, filled = tl.cdiv(size, WIDTH), tl.cdiv(size - lanes, WIDTH)
-    turn = 0
+    turn, reached = 0, _order(tl.full([], float("inf"), tl.float32))
     while (high - low > 1) & (turn < TURNS):
         p0, p1, p2, p3 = _pivots(low, high, near, far, turn)
         v0, v1, v2, v3 = _value(p0), _value(p1), _value(p2), _value(p3)
@@ -113,9 +116,10 @@ def _lowest(
             sum2 += weight * (above2 - above3)
             sum3 += weight * (above3 - (score > top).to(tl.float32))
             undecided = (score > bottom) & (score <= middle)
+            collected = undecided if WEIGHED else score > bottom
             # A lane has read at least as far as it writes, so a later turn may overwrite what it reads.
-            tl.store(scratch + free, score, mask=undecided)
-            free += tl.where(undecided, WIDTH, 0)
+            tl.store(scratch + free, score, mask=collected)
+            free += tl.where(collected, WIDTH, 0)
             if narrows:
                 least = tl.minimum(least, tl.where(undecided, score, float("inf")))
                 most = tl.maximum(most, tl.where(undecided, score, float("-inf")))
@@ -135,7 +139,7 @@ def _lowest(
         if (low >= begin) & (high <= end):
             # Everything that is still undecided has been collected. If it is nothing, the search ends.
             filled = (free - lanes) // WIDTH
-            source, places, tiles = scratch, lanes, tl.max(filled, 0)
+            source, places, tiles, reached = scratch, lanes, tl.max(filled, 0), begin
             if tiles == 0:
                 low = high
             elif narrows:
@@ -143,25 +147,42 @@ def _lowest(
                 low, high = tl.maximum(low, lowest - 1), tl.minimum(high, highest)
         tl.debug_barrier()
         turn += 1
-    return high
+    return high, source, tiles, filled, reached
 
 
 @triton.jit
-def _guess(scores, scratch, stride, peaks, best, scale, floor, near, share, WIDTH: tl.constexpr, TURNS: tl.constexpr):
-    """About the lowest score that passes, by a sample of every stride-th score, and whether the sample tells.
+def _bracket(
+    scores, scratch, step, peaks, best, temperature, scale, floor, near, share,
+    WIDTH: tl.constexpr, SPREAD: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """Orders above which, and up to which, the lowest score is expected that passes top-p, by a sample of every step-th
+    score; `near` and the highest if the sample cannot tell.
 
     peaks [WIDTH]: the highest scores of as many parts of the row. They have most of the scores above the sample's
     highest, which the sample does not represent.
     """
-    places = tl.arange(0, WIDTH) * stride
+    places, top = tl.arange(0, WIDTH) * step, _order(best)
     sample = tl.load(scores + places)
     missed = tl.sum(tl.where(peaks > tl.max(sample, 0), tl.exp2((peaks - best) * scale), 0.0), 0)
-    limit = (share - 1.0) * missed / stride
-    top = _order(best)
-    guess = _value(
-        _lowest(scores, places, scratch, WIDTH, best, scale, floor, near, top, limit, share, WIDTH, True, TURNS)
+    limit = (share - 1.0) * missed / step
+    filled, tiles = tl.full([WIDTH], 1, tl.int32), tl.full([], 1, tl.int32)
+    lowest, _, _, _, _ = _lowest(
+        scores, places, tiles, filled, scratch, best, scale, floor, near, top, limit, share, WIDTH, True, TURNS
     )
-    return guess, tl.sum((sample > guess).to(tl.int32), 0) >= WIDTH // 32
+    guess = _value(lowest)
+    tells = tl.sum((sample > guess).to(tl.int32), 0) >= WIDTH // 32
+    begin = tl.maximum(floor, _order(guess - SPREAD * temperature))
+    end = tl.minimum(top, _order(guess + SPREAD * temperature))
+    return tl.where(tells, begin, near), tl.where(tells, end, top)
+
+
+@triton.jit
+def _below(order, temperature):
+    """The highest order below whose score over temperature is lower; division joins no more than three neighbours."""
+    passes, below = tl.div_rn(_value(order), temperature), order - 1
+    for _ in range(2):
+        below -= (tl.div_rn(_value(below), temperature) == passes).to(tl.int64)
+    return below
 
 
 @triton.jit(do_not_specialize=["stride", "size", "has_top_p", "has_min_p"])
@@ -188,28 +209,29 @@ def _thresholds(
     threshold, zero = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float64)
     if usable:
         floor, top = _order(threshold), _order(best)
-        if (top_k > 0) & (top_k < size):
+        source, filled = scores, tl.cdiv(size - lanes, WIDTH)
+        limited = (top_k > 0) & (top_k < size)
+        if limited:
             # Each lane has a score at its peak, so at least WIDTH scores are not below the lowest peak.
             near = tl.where(top_k <= WIDTH, tl.maximum(_order(tl.min(peaks, 0)) - 1, floor), floor)
             limit = top_k.to(tl.float64)
-            lowest = _lowest(scores, lanes, scratch, size, best, 0.0, floor, near, top, limit, zero, WIDTH, False, ALL)
-            threshold = tl.div_rn(_value(lowest), temperature)
-            # Scores below, whose quotients are equal, pass too: division joins no more than three.
-            floor = lowest - 1
-            for _ in range(2):
-                floor -= (tl.div_rn(_value(floor), temperature) == threshold).to(tl.int64)
+            lowest, collected, height, lengths, reached = _lowest(
+                source, lanes, tiles, filled, scratch, best, 0.0, floor, near, top, limit, zero, WIDTH, False, ALL
+            )
+            threshold, floor = tl.div_rn(_value(lowest), temperature), _below(lowest, temperature)
+            if reached <= floor:
+                source, tiles, filled = collected, height, lengths
         if top_p < 1.0:
             scale = LOG2_E / temperature
             floor = tl.maximum(floor, _order(best - NOTHING * temperature))
             near, far, step = tl.maximum(floor, _order(best - NEAR * temperature)), top, size // WIDTH
-            if (step >= SPARSE) & (threshold == float("-inf")):
-                guess, tells = _guess(
-                    scores, scratch, step, peaks, best, scale, floor, near, top_p, WIDTH, ROUGH
-                )  # fmt: skip
-                if tells:
-                    near = tl.maximum(floor, _order(guess - SPREAD * temperature))
-                    far = tl.minimum(top, _order(guess + SPREAD * temperature))
-            lowest = _lowest(scores, lanes, scratch, size, best, scale, floor, near, far, zero, top_p, WIDTH, True, ALL)
+            if (step >= SPARSE) & (limited == 0):
+                near, far = _bracket(
+                    scores, scratch, step, peaks, best, temperature, scale, floor, near, top_p, WIDTH, SPREAD, ROUGH
+                )
+            lowest, _, _, _, _ = _lowest(
+                source, lanes, tiles, filled, scratch, best, scale, floor, near, far, zero, top_p, WIDTH, True, ALL
+            )
             threshold = tl.maximum(threshold, tl.div_rn(_value(lowest), temperature))
         if has_min_p:
             threshold = tl.maximum(threshold, tl.div_rn(best, temperature) + tl.load(min_ps + row))
