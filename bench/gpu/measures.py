@@ -23,9 +23,9 @@ from sluice.ring.params import SamplingParams
 SLUICE = "Sluice"
 AS_SERVED, EAGER, FREE = "as served", "eager", "temperature 1"
 PEAKED, FLAT = "top-p 0.9, peaked", "top-p 0.9, flat"
-"""Modes. Random weights predict nearly flat distributions: top-p then passes half of the vocabulary, far more than the
-sampler examines in its first pass, which is the worst case. At a low temperature only a few tokens pass, as with a
-confident trained model."""
+"""Modes. Random weights predict nearly flat distributions: top-p then passes half of the vocabulary, far more than
+torch's operations examine in their first pass, which is their worst case. At a low temperature only a few tokens pass,
+as with a confident trained model."""
 SAMPLING: Mapping[str, SamplingParams] = {
     FREE: SamplingParams(),
     PEAKED: SamplingParams(temperature=0.05, top_p=0.9),

@@ -22,28 +22,32 @@ from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
 from engine_worker.layers.shard import Shard
 from engine_worker.models.model import Model
+from engine_worker.sampling.filters import Filters, Thresholds, torch_thresholds
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 
 COMPILERS = ("gcc", "clang")
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Relative to 1 + |expected|: a sum in another order may round the other way."""
 NOISE_TOLERANCE = 1e-9
+LIMITS = (((0, 40, 1, 3000), torch.int64), ((0.9, 1.0, 0.5), torch.float64), ((0.0, 0.1), torch.float32))
+"""Of top-k, top-p and min-p."""
 ROWS = (1, 3, 70)
 # Not a multiple of a kernel's part, so that the last one is partly filled.
-VOCAB = 3001
+VOCAB, LARGE_VOCAB = 3001, 40_001
 EPS = 1e-6
 OUTPUTS = 33
 FEW_INPUTS, MANY_INPUTS = 1024, 2064
 """Both multiples of 16, as in nearly all models."""
 
-Find = Callable[[torch.device], tuple[FusedKernels, GumbelMax]]
+Find = Callable[[torch.device], tuple[FusedKernels, SamplingKernels]]
 """Raises any exception if there are none for the device."""
 
 
 class Fused(NamedTuple):
     """What a model and its sampler use from now on."""
 
-    gumbel_max: GumbelMax
+    sampling: SamplingKernels
     summary: str
     """For the log."""
 
@@ -64,16 +68,17 @@ def missing_compiler() -> str | None:
     )
 
 
-def by_triton(device: torch.device) -> tuple[FusedKernels, GumbelMax]:
+def by_triton(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:
     if device.type != "cuda":
         raise ValueError("the device is a CPU")
     from engine_worker.layers.kernels import KERNELS
     from engine_worker.sampling.kernels import triton_gumbel_max
+    from engine_worker.sampling.thresholds import triton_thresholds
 
-    return KERNELS, triton_gumbel_max
+    return KERNELS, SamplingKernels(triton_gumbel_max, triton_thresholds)
 
 
-def none(device: torch.device) -> tuple[FusedKernels, GumbelMax]:  # noqa: ARG001
+def none(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:  # noqa: ARG001
     raise ValueError("fused_kernels = false")
 
 
@@ -85,19 +90,19 @@ def fuse(
     layers = model if isinstance(model, Layer) else None
     reason = None
     try:
-        kernels, gumbel_max = find(device)
-        verify_gumbel_max(gumbel_max, device)
+        kernels, sampling = find(device)
+        verify_sampling(sampling, device)
         if layers is not None:
             verify_layers(kernels, model.config.hidden_size, heads, dtype, device)
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything
         check_device(device, "a fused Triton kernel", "fused_kernels = false", error)
         reason = first_line(error)
     if not shard.all_min(int(reason is None)):
-        return Fused(torch_gumbel_max, f"no: {reason or 'another rank cannot'}")
+        return Fused(TORCH, f"no: {reason or 'another rank cannot'}")
     if layers is None:
-        return Fused(gumbel_max, "sampling; the layers are transformers'")
+        return Fused(sampling, "sampling; the layers are transformers'")
     layers.fuse(kernels)
-    return Fused(gumbel_max, "layers and sampling")
+    return Fused(sampling, "layers and sampling")
 
 
 def verify_layers(
@@ -129,6 +134,36 @@ def verify_layers(
     for inputs in (min(hidden_size, FEW_INPUTS), MANY_INPUTS):
         x, weights = some(1, inputs), some(OUTPUTS, inputs) * inputs**-0.5
         _compare("product", kernels.product(x, weights), F.linear(x, weights))
+
+
+def verify_sampling(kernels: SamplingKernels, device: torch.device) -> None:
+    """Raises ValueError if a kernel does not agree with torch, and anything it raises."""
+    verify_gumbel_max(kernels.gumbel_max, device)
+    if kernels.thresholds is not None:
+        verify_thresholds(kernels.thresholds, device)
+
+
+def verify_thresholds(thresholds: Thresholds, device: torch.device) -> None:
+    """Raises ValueError if they are not torch's, and anything it raises."""
+    # With this seed no sum is so close to its top-p that rounding decides.
+    generator = torch.Generator().manual_seed(9)
+    for count, size in ((1, LARGE_VOCAB), (3, VOCAB), (70, VOCAB)):
+        scores = (4 * torch.randn(count, size, generator=generator)).to(device)
+        scores[-1, ::2] = -torch.inf
+        temperature = (0.5 + torch.rand(count, 1, generator=generator)).to(device)
+        top_k, top_p, min_p = (
+            torch.tensor([[values[i % len(values)]] for i in range(count)], dtype=dtype, device=device)
+            for values, dtype in LIMITS
+        )
+        for filters in (Filters(top_k, top_p, min_p), Filters(top_k, None, None), Filters(0 * top_k, top_p, None)):
+            (found, valid), (expected, _) = (
+                one(scores, temperature, filters) for one in (thresholds, torch_thresholds)
+            )
+            scaled = scores / temperature
+            if not valid.all() or not torch.equal(scaled >= found, scaled >= expected):
+                raise ValueError("in a test, other tokens passed top-k, top-p and min-p")
+    if thresholds(torch.full_like(scores, torch.nan), temperature, filters)[1].any():
+        raise ValueError("in a test, a token was chosen where there is none")
 
 
 def verify_gumbel_max(gumbel_max: GumbelMax, device: torch.device) -> None:

@@ -30,7 +30,7 @@ from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, fill_weights
-from engine_worker.sampling.noise import GumbelMax
+from engine_worker.sampling.fused import SamplingKernels
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.cores import usable_cores
 
@@ -57,7 +57,7 @@ class LoadedModel(NamedTuple):
     model: Model
     backend: AttentionBackend
     setup: RankSetup
-    gumbel_max: GumbelMax
+    kernels: SamplingKernels
     choices: Mapping[str, str]
     """How it runs, for the log."""
     adapters: DeviceAdapters | None
@@ -77,8 +77,8 @@ class LoadedModel(NamedTuple):
 
     def warm_up(self, cache: KVCache, where: str = "after loading") -> None:
         config, context, _, _, shard = self.setup
-        gumbel_max = self.gumbel_max if shard.rank == 0 else None
-        warm_up(self.model, cache, self.backend, config, context, gumbel_max=gumbel_max, where=where)
+        kernels = self.kernels if shard.rank == 0 else None
+        warm_up(self.model, cache, self.backend, config, context, kernels=kernels, where=where)
 
     @property
     def _block_sizes(self) -> tuple[int, int, int]:
@@ -88,8 +88,8 @@ class LoadedModel(NamedTuple):
 class Loaded(NamedTuple):
     forward: TorchForward
     choices: Mapping[str, str]
-    gumbel_max: GumbelMax
-    """Its sampling kernel."""
+    kernels: SamplingKernels
+    """Of its sampling."""
 
 
 def load_runner(
@@ -114,12 +114,12 @@ def load_runner(
         raise ValueError("lora = true, but this model runs through transformers, whose layers have no adapters")
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
-    forward, choices, gumbel_max = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
+    forward, choices, kernels = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
     drafter = None
     if draft is not None:
-        drafter = ModelRunner(loaded[1].forward, gumbel_max=loaded[1].gumbel_max), draft.checkpoint.max_context_tokens
+        drafter = ModelRunner(loaded[1].forward, kernels=loaded[1].kernels), draft.checkpoint.max_context_tokens
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(forward, overlap, followers, gumbel_max=gumbel_max, drafter=drafter)
+    runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter)
     runner.choices |= choices
     runner.images = images
     if images is not None:
@@ -200,7 +200,7 @@ def _load_model(
     if adapters is not None:
         choices["lora_pages"] = str(adapters.num_pages)
     setup = RankSetup(config, context, dtype, device, shard)
-    return LoadedModel(model, chosen.backend, setup, fused.gumbel_max, choices, adapters)
+    return LoadedModel(model, chosen.backend, setup, fused.sampling, choices, adapters)
 
 
 def _make_adapters(
@@ -255,7 +255,7 @@ def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Wa
     forward = TorchForward(
         loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters, loaded.setup.config.output_layers
     )
-    return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.gumbel_max)
+    return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.kernels)
 
 
 def _make_graphs(

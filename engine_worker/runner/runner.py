@@ -28,8 +28,8 @@ from engine_worker.runner.results import StepResults
 from engine_worker.runner.rows import WantedRows
 from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.guided_draws import AskedMasks
-from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import Processors
 from engine_worker.sampling.program import Processing, Program, build_programs
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
@@ -83,7 +83,7 @@ class ModelRunner:
         forward: Forward[Any, Any],
         overlap: bool = False,
         followers: Followers | None = None,
-        gumbel_max: GumbelMax = torch_gumbel_max,
+        kernels: SamplingKernels = TORCH,
         drafter: "tuple[ModelRunner, int] | None" = None,
     ) -> None:
         """`drafter`: the draft model, without a thread of its own, with as many blocks, and the tokens of the longest
@@ -122,7 +122,7 @@ class ModelRunner:
         self._forward = forward
         self._methods = Methods(forward.rank)
         self._followers = followers
-        self._gumbel_max = gumbel_max
+        self._kernels = kernels
         self._vocab_size = forward.vocab_size
         # On a CPU results are there at once, so sampling may look at them and widen its candidates by itself.
         self._widen = device.type == "cpu"
@@ -335,12 +335,12 @@ class ModelRunner:
             return None
         draws, plan, _ = sampling
         programs = self._run_programs(plan, logits, followed, masks)
-        drawn = sample(logits, plan, programs, widen=self._widen, gumbel_max=self._gumbel_max)
+        drawn = sample(logits, plan, programs, widen=self._widen, kernels=self._kernels)
         results = StepResults(drawn, draws, programs, hidden=self.overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
-        drawn = sample(logits, plan, programs, gumbel_max=self._gumbel_max)
+        drawn = sample(logits, plan, programs, kernels=self._kernels)
         return StepResults(drawn, draws, programs, hidden=self.overlap)
 
     def _write(self, debugged: DebugStep | None, logits: Tensor | None, followed: StepResults | None) -> None:

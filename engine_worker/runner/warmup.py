@@ -29,7 +29,7 @@ from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress
-from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.program import build_programs
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
@@ -61,13 +61,13 @@ def warm_up(
     config: RunnerConfig,
     max_context: int,
     *,
-    gumbel_max: GumbelMax | None = torch_gumbel_max,
+    kernels: SamplingKernels | None = TORCH,
     where: str = "after loading",
 ) -> None:
     """Run the largest step and sample from it, so that torch and libraries allocate the most memory they will need. On
     CUDA torch keeps it until a graph is captured.
 
-    cache: of at least one block, which is overwritten. gumbel_max: None if this rank does not sample. where: what else
+    cache: of at least one block, which is overwritten. kernels: None if this rank does not sample. where: what else
     is allocated by then, for the error. Raises MemoryTooSmallError.
     """
     device = cache.layers[0].keys.device
@@ -80,12 +80,12 @@ def warm_up(
     forward = TorchForward(model, cache, backend, device)
     try:
         logits = forward.logits((), forward.prepare(forward.arrays(unfiltered)))
-        if logits is not None and gumbel_max is not None:
+        if logits is not None and kernels is not None:
             for slices in (unfiltered, filtered):
                 plan = to_device(StepDraws.of(slices).plan(model.config.vocab_size), device)
                 programs = plan.run_programs(logits, None)
                 programs = programs._replace(edits=to_device(programs.edits, device))
-                sample(logits, plan, programs, widen=False, gumbel_max=gumbel_max)
+                sample(logits, plan, programs, widen=False, kernels=kernels)
         synchronize(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.choose import Best, Chosen, finite
-from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.step import Draw
 
 MAX_ID = (1 << 32) - 1
@@ -23,7 +23,7 @@ class Candidates(NamedTuple):
     def of(draws: Sequence[Draw]) -> "Candidates":
         return Candidates(max(draw.candidates for draw in draws))
 
-    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+    def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:  # noqa: ARG002
         ids = most_likely(scores, min(self.most, scores.shape[1]))
         values = scores.gather(1, ids)
         logprobs = values - scores.logsumexp(dim=1, keepdim=True)

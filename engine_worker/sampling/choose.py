@@ -11,18 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine_worker.sampling.filters import Filters, Thresholds, keep
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.host import is_on_host
-from engine_worker.sampling.noise import (
-    GumbelMax,
-    gumbel,
-    highest,
-    highest_on_host,
-    noise_key,
-    random_bits,
-    torch_gumbel_max,
-)
+from engine_worker.sampling.noise import GumbelMax, gumbel, highest, highest_on_host, noise_key, random_bits
 from engine_worker.step import Draw
-from sluice.ring.params import SamplingParams
 
 FEW, CANDIDATES = 64, 256
 """Most likely tokens that are looked at first: FEW if every row has a smaller top-k, which makes them enough."""
@@ -59,69 +52,13 @@ class Greedy(NamedTuple):
     def of(_draws: Sequence[Draw]) -> "Greedy":
         return Greedy()
 
-    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+    def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:  # noqa: ARG002
         if is_on_host(scores):
             # Arrays until the end: each step to a tensor and back takes half a microsecond.
             best, at = highest_on_host(scores.numpy())
             return Chosen(torch.from_numpy(at), torch.from_numpy(np.isfinite(best)))
         peaks, tokens = highest(scores)
         return Chosen(tokens, finite(peaks))
-
-
-class Filters(NamedTuple):
-    """Each [N, 1], a row per draw."""
-
-    top_k: Tensor
-    """int64; 0 is off."""
-    top_p: Tensor | None
-    """float64; 1 is off. None if it is off in all rows."""
-    min_p: Tensor | None
-    """float32; 0 is off. None if it is off in all rows."""
-
-    @staticmethod
-    def of(params: Sequence[SamplingParams]) -> "Filters":
-        top_p, min_p = [[p.top_p] for p in params], [[p.min_p] for p in params]
-        return Filters(
-            torch.tensor([[p.top_k] for p in params]),
-            torch.tensor(top_p, dtype=torch.float64) if min(top_p) < [1.0] else None,
-            torch.tensor(min_p) if max(min_p) > [0.0] else None,
-        )
-
-    def rows(self, index: Tensor | slice) -> "Filters":
-        """The rows at index, [n] int64 or a slice."""
-        top_p, min_p = (None if column is None else column[index] for column in (self.top_p, self.min_p))
-        return Filters(self.top_k[index], top_p, min_p)
-
-
-def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Which candidates pass [N, C] bool, and which rows need more candidates to decide [N] bool.
-
-    scaled [N, C]: logits over temperature of the most likely tokens, descending. mass [N, 1]: sum over the vocabulary
-    of exp(scaled logit - the highest), used in rows with a top-p and no top-k. whole: the candidates are the
-    vocabulary.
-    """
-    limited = filters.top_k > 0
-    last = torch.where(limited, filters.top_k, scaled.shape[1]).clamp_(max=scaled.shape[1]) - 1
-    kept = scaled >= scaled.gather(1, last)
-    # While the last candidate passes, tokens beyond the candidates might pass too.
-    needs_more = limited.squeeze(1) & kept[:, -1]
-    if filters.top_p is not None:
-        weights = (scaled.double() - scaled[:, :1]).exp_().masked_fill_(~kept, 0.0)
-        total = weights.sum(dim=1, keepdim=True)
-        total = total if mass is None else torch.where(limited, total, mass)
-        # The token that crosses top_p is kept, as in transformers: only the mass before a token counts.
-        before = weights.cumsum(dim=1) - weights
-        inside = (before < filters.top_p * total) | (filters.top_p >= 1.0)
-        # A token as likely as the last one inside is kept too, wherever the sort has put it.
-        # In a row of only -inf or NaN nothing is inside; the caller marks it as not valid.
-        smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
-        kept &= scaled >= smallest
-    if filters.min_p is not None:
-        kept &= scaled >= scaled[:, :1] + filters.min_p.log()
-    needs_more |= kept[:, -1]
-    # Beyond a candidate of -inf nothing can pass.
-    needs_more &= scaled[:, -1] > -torch.inf
-    return kept, torch.zeros_like(needs_more) if whole else needs_more
 
 
 class Filtered(NamedTuple):
@@ -148,11 +85,17 @@ class Filtered(NamedTuple):
             FEW if all(0 < params.top_k < FEW for params in sampling) else CANDIDATES,
         )
 
-    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+    def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:
         """`widen`: give rows more candidates while they have too few, which makes the host wait for the device. Else
-        such rows are reported in `Chosen.short`."""
+        such rows are reported in `Chosen.short`. A kernel of thresholds needs no candidates."""
+        if kernels.thresholds is not None:
+            return self._by_threshold(scores, kernels.thresholds, kernels.gumbel_max)
         mass = None if self.unlimited is None else _mass(scores, self.temperature, self.unlimited)
         return self._choose(scores, mass, widen=widen)
+
+    def _by_threshold(self, scores: Tensor, thresholds: Thresholds, gumbel_max: GumbelMax) -> Chosen:
+        threshold, valid = thresholds(scores, self.temperature, self.filters)
+        return Chosen(_winners(*gumbel_max(scores, self.temperature, self.keys, threshold)), valid)
 
     def _choose(self, scores: Tensor, mass: Tensor | None, *, widen: bool) -> Chosen:
         """mass: see `keep`."""
@@ -191,13 +134,12 @@ class Unfiltered(NamedTuple):
     def of(draws: Sequence[Draw]) -> "Unfiltered":
         return Unfiltered(temperature_of(draws), keys_of(draws), Filters.of([draw.sampling for draw in draws]).min_p)
 
-    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+    def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:  # noqa: ARG002
         # min-p is relative to the most likely token, in logits: log(min_p) below the best.
         best = scores.amax(dim=1, keepdim=True)
         threshold = None if self.min_p is None else best / self.temperature + self.min_p.log()
-        peaks, tokens = gumbel_max(scores, self.temperature, self.keys, threshold)
-        winner = peaks.argmax(dim=1, keepdim=True)
-        return Chosen(tokens.gather(1, winner).squeeze(1), finite(best.squeeze(1)))
+        tokens = _winners(*kernels.gumbel_max(scores, self.temperature, self.keys, threshold))
+        return Chosen(tokens, finite(best.squeeze(1)))
 
 
 def temperature_of(draws: Sequence[Draw]) -> Tensor:
@@ -206,6 +148,11 @@ def temperature_of(draws: Sequence[Draw]) -> Tensor:
 
 def keys_of(draws: Sequence[Draw]) -> Tensor:
     return torch.tensor([[noise_key(draw.sampling.seed, draw.sequence, draw.position)] for draw in draws])
+
+
+def _winners(peaks: Tensor, tokens: Tensor) -> Tensor:
+    """[N], of what a `GumbelMax` has found."""
+    return tokens.gather(1, peaks.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
 def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:

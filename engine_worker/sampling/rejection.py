@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.choose import Chosen, Filters, finite, keep, keys_of, temperature_of
-from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max, uniform
+from engine_worker.sampling.choose import Chosen, finite, keys_of, temperature_of
+from engine_worker.sampling.filters import Filters, Thresholds, keep
+from engine_worker.sampling.fused import TORCH, SamplingKernels
+from engine_worker.sampling.noise import uniform
 from engine_worker.step import Draw
 
 RANDOM = 0.0
@@ -24,7 +26,8 @@ ROWS = 8
 
 
 class Rejection(NamedTuple):
-    """Called as the ways to choose a token are. Simpler than these where a filter is on: it sorts the vocabulary."""
+    """Called as the ways to choose a token are. Simpler than these where a filter is on: it sorts the vocabulary,
+    unless there is a kernel of thresholds."""
 
     temperature: Tensor
     """[N, 1] float32."""
@@ -54,9 +57,9 @@ class Rejection(NamedTuple):
             torch.tensor([[proposal.threshold or RANDOM] for proposal in proposals], dtype=torch.float64),
         )
 
-    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+    def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:  # noqa: ARG002
         parts = [
-            self._rows(slice(start, start + ROWS))._choose(scores[start : start + ROWS], gumbel_max)
+            self._rows(slice(start, start + ROWS))._choose(scores[start : start + ROWS], kernels)
             for start in range(0, len(scores), ROWS)
         ]
         return Chosen(torch.cat([part.tokens for part in parts]), torch.cat([part.valid for part in parts]))
@@ -65,8 +68,8 @@ class Rejection(NamedTuple):
         columns = (column[rows] for column in (self.proposed, self.logits, self.thresholds))
         return Rejection(self.temperature[rows], self.keys[rows], self.filters.rows(rows), self.limited, *columns)
 
-    def _choose(self, scores: Tensor, gumbel_max: GumbelMax) -> Chosen:
-        own, valid = self._filtered(scores)
+    def _choose(self, scores: Tensor, kernels: SamplingKernels) -> Chosen:
+        own, valid = self._filtered(scores, kernels.thresholds)
         p, q = own.double().softmax(dim=1), self.logits.double().softmax(dim=1)
         thresholds = torch.where(self.thresholds == RANDOM, uniform(self.keys), self.thresholds)
         likely, drafted = p.gather(1, self.proposed), q.gather(1, self.proposed)
@@ -75,17 +78,21 @@ class Rejection(NamedTuple):
         remaining = (p - q).clamp_(min=0)
         # Rounding may leave nothing of two equal distributions.
         drawn_from = torch.where(remaining.sum(dim=1, keepdim=True) > 0, remaining.log().float(), own)
-        peaks, tokens = gumbel_max(drawn_from, torch.ones_like(self.temperature), self.keys, None)
+        peaks, tokens = kernels.gumbel_max(drawn_from, torch.ones_like(self.temperature), self.keys, None)
         drawn = tokens.gather(1, peaks.argmax(dim=1, keepdim=True))
         return Chosen(torch.where(accepted, self.proposed, drawn).squeeze(1), valid)
 
-    def _filtered(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _filtered(self, scores: Tensor, thresholds: Thresholds | None) -> tuple[Tensor, Tensor]:
         """Logits of p [N, vocab], and which rows have any [N] bool."""
         if not self.limited:
             own, best = scores / self.temperature, scores.amax(dim=1, keepdim=True)
             if self.filters.min_p is not None:
                 own.masked_fill_(own < best / self.temperature + self.filters.min_p.log(), -torch.inf)
             return own, finite(best.squeeze(1))
+        if thresholds is not None:
+            threshold, valid = thresholds(scores, self.temperature, self.filters)
+            own = scores / self.temperature
+            return own.masked_fill_(own < threshold, -torch.inf), valid
         values, ids = scores.sort(dim=1, descending=True)
         scaled = values / self.temperature
         kept, _ = keep(scaled, self.filters, None, whole=True)

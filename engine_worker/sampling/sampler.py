@@ -13,10 +13,10 @@ from torch import Tensor
 
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.guided_draws import AskedMasks, GuidedDraws
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
-from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.rejection import Rejection
@@ -200,7 +200,7 @@ def sample(
     programs: ProgramResults = NO_PROGRAMS,
     *,
     widen: bool = True,
-    gumbel_max: GumbelMax = torch_gumbel_max,
+    kernels: SamplingKernels = TORCH,
 ) -> Sampled:
     """logits: [R, vocab] float32. programs: what `plan.run_programs` returned; may be left out if there are none.
 
@@ -217,7 +217,7 @@ def sample(
         scores = source if group.rows is None else source.index_select(0, group.rows)
         if scores is source and not (in_place or (group.edits is None and edits is None)):
             scores = source.clone()
-        found = _choose(group, edits, scores, widen=widen, gumbel_max=gumbel_max)
+        found = _choose(group, edits, scores, widen=widen, kernels=kernels)
         chosen.append(found)
         if found.short is not None:
             short.append(found.short)
@@ -233,7 +233,12 @@ def sample(
 
 
 def _choose(
-    group: SamplingGroup, edits: DeviceEdits | HostEdits | None, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax
+    group: SamplingGroup,
+    edits: DeviceEdits | HostEdits | None,
+    scores: Tensor,
+    *,
+    widen: bool,
+    kernels: SamplingKernels,
 ) -> Chosen:
     """scores: [N, vocab], which the group's edits change."""
     if group.edits is not None:
@@ -242,7 +247,7 @@ def _choose(
         return edits.choose_greedily(scores)
     if edits is not None:
         edits.apply(scores)
-    return group.choose(scores, widen=widen, gumbel_max=gumbel_max)
+    return group.choose(scores, widen=widen, kernels=kernels)
 
 
 def _rows(rows: list[int], num_rows: int) -> Tensor | None:

@@ -7,6 +7,8 @@ from engine_worker.attention import backend
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.runner.fusing import by_triton, fuse, none
+from engine_worker.sampling.filters import torch_thresholds
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import torch_gumbel_max
 from tests.engine_worker.models.test_fused import Fusible
 from tests.fakes.kernels import CountedKernels
@@ -24,17 +26,35 @@ def other_gumbel_max(*arguments):
     return sums, tokens.roll(1, 1) if tokens.shape[1] > 1 else (tokens + 1) % 3001
 
 
-def fused(kernels, one=gumbel_max, shard=UNSHARDED, dtype=torch.float32):
+def thresholds(*arguments):
+    """As good as torch's."""
+    return torch_thresholds(*arguments)
+
+
+def lower_thresholds(*arguments):
+    found, valid = torch_thresholds(*arguments)
+    return found - 0.01, valid
+
+
+def thresholds_for_nothing(*arguments):
+    found, valid = torch_thresholds(*arguments)
+    return found, torch.ones_like(valid)
+
+
+SAMPLING = SamplingKernels(gumbel_max, thresholds)
+
+
+def fused(kernels, sampling=SAMPLING, shard=UNSHARDED, dtype=torch.float32):
     """What is said, whether the model computes by them, and what samples."""
     made = Fusible("qwen3, tied")
-    found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, one))
-    return found.summary, made.model._kernels is kernels, found.gumbel_max
+    found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, sampling))
+    return found.summary, made.model._kernels is kernels, found.sampling
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.inference_mode()
 def test_they_are_right(dtype):
-    assert fused(CountedKernels().kernels, dtype=dtype) == ("layers and sampling", True, gumbel_max)
+    assert fused(CountedKernels().kernels, dtype=dtype) == ("layers and sampling", True, SAMPLING)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +72,7 @@ def test_one_is_wrong(name, wrong, what):
     said, computes, samples = fused(CountedKernels().kernels._replace(**{name: wrong}))
     assert said.startswith(f"no: {what}")
     assert not computes
-    assert samples is torch_gumbel_max
+    assert samples is TORCH
 
 
 @torch.inference_mode()
@@ -65,13 +85,18 @@ def test_an_update_that_is_not_kept_is_wrong():
     assert fused(kernels._replace(norm=norm))[0].startswith("no: in a test, the sum is off by ")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"gumbel_max": other_gumbel_max}, "sampling drew other tokens"),
+        ({"thresholds": lower_thresholds}, "other tokens passed top-k, top-p and min-p"),
+        ({"thresholds": thresholds_for_nothing}, "a token was chosen where there is none"),
+    ],
+)
 @torch.inference_mode()
-def test_sampling_is_wrong():
-    assert fused(CountedKernels().kernels, other_gumbel_max) == (
-        "no: in a test, sampling drew other tokens",
-        False,
-        torch_gumbel_max,
-    )
+def test_sampling_is_wrong(wrong, what):
+    found = fused(CountedKernels().kernels, SAMPLING._replace(**wrong))
+    assert found == (f"no: in a test, {what}", False, TORCH)
 
 
 @torch.inference_mode()
@@ -80,7 +105,7 @@ def test_what_a_compiler_says_is_why_not():
         raise RuntimeError("no C compiler\nand much more")
 
     kernels = CountedKernels().kernels._replace(gate=broken)
-    assert fused(kernels) == ("no: no C compiler", False, torch_gumbel_max)
+    assert fused(kernels) == ("no: no C compiler", False, TORCH)
 
 
 @torch.inference_mode()
@@ -94,7 +119,7 @@ def test_all_ranks_or_none():
             return 0
 
     shard, broken = Second(), CountedKernels().kernels._replace(gate=lambda x: x)
-    assert fused(CountedKernels().kernels, shard=shard) == ("no: another rank cannot", False, torch_gumbel_max)
+    assert fused(CountedKernels().kernels, shard=shard) == ("no: another rank cannot", False, TORCH)
     assert fused(broken, shard=shard)[0] != "no: another rank cannot"
     assert shard.proposed == [1, 0]
 
@@ -103,9 +128,9 @@ def test_all_ranks_or_none():
 def test_a_model_that_is_not_made_of_our_layers_gets_the_sampling():
     model = type("Adapter", (), {"config": Fusible("llama").model.config})()
     found = fuse(
-        model, HeadShape(4, 2, 16), torch.float32, CPU, UNSHARDED, lambda _: (CountedKernels().kernels, gumbel_max)
+        model, HeadShape(4, 2, 16), torch.float32, CPU, UNSHARDED, lambda _: (CountedKernels().kernels, SAMPLING)
     )
-    assert found == (gumbel_max, "sampling; the layers are transformers'")
+    assert found == (SAMPLING, "sampling; the layers are transformers'")
 
 
 def test_a_cpu_has_none():
@@ -128,4 +153,4 @@ def test_they_can_be_switched_off():
     made = Fusible("qwen3, tied")
     found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, none)
     assert found.summary == "no: fused_kernels = false"
-    assert found.gumbel_max is torch_gumbel_max
+    assert found.sampling is TORCH

@@ -6,6 +6,8 @@ from engine_worker.runner import runner as runner_module
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.sampling import choose, sampler
+from engine_worker.sampling.filters import torch_thresholds
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.program import build_programs
 from engine_worker.step import Draw, Slice, Step
 from sluice.ring.params import SamplingParams
@@ -122,15 +124,15 @@ def test_a_step_that_cannot_be_built_fails_alone(folder):
 
 
 def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_look(folder, monkeypatch):
-    """As on CUDA, where nobody waits for the first look."""
+    """As on CUDA, where nobody waits for the first look; but not if a kernel looks at everything."""
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     wide = SamplingParams(seed=4, top_p=0.999, temperature=5.0, logprobs=1)
     first = Step((Slice(PROMPTS[0], 0, [0], (Draw(wide, 0, 0),)),))
     second = Step((Slice([0], 4, [0], (Draw(wide, 0, 1),), 0),))
 
-    def run(waits: bool) -> list:
+    def run(waits: bool, kernels: SamplingKernels = TORCH) -> list:
         runner = load(folder, overlap=True)
-        runner._widen = waits
+        runner._widen, runner._kernels = waits, kernels
         launched = [runner.launch(first), runner.launch(second)]
         return [step.collect() for step in launched]
 
@@ -139,5 +141,9 @@ def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_lo
     monkeypatch.setattr(
         runner_module, "sample", lambda *a, **o: looks.append(o.get("widen", True)) or original(*a, **o)
     )
-    assert run(waits=False) == run(waits=True)
-    assert looks == [False, True, False, True, True, True]
+    expected = run(waits=True)
+    assert run(waits=False) == expected
+    assert looks == [True, True, False, True, False, True]
+    looks.clear()
+    assert run(waits=False, kernels=TORCH._replace(thresholds=torch_thresholds)) == expected
+    assert looks == [False, False]

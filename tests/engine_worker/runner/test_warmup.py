@@ -14,7 +14,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
 from engine_worker.sampling.choose import Filtered, Unfiltered
-from engine_worker.sampling.noise import torch_gumbel_max
+from engine_worker.sampling.fused import TORCH
 from engine_worker.step import Slice
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
@@ -66,7 +66,7 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     seen = []
 
     def sample(logits, plan, programs, **options):
-        assert options == {"widen": False, "gumbel_max": torch_gumbel_max}
+        assert options == {"widen": False, "kernels": TORCH}
         (group,) = plan.groups
         assert programs.edits[0] is not None
         assert plan.logprob_rows is not None
@@ -77,7 +77,7 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     monkeypatch.setattr(warmup, "sample", sample)
     warm_up(model, cache(1), attention, CONFIG, 30)
     assert seen == [((6, 97), Unfiltered, 6), ((6, 97), Filtered, 6)]
-    warm_up(model, cache(1), attention, CONFIG, 30, gumbel_max=None)
+    warm_up(model, cache(1), attention, CONFIG, 30, kernels=None)
     assert len(seen) == 2
 
 

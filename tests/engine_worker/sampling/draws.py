@@ -7,8 +7,8 @@ from torch import Tensor
 
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling.choose import Chosen, Filtered
+from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.logit_edits import LogitEdits
-from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.program import build_programs
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
@@ -48,12 +48,12 @@ def tensors(
     before: Sequence[int] | None = None,
     *,
     widen: bool = True,
-    gumbel_max: GumbelMax = torch_gumbel_max,
+    kernels: SamplingKernels = TORCH,
 ) -> Sampled:
     """As they come."""
     plan = SamplingPlan.of(draws, rows, *logits.shape, follows)
     programs = plan.run_programs(logits, before)
-    return sample(logits, to_device(plan, logits.device), programs, widen=widen, gumbel_max=gumbel_max)
+    return sample(logits, to_device(plan, logits.device), programs, widen=widen, kernels=kernels)
 
 
 def edit(

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling import kernels, noise
+from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.noise import torch_gumbel_max
 from tests.engine_worker.sampling.draws import draw, tensors
 from tests.examples import examples
 
+KERNELS = TORCH._replace(gumbel_max=kernels.triton_gumbel_max)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
@@ -98,7 +100,7 @@ def test_what_is_no_number_takes_a_token_that_there_is(bad, places):
     assert tokens.max() < scores.shape[1]
     draws = [draw(seed=1), draw(seed=2)]
     found, expected = (
-        tensors(scores, [0, 1], draws, gumbel_max=kernels.triton_gumbel_max),
+        tensors(scores, [0, 1], draws, kernels=KERNELS),
         tensors(scores, [0, 1], draws),
     )
     assert found.valid.tolist() == expected.valid.tolist()
@@ -109,6 +111,6 @@ def test_all_that_is_sampled_from_the_whole_vocabulary_goes_through_it():
     logits = 3 * torch.randn(40, 2000, generator=torch.Generator().manual_seed(3))
     kinds = ({}, {"min_p": 0.05}, {"temperature": 0.0}, {"top_k": 5}, {"repetition_penalty": 1.5, "prompt": [1, 2]})
     draws = [draw(seed=i, **kinds[i % len(kinds)]) for i in range(40)]
-    found = tensors(logits, range(40), draws, gumbel_max=kernels.triton_gumbel_max)
+    found = tensors(logits, range(40), draws, kernels=KERNELS)
     assert found.valid.all()
     assert torch.equal(found.tokens, tensors(logits, range(40), draws).tokens)

@@ -18,9 +18,26 @@ TYPES = {
 }
 
 
+THRESHOLD_TYPES = {
+    "scores": "*fp32",
+    "temperatures": "*fp32",
+    "top_ks": "*i64",
+    "top_ps": "*fp64",
+    "min_ps": "*fp32",
+    "thresholds": "*fp32",
+    "valid": "*i1",
+    "scratch": "*fp32",
+    "stride": "i32",
+    "size": "i32",
+    "has_top_p": "i32",
+    "has_min_p": "i32",
+}
+
+
 @needs_triton
-def test_by_tritons_interpreter():
-    interpret(Path(__file__).with_name("interpreted.py"))
+@pytest.mark.parametrize("tests", ["interpreted.py", "interpreted_thresholds.py"])
+def test_by_tritons_interpreter(tests):
+    interpret(Path(__file__).with_name(tests))
 
 
 @needs_triton
@@ -35,3 +52,13 @@ def test_it_compiles(capability, limited, monkeypatch, tmp_path):
     types = {**TYPES, "exact": "*fp64", "count": "i32"}
     constants |= {"PARTS": 256, "MARGIN": kernels.MARGIN, "RELATIVE": kernels.RELATIVE}
     assert machine_code(kernels._exact_max, capability, types, constants)
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_thresholds_compile(capability, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from engine_worker.sampling import thresholds
+
+    constants = {"WIDTH": thresholds.WIDTH, **thresholds.TUNING}
+    assert machine_code(thresholds._thresholds, capability, THRESHOLD_TYPES, constants)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling import choose, logprobs, noise
+from engine_worker.sampling.filters import torch_thresholds
+from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors
 from tests.examples import examples
@@ -83,6 +85,23 @@ def test_nothing_waits(logits, monkeypatch):
     assert found.short is not None
     assert not found.short
     assert torch.equal(found.tokens, sample(logits, plan, programs).tokens)
+
+
+def test_thresholds_of_a_kernel_leave_nothing_to_look_at_again(logits, monkeypatch):
+    for module in (choose, logprobs, noise):
+        monkeypatch.setattr(module, "is_on_host", lambda _: False)
+    monkeypatch.setattr(choose, "CANDIDATES", 16)
+    draws = [
+        draw(seed=i, top_p=0.95, temperature=1 + i, prompt=[1], output=[3], min_p=0.01 * (i % 2)) for i in range(8)
+    ]
+    plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {}), logits.device)
+    kernels = TORCH._replace(thresholds=torch_thresholds)
+    with Recording() as recording:
+        found = sample(logits, plan, widen=False, kernels=kernels)
+    assert recording.calls
+    assert found.short is None
+    assert sample(logits, plan, widen=False).short
+    assert torch.equal(found.tokens, sample(logits, plan).tokens)
 
 
 def test_the_fake_device_would_have_noticed(logits):

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from engine_worker.runner.batch import to_device
+from engine_worker.sampling.filters import torch_thresholds
+from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.noise import noise_key, random_bits, uniform
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Proposal
 from sluice.ring.errors import ErrorCode
-from tests.engine_worker.sampling.draws import draw, sampled
+from tests.engine_worker.sampling.draws import draw, sampled, tensors
 from tests.engine_worker.sampling.test_distribution import DRAWS, assert_follows, warped
 from tests.fakes.graphs import Recording
 
@@ -180,6 +182,16 @@ def test_nothing_waits_for_a_device(monkeypatch):
         found = sample(logits, plan, widen=False)
     assert recording.calls
     assert torch.equal(found.tokens, expected.tokens)
+
+
+def test_a_kernel_of_thresholds_changes_nothing():
+    logits = torch.stack([random_logits(i) for i in range(20)])
+    kinds = [{"top_p": 0.9}, {"top_k": 3}, {"top_k": 6, "top_p": 0.7, "temperature": 0.6}, {"min_p": 0.1}]
+    draws = [draw(seed=i, proposal=proposal(i % 9, random_logits(i + 40)), **kinds[i % len(kinds)]) for i in range(20)]
+    kernels = TORCH._replace(thresholds=torch_thresholds)
+    found, expected = tensors(logits.clone(), range(20), draws, kernels=kernels), tensors(logits, range(20), draws)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.valid, expected.valid)
 
 
 def test_a_filter_of_another_row_changes_nothing():
