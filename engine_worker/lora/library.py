@@ -63,7 +63,7 @@ class AdapterLibrary:
         of which one may be replaced. An empty path: an upload that is being read may be it."""
         self._unservable: dict[str, Fault] = {}
         """By version: uploads that cannot be served, and why, the latest last."""
-        self._waiting = WaitingUploads(options.lora_num_put_workers, clock)
+        self._uploads = WaitingUploads(self._host, options.lora_num_put_workers, clock)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -72,6 +72,7 @@ class AdapterLibrary:
         """None: it is in host memory. Else it is loaded from its path, and done later. ADAPTER_MISSING: it was
         uploaded, and is not here."""
         self.advance()
+        self._uploads.on_request(adapter.version)
         if self._host.touch(adapter.version):
             return None
         source = adapter.version, adapter.path
@@ -146,7 +147,7 @@ class AdapterLibrary:
 
     def advance(self) -> None:
         """Store what the threads have loaded. Never waits."""
-        self._waiting.store(self._host)
+        self._uploads.advance(version for version, path in self._awaited if not path)
         if not (self._loading or self._awaited):
             return
         for loading in list(self._loading):
@@ -173,13 +174,15 @@ class AdapterLibrary:
     def _end_awaited(self) -> None:
         """Those whose version has come, wherever from, and those that no upload brings."""
         reading = any(not (loading.patient or loading.done) for loading in self._loading)
-        self._waiting.ask_again((version for version, path in self._awaited if not path), self._host.room)
         for (version, path), loading in self._awaited.items():
             if version in self._host:
                 loading.end()
-            elif not (path or reading or version in self._waiting):
-                missing = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files")
-                loading.end(self._unservable.get(version, missing))
+            elif not (path or reading or version in self._uploads):
+                fault = self._unservable.get(version)
+                if fault is None:
+                    fault = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files")
+                    self._uploads.on_refused(version)
+                loading.end(fault)
         self._awaited = {source: loading for source, loading in self._awaited.items() if not loading.done}
 
     @property
@@ -202,8 +205,8 @@ class AdapterLibrary:
         except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
             loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
             return
-        self._waiting.on_read(loaded.version)
         if self._host.add(loaded.version, loaded.weights):
+            self._uploads.on_stored(loaded.version)
             loading.version, loading.rank = loaded.version, loaded.weights.rank
             loading.end()
         elif loading.patient:
@@ -211,7 +214,7 @@ class AdapterLibrary:
         else:
             loading.end(_fault(ErrorCode.OVERLOADED, "host memory for adapters is full of adapters in use"))
             if loading.uploaded:
-                self._waiting.add(loaded.version, loaded.weights)
+                self._uploads.add(loaded.version, loaded.weights)
 
     def _remember(self, version: str, fault: Fault) -> None:
         self._unservable[version] = fault

@@ -25,6 +25,8 @@ class _Placed:
     pages: tuple[int, ...]
     holders: int = 0
     """Sequences."""
+    taken: bool = False
+    """Whether a step has had its load, which may have been copied even if the step failed."""
 
 
 class AdapterPages:
@@ -104,6 +106,8 @@ class AdapterPages:
             return ()
         first, *rest = self._loads.values()
         loads = (first._replace(dropped=(*first.dropped, *self._dropped)), *rest)
+        for load in loads:
+            self._placed[load.version].taken = True
         self._loads, self._dropped = {}, []
         return loads
 
@@ -144,8 +148,8 @@ class AdapterPages:
         placed = self._placed.pop(version)
         self._free += placed.pages
         self.evictions += 1
-        # A load that no step has taken yet has put nothing on the device.
-        if self._loads.pop(placed.number, None) is None:
+        self._loads.pop(placed.number, None)
+        if placed.taken:
             self._dropped.append(placed.number)
 
 

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
 SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
 LONG = {**SHORT, "max_tokens": 200}
+WEIGHTS = "adapter_model.safetensors"
 BEGUN = 10
 """Tokens of a stream that has begun."""
 ENGINE = {"lora": True, "dtype": "float32", "threads": 1, "kv_cache_tokens": 16384}
@@ -250,6 +251,19 @@ async def test_streams_with_adapters_survive_a_death(ring, client, folders, serv
             assert wait_until(lambda each=each: len(each.list_loras()[0].loras) == 2)
             assert tokens(each, lora_id="by-path") == wanted[0][: SHORT["max_tokens"]]
             assert tokens(each, lora_id="uploaded") == wanted[1][: SHORT["max_tokens"]]
+
+
+async def test_requests_bring_more_adapters_than_fit_in_host_memory(folders, expected) -> None:
+    """At once: they wait for each other."""
+    sizes = [sum(each.nbytes for each in load_file(folders[name] / WEIGHTS).values()) for name in ("all", "other")]
+    engine = ENGINE | {"lora_folders": [str(folders["all"].parent)], "lora_host_cache_size": int(1.1 * max(sizes))}
+    options = {"engine_args": engine, "router_args": {"lora_in_requests": True}}
+    with Ring(**options) as ring:
+        async with AsyncClient(ring.addresses, timeout=LIMIT) as client:
+            brought = [read_lora(folder) for folder in folders.values()]
+            calls = (client.generate(PROMPT, **SHORT, lora_weights=weights) for weights in 3 * brought)
+            found = await asyncio.gather(*calls)
+    assert [list(each.outputs[0].token_ids) for each in found] == 3 * [expected[name] for name in folders]
 
 
 @pytest.mark.parametrize("page", ["lora.md", "executor.md"])

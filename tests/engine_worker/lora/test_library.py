@@ -310,13 +310,19 @@ def test_requests_with_more_uploads_than_are_kept_wait_for_their_turn(full, mode
         assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
     adapters = [adapter_of(folder, by_path=False) for folder in folders]
     waiting = {adapter.version: library.prepare(adapter) for adapter in adapters}
+    for adapter in adapters:
+        library.acquire(adapter.version)
     library.release(version)
     for folder, adapter in zip(folders, adapters, strict=True):
-        library.acquire(adapter.version)
         fault = ended(waiting.pop(adapter.version)).fault
         if fault is not None:
+            # The request ends, the router sends the files, then the request again.
             assert fault.code == "ADAPTER_MISSING"
+            library.release(adapter.version)
             assert ended(offer(library, files_of(folder))).fault is None
+            assert not any(loading.poll() for loading in waiting.values())
+            assert library.prepare(adapter) is None
+            library.acquire(adapter.version)
         assert library.held() == [adapter.version]
         assert not any(loading.poll() for loading in waiting.values())
         library.release(adapter.version)
