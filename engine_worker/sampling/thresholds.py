@@ -225,7 +225,10 @@ def _thresholds(
             scale = LOG2_E / temperature
             floor = tl.maximum(floor, _order(best - NOTHING * temperature))
             near, far, step = tl.maximum(floor, _order(best - NEAR * temperature)), top, size // WIDTH
-            if (step >= SPARSE) & (limited == 0):
+            if limited:
+                # The first turn must keep all, since it may overwrite what it reads.
+                near = floor
+            elif step >= SPARSE:
                 near, far = _bracket(
                     scores, scratch, step, peaks, best, temperature, scale, floor, near, top_p, WIDTH, SPREAD, ROUGH
                 )
