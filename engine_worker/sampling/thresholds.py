@@ -80,13 +80,12 @@ def _lowest(
 ):  # fmt: skip
     """Order of the lowest score that passes: the scores above it weigh less than limit + share * total.
 
-    places [WIDTH]: where the lanes' first scores are, from `source`; filled [WIDTH]: how many each has; tiles: the most
-    of these. A score weighs 2 ** ((score - best) * scale), or 1 if not
-    WEIGHED, or nothing if its order is not above `floor`. The answer is expected to be above `near` and up to `far`:
-    the first turn collects these scores.
+    A score weighs 2 ** ((score - best) * scale), or 1 if not WEIGHED; or nothing if its order is not above `floor`. The
+    answer is expected to be above `near` and up to `far`: the first turn collects these scores.
 
-    Also returns the source, tiles and lanes of what was collected last, and the order above which all scores are among
-    it if not WEIGHED.
+    places [WIDTH]: where each lane's first score is, from `source`; filled [WIDTH]: how many it has; tiles: the most.
+    Returns these, of what was collected last, after the answer; and the order above which that is all scores, if not
+    WEIGHED.
     """
     lanes = tl.arange(0, WIDTH)
     # What weighs `above` is above `high`. Above `low` it is too much, and at `high` scores pass.
@@ -225,7 +224,10 @@ def _thresholds(
             scale = LOG2_E / temperature
             floor = tl.maximum(floor, _order(best - NOTHING * temperature))
             near, far, step = tl.maximum(floor, _order(best - NEAR * temperature)), top, size // WIDTH
-            if (step >= SPARSE) & (limited == 0):
+            if limited:
+                # The first turn must keep all, since it may overwrite what it reads.
+                near = floor
+            elif step >= SPARSE:
                 near, far = _bracket(
                     scores, scratch, step, peaks, best, temperature, scale, floor, near, top_p, WIDTH, SPREAD, ROUGH
                 )

@@ -103,6 +103,20 @@ def test_equal_tokens_stay_or_go_together():
         assert found.nonzero()[:, 1].tolist() == expected
 
 
+def test_top_p_among_what_top_k_keeps_far_below_the_highest():
+    scores = torch.full((1, 1000), -30.0)
+    # Behind the others, which its lane must not lose to it.
+    scores[0, 950] = 3.0
+    scores[0, 600:900] = -6.0 - 0.01 * torch.arange(300)
+    for top_k in (50, 250):
+        for top_p in (0.9999, 0.999, 0.997, 0.99, 0.95):
+            filters = Filters.of([SamplingParams(top_k=top_k, top_p=top_p)])
+            found, expected = (
+                kept(one, scores, torch.ones(1, 1), filters)[0] for one in (kernel.triton_thresholds, torch_thresholds)
+            )
+            assert torch.equal(found, expected)
+
+
 def test_scores_that_differ_but_not_over_temperature_stay_or_go_together():
     """Neighbours in float32 whose quotients round to the same number."""
     scores = torch.tensor([[1.0, 1.0, -5.0]])
