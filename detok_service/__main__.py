@@ -1,10 +1,12 @@
 """`python -m detok_service`: one detokenizer process."""
 
+from sluice.ring.extras import require_extra
 from sluice.ring.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
+    require_extra("detok_service", "detok")
 
 import gc
 import secrets

@@ -1,10 +1,12 @@
 """`python -m engine_worker`: one engine process."""
 
+from sluice.ring.extras import require_extra
 from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
+    require_extra("engine_worker", "engine")
 
 import gc
 import os
