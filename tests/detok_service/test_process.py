@@ -308,7 +308,8 @@ def test_a_process_does_not_wait_for_a_router_that_has_ended(context, routers, t
         process.child.send_signal(signal.SIGTERM)
         logs = process.end()
         assert process.child.returncode == 0
-        assert [entry["reason"] for entry in logs if entry["event"] == "router_lost"] == ["ended"]
+        # None, if its lane took the news of the drain just before it noticed the end.
+        assert {entry["reason"] for entry in logs if entry["event"] == "router_lost"} <= {"ended"}
         lane.close()
     finally:
         process.child.kill()
