@@ -5,7 +5,11 @@ import sys
 import tempfile
 import time
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
+
+if __name__ == "__main__" and find_spec("matplotlib") is None:
+    sys.exit("python -m bench needs the extra bench: pip install -e '.[router,detok,engine,bench]', or make bench")
 
 from msgspec.structs import replace
 from rich.console import Console

@@ -1,10 +1,12 @@
 """`python -m detok_service`: one detokenizer process."""
 
+from sluice.ring.extras import require_extra
 from sluice.ring.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
+    require_extra("detok_service", "detok")
 
 import gc
 import secrets
@@ -20,7 +22,7 @@ from detok_service.decoder import TokenizerError, load_decoders
 from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
-from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError
@@ -43,7 +45,7 @@ IDLE_SECONDS = 0.1
 # The same while a lane is full, or while draining: ZeroMQ does not wake us when a lane has room again.
 BUSY_SECONDS = 0.01
 LINGER_SECONDS = 1.0
-NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_LINKS * LANE_DESCRIPTORS
+NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_LINKS * WATCHED_LANE_DESCRIPTORS
 MAX_MESSAGES = 256
 """Per turn of the loop."""
 
@@ -70,7 +72,7 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     address = settings.address(inbox.address)
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint, build_version())
-    open_lane = partial(Lane, context, security=security.to("router"), names=HostNames())
+    open_lane = partial(Lane, context, security=security.to("router"), watched=True, names=HostNames())
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
     status_file = StatusFile()
     beacon = ProgressBeacon(status_file=status_file)

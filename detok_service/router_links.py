@@ -4,6 +4,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -26,6 +27,15 @@ MAX_LOST = 256
 DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
+class RouterLane(SendLane, Protocol):
+    """A watched `Lane`."""
+
+    @property
+    def refused_at(self) -> float | None: ...
+
+    def hung_up(self) -> bool: ...
+
+
 class Delay:
     """From a row's arrival to its text being handed to a lane. A batch counts as late as its oldest row."""
 
@@ -44,7 +54,7 @@ class RouterLink:
     is bounded by the live tokens, and a slow router does not delay others.
     """
 
-    def __init__(self, lane: SendLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
+    def __init__(self, lane: RouterLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
         self.lost = lost
         """By engine epoch, how often everything on its way to this router was dropped: see `RouterLinks.remove`."""
         self.last_hello = now
@@ -150,7 +160,7 @@ class RouterLinks:
 
     def __init__(
         self,
-        open_lane: Callable[[str], SendLane],
+        open_lane: Callable[[str], RouterLane],
         detokenizer: str,
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = time.monotonic,
@@ -226,6 +236,11 @@ class RouterLinks:
     def silent(self, seconds: float, now: float) -> list[str]:
         """Addresses of routers without a hello for this long."""
         return [address for address, link in self.by_address.items() if now - link.last_hello > seconds]
+
+    def ended(self) -> list[str]:
+        """Addresses of routers whose processes have ended. To be called regularly, as `Lane.hung_up`."""
+        lanes = {address: link.lane for address, link in self.by_address.items()}
+        return [address for address, lane in lanes.items() if lane.hung_up() and lane.refused_at is not None]
 
     def remove(self, address: str, engines: Iterable[int]) -> int:
         """Close the lane to a router. Returns how many rows are lost with it.

@@ -9,13 +9,12 @@ import structlog
 from detok_service.decode_loop import DecodeLoop
 from detok_service.decoder import Decoders
 from detok_service.engines import Engines
-from detok_service.router_links import RouterLinks
+from detok_service.router_links import RouterLane, RouterLinks
 from detok_service.stream import Engine
 from detok_service.stream_table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
-from sluice.ring.lane import SendLane
 from sluice.ring.rows import TokenBatch
 from sluice.ring.timing import (
     DRAINING_ROUTER_SILENCE_SECONDS,
@@ -49,7 +48,7 @@ class Detokenizer:
         self,
         identity: Identity,
         decoders: Decoders,
-        open_lane: Callable[[str], SendLane],
+        open_lane: Callable[[str], RouterLane],
         max_streams: int,
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = time.monotonic,
@@ -174,15 +173,20 @@ class Detokenizer:
 
     def _drop_silent_engines(self, now: float) -> None:
         for engine in self._engines.silent(now):
-            self._log.warning("engine_lost", engine=engine[0], epoch=engine[1])
+            # An idle engine closes its lane, and is as silent as a dead one.
+            streams = len(self._table.of_engine(engine))
+            log = self._log.warning if streams else self._log.info
+            log("engine_lost", engine=engine[0], epoch=engine[1], streams=streams)
             self.decode_loop.end_engine_streams(engine, ErrorCode.ENGINE_LOST, "the engine fell silent", now)
             self._engines.forget(engine)
             self._table.forget(engine)
 
     def _drop_silent_routers(self, now: float) -> None:
-        # While draining, a dead router must not keep this process until its timeout.
-        bound = ROUTER_SILENCE_SECONDS if self.draining_since is None else DRAINING_ROUTER_SILENCE_SECONDS
-        for address in self._links.silent(bound, now):
+        lost, ended = self._links.silent(ROUTER_SILENCE_SECONDS, now), self._links.ended()
+        if self.draining_since is not None:
+            # A dead router must not keep this process until its timeout.
+            lost = list(dict.fromkeys([*ended, *self._links.silent(DRAINING_ROUTER_SILENCE_SECONDS, now)]))
+        for address in lost:
             dropped = self._table.of_router(address)
             for stream in dropped:
                 self._table.close(stream)
@@ -190,7 +194,8 @@ class Detokenizer:
             # A ring that stops as a whole ends its routers first: nothing to warn of if they left nothing behind.
             expected = self.draining_since is not None and not dropped and not rows
             log = self._log.info if expected else self._log.warning
-            log("router_lost", address=address, streams=len(dropped), rows=rows)
+            reason = "ended" if address in ended else "silent"
+            log("router_lost", address=address, reason=reason, streams=len(dropped), rows=rows)
 
     def _send_heartbeat(self, now: float) -> None:
         elapsed = now - self._last_heartbeat_at

@@ -1,10 +1,12 @@
 """`python -m engine_worker`: one engine process."""
 
+from sluice.ring.extras import require_extra
 from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
+    require_extra("engine_worker", "engine")
 
 import gc
 import os
@@ -24,7 +26,13 @@ from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.ring.descriptors import (
+    LANE_DESCRIPTORS,
+    OWN_DESCRIPTORS,
+    WATCHED_LANE_DESCRIPTORS,
+    check_limit,
+    raise_limit,
+)
 from sluice.ring.ports import PortError, check_ports
 from sluice.ring.process import die_with_parent, on_stop_signal, run_service
 from sluice.settings.engine import ProcessorNames
@@ -37,7 +45,10 @@ from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.startup import Startup
 
 NEEDED_DESCRIPTORS = (
-    OWN_DESCRIPTORS + MAX_CONNECTIONS + (MAX_LANES + MAX_ROUTERS + tensor_outbox.MAX_LANES) * LANE_DESCRIPTORS
+    OWN_DESCRIPTORS
+    + MAX_CONNECTIONS
+    + (MAX_LANES + tensor_outbox.MAX_LANES) * LANE_DESCRIPTORS
+    + MAX_ROUTERS * WATCHED_LANE_DESCRIPTORS
 )
 PROGRESS_SECONDS = 0.1
 

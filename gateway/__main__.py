@@ -2,11 +2,13 @@
 
 import os
 
+from sluice.ring.extras import require_extra
 from sluice.ring.process import die_with_parent, exit_on_signals, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
+    require_extra("gateway", "gateway")
     # gRPC reads it when it is imported. Without its event engine, it reads in the thread that waits for its events,
     # and does not hand each message from thread to thread: a chunk costs the gateway some 10 µs less.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")

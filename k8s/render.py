@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from helm_python import Chart, HelmError
+
+try:
+    from helm_python import Chart, HelmError
+except ModuleNotFoundError as error:
+    raise SystemExit("python -m k8s.render needs the extra dev: pip install -e '.[dev]'") from error
 
 from sluice.settings.describe import Setting, settings_of
 from sluice.settings.services import SERVICES

@@ -1,10 +1,12 @@
 """python -m router"""
 
+from sluice.ring.extras import require_extra
 from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
+    require_extra("router", "router")
 
 import asyncio
 import gc

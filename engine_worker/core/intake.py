@@ -237,7 +237,9 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
         last = terms.vocab_size + spec.tables.num_rows - 1
         if min(spec.prompt) < 0 or max(spec.prompt) > last:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"prompt token ids must be from 0 to {last}")
+            # The router has checked ids that a client gave: these come from the tokenizer.
+            wrong = f"prompt token ids must be from 0 to {last}: the tokenizer has tokens that the model does not have"
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, wrong)
         total = len(spec.prompt) + spec.stopping.max_tokens
         if total > terms.max_sequence_tokens:
             return Fault(

@@ -259,6 +259,8 @@ class AdapterLibrary:
             folder = Path(path).resolve()
         except (OSError, ValueError, RuntimeError) as error:
             raise AdapterError(f"{path!r} is not a folder: {error}") from error
+        if not self._folders:
+            raise AdapterError(f"{path!r} is a folder of the engine, and lora_folders allows none: upload it instead")
         if not any(folder.is_relative_to(allowed) for allowed in self._folders):
             raise AdapterError(f"{path!r} does not lie in one of lora_folders")
         return folder

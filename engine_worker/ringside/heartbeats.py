@@ -122,6 +122,8 @@ class Heartbeats(threading.Thread):
         """`heartbeat`, `cache_changes` (see `Journal.since`), `take_events` (see `EventReads.take`) and the changes of
         adapters are called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
+        self.alone = False
+        """The processes of all routers that said hello had ended at the latest heartbeat. Read by another thread."""
         self._context = context
         self._routers = routers
         self._heartbeat = heartbeat
@@ -198,6 +200,9 @@ class Heartbeats(threading.Thread):
             else:
                 # Nothing is lost: the cursor stays, so the next heartbeat brings the same and more.
                 self._log.debug("heartbeat_skipped", router=address)
+        # Each lane is asked at each heartbeat, as `Lane.hung_up` needs it.
+        ended = sum(lane.hung_up() and lane.refused_at is not None for lane in self._lanes.values())
+        self.alone = ended == len(self._lanes)
         return len(self._lanes) > lanes_before
 
     def _send_answers(self) -> bool:
@@ -221,7 +226,7 @@ class Heartbeats(threading.Thread):
     def _lane(self, address: str) -> Lane | None:
         if address not in self._lanes and address not in self._invalid:
             try:
-                lane = Lane(self._context, address, LANE_CAPACITY, self._security, names=self._host_names)
+                lane = Lane(self._context, address, LANE_CAPACITY, self._security, watched=True, names=self._host_names)
                 self._lanes[address] = lane
                 self._cursors[address] = self._stats_log.cursor()
             except ValueError as error:

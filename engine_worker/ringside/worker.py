@@ -224,7 +224,7 @@ class Worker:
         left = self._engine.live.requests or self._calls.pending or self._outbox.flowing(STUCK_SECONDS)
         left = left or self._tensors.flowing(STUCK_SECONDS)
         # Routers send requests here until they know of the drain, and each of these must be answered.
-        return not left and seconds >= DRAIN_NOTICE_SECONDS
+        return not left and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.alone)
 
     def _close(self) -> None:
         self._heartbeats.stop()

@@ -34,6 +34,12 @@ async def chat_complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
     return None
 
 
+NO_PARSER = (
+    "this gateway cannot read tool calls: start it with --tool-parser hermes, or the ring with "
+    "sluice serve --set gateway.tool_parser=hermes"
+)
+
+
 class ChatCall(Call):
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
@@ -43,7 +49,7 @@ class ChatCall(Call):
         """`tools_json`: the request's tools as they were written."""
         tools = offered_tools(request.tools, request.tool_choice)
         if tools and gateway.settings.tool_parser is None:
-            raise invalid("needs a gateway with --tool-parser: this one cannot read tool calls", "tools")
+            raise invalid(NO_PARSER, "tools")
         guide = guide_of(request)
         if functions := required_functions(tools, request.tool_choice):
             if guide is not None:

@@ -157,10 +157,12 @@ class Admission:
             return
         waiting, most = self._waiting_of[tenant], self._settings.tenant_waiting
         if (self._tenants_named or tenant) and waiting >= most:
-            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {most} may")
+            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {most} may (max_tenant_waiting)")
         most = self._settings.max_waiting
         if self.waiting >= most:
-            self._refuse(f"{self.live} requests are live and {self.waiting} wait; at most {most} may wait")
+            self._refuse(
+                f"{self.live} requests are live and {self.waiting} wait; at most {most} may wait (max_waiting)"
+            )
 
     async def acquire(self, priority: int, context_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
         """Wait for a permit; cancelling the caller takes it off the queue. `context_tokens` have to be computed before
@@ -214,7 +216,8 @@ class Admission:
         if self.waiting and self.waiting_tokens + context_tokens > self._settings.max_waiting_tokens:
             self._refuse(
                 f"{self.waiting} requests with {self.waiting_tokens} tokens of prompts and resumed outputs wait and "
-                f"this one has {context_tokens}; at most {self._settings.max_waiting_tokens} may wait"
+                f"this one has {context_tokens}; at most {self._settings.max_waiting_tokens} tokens may wait "
+                "(max_waiting_tokens)"
             )
 
     def _refuse(self, message: str) -> None:

@@ -20,6 +20,8 @@ TopP = Annotated[float | None, typer.Option(help="Sample from the most likely to
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text")]
 Adapter = Annotated[str | None, typer.Option(help="LoRA adapter to use, by its id")]
 TunedPrompt = Annotated[str | None, typer.Option("--prompt-adapter", help="Prompt adapter to use, by its id")]
+HTTP_1 = "http1.x server"
+"""In gRPC's message about a server without HTTP/2."""
 PEM = {"exists": True, "dir_okay": False}
 
 
@@ -42,6 +44,8 @@ def fail(message: str) -> typer.Exit:
 def describe(error: SluiceError, address: str) -> str:
     # Without a reason no router has answered: the message is gRPC's, with the cause at its end.
     if isinstance(error, Unavailable) and not error.reason:
+        if HTTP_1 in error.message:
+            return f"{address} speaks HTTP/1, as a gateway does: give a router's address, by default {DEFAULT_ADDRESS}"
         cause = error.message.rsplit(": ", 1)[-1]
         return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
     return error.message

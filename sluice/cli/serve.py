@@ -122,7 +122,8 @@ def announce(ring: Ring, display: Display) -> None:
     call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
     http = f", HTTP on {ring.http_address}" if ring.http_address else ""
     page = f", status page on port {ring.plan.metrics_port}" if ring.plan.metrics_port else ""
-    text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}{http}{page}, {_parts(ring)}. Try: {call}"
+    served = f"{ring.plan.name} on {','.join(ring.addresses)}{http}{page}, {_parts(ring)}"
+    text = f"ready: {served}. Ctrl-C stops it. Try: {call}"
     fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
     if http:
         fields["http_address"] = ring.http_address

@@ -104,6 +104,14 @@ Method = Callable[[Router], Any]
 """Selects the method to call, such as `lambda router: router.generation.Generate`."""
 
 
+def _check_address(address: str) -> None:
+    """Raises ValueError for what gRPC would take for a host at port 443, or for a name."""
+    if "://" in address and address.startswith("http"):
+        raise ValueError(f"address {address!r} is a URL, must be HOST:PORT of a router, such as {DEFAULT_ADDRESS}")
+    if ":" not in address:
+        raise ValueError(f"address {address!r} has no port, must be HOST:PORT of a router, such as {DEFAULT_ADDRESS}")
+
+
 class Routers:
     """Calls go to `current`, which is kept until it fails. Raises ValueError; OSError for an unreadable PEM file."""
 
@@ -124,6 +132,8 @@ class Routers:
         self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self.addresses:
             raise ValueError("addresses is empty, must name at least one router")
+        for address in self.addresses:
+            _check_address(address)
         if tls is not None and credentials is not None:
             raise ValueError("tls and credentials are mutually exclusive: give one")
         self.metadata = _call_metadata(token, tenant, metadata)

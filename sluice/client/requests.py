@@ -68,7 +68,21 @@ def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
 def _reject_unknown(options: Mapping[str, Any], known: Set[str]) -> None:
     for name in options.keys() - known:
         close = get_close_matches(name, known, n=1)
-        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        meant = repr(close[0]) if close else _with_field(name, known)
+        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {meant}?" if meant else ""))
+
+
+def _with_field(name: str, known: Set[str]) -> str:
+    """The option whose mapping has this key, such as guided={'json_schema': ...}; else empty."""
+    types = {option: _option_type(option) for option in sorted(known)}
+    found = (option for option, kind in types.items() if kind is not None and name in kind.fields_by_name)
+    return next((f"{option}={{{name!r}: ...}}" for option in found), "")
+
+
+def _option_type(name: str) -> Any:
+    """Of a message-valued option; else None."""
+    fields = (_part_type(part).fields_by_name.get(name) for part in PARTS)
+    return next((field.message_type for field in fields if field is not None), None)
 
 
 def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:

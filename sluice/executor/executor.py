@@ -46,6 +46,8 @@ class GenerationExecutor:
         self._session = session
         self._ring = ring
         self._submissions = Submissions(session)
+        if ring is not None:
+            ring.at_exit = session.close
         # The function must not refer to `self`, which would then never be garbage.
         self._end = weakref.finalize(self, _close, session, ring, callbacks)
 

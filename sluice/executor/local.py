@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from sluice.executor.waiting import SLICE_SECONDS
@@ -16,6 +17,9 @@ class LocalRing:
     """A started `Ring`, with its arguments and errors. Problems that its services log go to `logging`."""
 
     def __init__(self, model: str | None, **options: Any) -> None:
+        self.at_exit: Callable[[], None] = lambda: None
+        """Called before the ring is closed at the end of the program: what has requests on it must end them, or the
+        routers drain until their timeout. A finalizer of its own may run later than ours."""
         self._ring = Ring(model, observe=_log_problem, **options)
         self._stop = threading.Event()
         self._started = threading.Event()
@@ -24,7 +28,7 @@ class LocalRing:
         # Child processes die with the thread that started them, and the caller's may end before the executor.
         self._thread = threading.Thread(target=self._keep, name="sluice ring", daemon=True)
         # Before the thread starts, so that an interrupt at any point leaves no ring behind.
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
         self._thread.start()
         try:
             while not self._started.wait(SLICE_SECONDS):
@@ -33,7 +37,7 @@ class LocalRing:
             self._kill()
             raise
         if self._error is not None:
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
             raise self._error
 
     @property
@@ -56,7 +60,14 @@ class LocalRing:
         except BaseException:
             self._kill()
             raise
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._owner:
+            try:
+                self.at_exit()
+            finally:
+                self.close()
 
     def _kill(self) -> None:
         self._stop.set()

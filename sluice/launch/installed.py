@@ -1,23 +1,12 @@
-"""Whether this installation has what the services need: a client alone is installed without it."""
-
-from importlib.util import find_spec
+"""Whether this installation can start a ring."""
 
 from sluice.launch.gpus import OptionsError
+from sluice.ring.extras import how_to_install, missing_packages
 
-NEEDED = {
-    "router": ("grpc_reflection", "jinja2", "prometheus_client", "tokenizers"),
-    "detok": ("prometheus_client", "tokenizers"),
-    "engine": ("numpy", "safetensors", "torch", "transformers"),
-}
-"""Packages by extra, named as they are imported."""
+EXTRAS = ("router", "detok", "engine")
 
 
 def check_installed() -> None:
     """Raises OptionsError."""
-    missing = {extra: name for extra, names in NEEDED.items() for name in names if find_spec(name) is None}
-    if missing:
-        packages = ", ".join(sorted(set(missing.values())))
-        extras = ",".join(NEEDED)
-        raise OptionsError(
-            f"this installation cannot serve, it has no {packages}: install torch, then 'sluice-serve[{extras}]'"
-        )
+    if missing := missing_packages(*EXTRAS):
+        raise OptionsError(f"this installation cannot serve, it has no {', '.join(missing)}: {how_to_install(*EXTRAS)}")

@@ -94,17 +94,18 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
 
 
 def run_service(service: str, main: Callable[[], None]) -> None:
-    """Run `main`. The text of a SystemExit becomes one line on stderr: JSON like the log, but plain on a terminal."""
+    """Run `main`. The text of a SystemExit becomes one line on stderr."""
     try:
         main()
     except SystemExit as ending:
         if not isinstance(ending.code, str):
             raise
-        print(_last_line(service, ending.code), file=sys.stderr, flush=True)
+        print(last_line(service, ending.code), file=sys.stderr, flush=True)
         raise SystemExit(1) from None
 
 
-def _last_line(service: str, error: str) -> str:
+def last_line(service: str, error: str) -> str:
+    """Why a service does not start: JSON like the log, but plain on a terminal."""
     import json
     from datetime import UTC, datetime
 

@@ -110,8 +110,8 @@ class ProcessorNames:
     """Logits processors"""
 
     logits_processors: dict[str, str] = field(default_factory=dict)
-    """Functions that requests may have change their logits, by name, such as {upper: my_module:upper_only}, or ipc://
-    addresses of programs on this machine; see docs/processors.md."""
+    """Functions that requests may have change their logits, by name, such as {"upper": "my_module:upper_only"}, or
+    ipc:// addresses of programs on this machine; see docs/processors.md."""
     logits_processor_batched: str | None = None
     """Your module:function that changes the logits of all sequences that ask for "batched" in one call."""
     logits_processor_replicate: bool = False

@@ -12,7 +12,7 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -208,8 +208,15 @@ def _from_text(setting: Setting, value: Any) -> Any:
         try:
             return json.loads(value)
         except ValueError as error:
-            raise SettingsError(f"{setting.name}: not valid JSON: {error}") from error
+            form = f'must be a JSON object, such as {{"name": {_example(setting)}}}'
+            raise SettingsError(f"{setting.name}: {form} ({error})") from error
     return value
+
+
+def _example(setting: Setting) -> str:
+    """Of a value in a mapping, as JSON."""
+    _, kind = get_args(setting.annotation)
+    return "1" if kind in (int, float) else '"value"'
 
 
 def _parts(text: str) -> list[str]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sluice.settings.engine import DEBUG_INPUTS, DEBUG_OUTPUTS, DEBUG_STEP
 from sluice.trtllm.config import DebugConfig
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
@@ -88,6 +86,7 @@ def _number(step: Path) -> int:
 
 
 def _tensor(path: Path) -> "torch.Tensor":
+    import numpy as np
     import torch
 
     return torch.from_numpy(np.load(path, allow_pickle=False))

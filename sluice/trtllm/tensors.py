@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sluice.client import Chunk, Tensor
 from sluice.executor import CompletionOutput
 from sluice.executor.response import CONTEXT_LOGITS, GENERATION_LOGITS
@@ -62,6 +60,7 @@ def _rows(tensors: Iterable[Tensor], name: str, *, context: bool = False) -> int
 
 def _between(tensors: Iterable[Tensor], name: str, start: int, end: int, *, context: bool = False) -> "torch.Tensor":
     """Rows start to end - 1 of one tensor, as far as they have come."""
+    import numpy as np
     import torch
 
     found = []

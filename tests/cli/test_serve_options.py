@@ -92,7 +92,11 @@ def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
         ("engin.overlap=yes", "did you mean engine.overlap?"),
         ("engine.max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),
         ("engine.dtype=int4", "engine.dtype: must be 'auto', 'float32'"),
-        ("router.tenant_weights={", "router.tenant_weights: not valid JSON"),
+        ("router.tenant_weights={", 'router.tenant_weights: must be a JSON object, such as {"name": 1} '),
+        (
+            "engine.logits_processors={a: b:c}",
+            'engine.logits_processors: must be a JSON object, such as {"name": "value"} ',
+        ),
         ("log_level=loud", "log_level: must be 'debug'"),
         ("engine.default_threads=2", "unknown setting engine.default_threads"),
         ("engine.listen=ipc:///x", "unknown setting engine.listen"),

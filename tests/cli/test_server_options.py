@@ -1,6 +1,8 @@
 """Which server the commands talk to, and as whom."""
 
 import shutil
+import threading
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import grpc
 import pytest
@@ -37,6 +39,20 @@ def test_no_server_at_any_address(sluice) -> None:
     result = sluice("generate", "x", "--address", "127.0.0.1:1,127.0.0.1:2")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: no Sluice server answers at 127.0.0.1:1 or 127.0.0.1:2 (")
+
+
+def test_the_port_of_a_gateway_is_named_as_one(sluice) -> None:
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = sluice("generate", "x", "--address", f"127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    assert result.exit_code == 1
+    assert "speaks HTTP/1, as a gateway does: give a router's address" in result.stderr
 
 
 def test_health_shows_every_router(sluice, address) -> None:

@@ -384,6 +384,10 @@ def test_addresses_and_options_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="addresses is empty"):
         Client([])
     with pytest.raises(TypeError, match="adress"):
-        Client("a", adress="b")
+        Client("a:1", adress="b")
     with pytest.raises(ValueError, match="token"):
-        Client("a", token="two words")
+        Client("a:1", token="two words")
+    with pytest.raises(ValueError, match="address 'a' has no port"):
+        Client("a")
+    with pytest.raises(ValueError, match="address 'http://a:1' is a URL"):
+        Client(["b:1", "http://a:1"])

@@ -174,6 +174,8 @@ def test_several_stops() -> None:
 
 
 def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"unknown option 'regex'; did you mean guided=\{'regex': ...\}\?"):
+        build_spec("x", {"regex": "a"})
     with pytest.raises(TypeError, match=r"unknown option 'temprature'; did you mean 'temperature'\?"):
         build_spec("x", {"temprature": 1})
 

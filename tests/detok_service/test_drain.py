@@ -99,6 +99,19 @@ def test_a_dead_router_keeps_nobody():
     ]
 
 
+def test_a_router_that_has_ended_keeps_nobody_even_until_it_counts_as_silent():
+    bench = Draining()
+    bench.handle(Hello("r", "router"))
+    lane = bench.lanes["router"]
+    lane.room, lane.refused_at = 0, bench.now
+    bench.heartbeat()
+    assert not lane.closed, "it may be restarted, and needs its rows then"
+    bench.service.drain()
+    with capture_logs() as logs:
+        assert not bench.stays(0.1)
+    assert [each["reason"] for each in logs if each["event"] == "router_lost"] == ["ended"]
+
+
 def test_a_pause_of_its_own_is_nobodys_silence():
     bench = Draining()
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), opens=[opened(1)]))

@@ -1,3 +1,5 @@
+from structlog.testing import capture_logs
+
 from detok_service.engines import MAX_ENGINES, MAX_MISSED, Engines
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
@@ -64,6 +66,17 @@ def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
         bench.handle(Hello("r", "router"))
         bench.heartbeat(1.0)
     assert bench.service.streams == 1
+
+
+def test_the_silence_of_an_idle_engine_is_no_warning():
+    bench = Bench()
+    bench.handle(KeepAlive("idle", 1), batch(opens=[opened(1)]))
+    with capture_logs() as logs:
+        for _ in range(int(ENGINE_SILENCE_SECONDS) + 1):
+            bench.handle(Hello("r", "router"))
+            bench.heartbeat(1.0)
+    levels = {each["engine"]: each["log_level"] for each in logs if each["event"] == "engine_lost"}
+    assert levels == {"idle": "info", "engine": "warning"}
 
 
 def test_what_is_known_of_engines_is_bounded():

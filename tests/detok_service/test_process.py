@@ -297,6 +297,24 @@ def test_a_process_whose_streams_were_moved_leaves_at_once(context, routers, tmp
         process.child.kill()
 
 
+def test_a_process_does_not_wait_for_a_router_that_has_ended(context, routers, tmp_path):
+    process = Process(tmp_path, "--drain-timeout", "60")
+    router, _ = routers
+    try:
+        lane = Lane(context, process.ready["address"])
+        router.greet(lane)
+        router.wait_for(lambda: router.heartbeats)
+        router.inbox.close()
+        process.child.send_signal(signal.SIGTERM)
+        logs = process.end()
+        assert process.child.returncode == 0
+        # None, if its lane took the news of the drain just before it noticed the end.
+        assert {entry["reason"] for entry in logs if entry["event"] == "router_lost"} <= {"ended"}
+        lane.close()
+    finally:
+        process.child.kill()
+
+
 def opening(request, router, stop, attempt=1, resume=None):
     return Open(request, attempt, 1, TextParams(stop=stop), router.address, 1, 0, resume=resume or {})
 

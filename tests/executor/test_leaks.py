@@ -107,6 +107,29 @@ def test_however_it_ends(program, folder, how) -> None:
     assert all((folder / f"{name}.ended").exists() for name in NAMES)
 
 
+def test_requests_end_before_the_ring_drains(program, folder) -> None:
+    """Also where a library's finalizer is older than ours, so that all finalizers run after the ring's own end."""
+    (folder / "router.do").write_text("silent")
+    process = program(
+        """
+        import weakref
+        from sluice.executor.local import LocalRing
+
+        def tell(ring):
+            print("open" if executor.can_enqueue_requests() else "closed")
+            close(ring)
+
+        weakref.finalize(tell, int)
+        close, LocalRing.close = LocalRing.close, tell
+        executor = create()
+        executor.generate_async("x")
+        """
+    )
+    stdout, stderr = process.communicate(timeout=LIMIT)
+    assert (process.returncode, stdout.split()[:1]) == (0, ["closed"]), stderr
+    assert_nothing_is_left(folder, process)
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -16,10 +16,14 @@ class MemoryLane:
         self.full = False
         self.open = True
         self.closed = False
+        self.refused_at: float | None = None
         self.messages: list[Message] = []
 
     def ready(self) -> bool:
         return self.open and not self.full
+
+    def hung_up(self) -> bool:
+        return self.refused_at is not None
 
     def send(self, message: Message) -> bool:
         if self.full or not self.open:

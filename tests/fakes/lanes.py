@@ -34,10 +34,14 @@ class FakeLane:
         self.room = room
         self.refused = 0
         self.closed = False
+        self.refused_at: float | None = None
         self.messages: list[Message] = []
 
     def ready(self) -> bool:
         return self.room > 0
+
+    def hung_up(self) -> bool:
+        return self.refused_at is not None
 
     def send(self, message: Message) -> bool:
         if not self.room:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def address():
     port = free_ports(2)
-    with Ring(detokenizers=1, port=port, http_port=port + 1) as ring:
+    with Ring(detokenizers=1, port=port, http_port=port + 1, gateway_args={"tool_parser": "hermes"}) as ring:
         yield ring.http_address
 
 
@@ -64,8 +64,9 @@ def test_curl(address):
 
 
 def test_the_tutorial(address):
-    answer, many, person, error = run("tutorials/openai_client.md", "python", address)
+    answer, many, person, call, error = run("tutorials/openai_client.md", "python", address)
     assert 1 <= tokens_of(answer.splitlines()[-1]) <= 32
     assert [line[1:16] for line in many.splitlines()] == [f"def method_{i}(se" for i in range(8)]
     assert re.fullmatch(r"name='[A-Z][a-z]+' age=\d+\n", person)
+    assert re.fullmatch(r"get_weather \{\s*\"city\"\s*:\s*\"[A-Z][a-z]+\"\s*\}\n", call)
     assert error.startswith("temperature | ")

@@ -170,6 +170,12 @@ def test_paths_outside_of_the_folders_are_refused(library, tuned, tmp_path, mode
     assert library.held() == []
 
 
+def test_without_folders_it_says_to_upload(tuned, model):
+    fault = ended(lora_runner(model, lora_folders=()).adapters.load(str(tuned[0]))).fault
+    assert fault.code == "INVALID_ARGUMENT"
+    assert "lora_folders allows none: upload it instead" in fault.message
+
+
 @pytest.fixture
 def trap(tmp_path):
     trap = Trap(tmp_path)

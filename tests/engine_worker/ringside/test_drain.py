@@ -48,6 +48,17 @@ def test_a_drain_is_announced_at_once(start, runner, monkeypatch):
     go_on.set()
 
 
+def test_without_routers_it_leaves_at_once(start, monkeypatch):
+    monkeypatch.setattr("engine_worker.ringside.worker.DRAIN_NOTICE_SECONDS", 3600.0)
+    world = start(drain_timeout=3600)
+    world.hello()
+    world.heartbeats(bool)
+    world.router.close()
+    world.worker.stop()
+    world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+
+
 def test_it_stops_once_its_streams_have_moved_away(start, runner):
     world = start(drain_timeout=3600)
     world.hello()

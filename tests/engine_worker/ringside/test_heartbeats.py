@@ -156,6 +156,34 @@ def test_routers_are_bounded(monkeypatch):
     assert routers.on_hello(Hello("r", "mem://2"))
 
 
+def test_it_is_alone_once_all_routers_have_ended(monkeypatch):
+    lanes = {}
+
+    def open_lane(_, address, *__, **___):
+        return lanes.setdefault(address, MemoryLane(address))
+
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", open_lane)
+    routers = RouterTable(Clock())
+    heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
+    heartbeats = Heartbeats(
+        None, routers, lambda: heartbeat, StatsLog(), lambda known: None, no_events, structlog.get_logger()
+    )
+    assert not heartbeats.alone
+    routers.on_hello(Hello("r0", "mem://r0"))
+    routers.on_hello(Hello("r1", "mem://r1"))
+    found = []
+    for ended in ("", "mem://r1", "mem://r0"):
+        heartbeats._send()
+        if ended:
+            lanes[ended].refused_at = 1.0
+            heartbeats._send()
+        found.append(heartbeats.alone)
+    assert found == [False, False, True]
+    lanes["mem://r0"].refused_at = None
+    heartbeats._send()
+    assert not heartbeats.alone, "it was started again"
+
+
 def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monkeypatch):
     lane = MemoryLane("mem://r0")
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_, **__: lane)

@@ -140,6 +140,14 @@ async def test_fields_that_would_change_the_answer_are_refused(gateway, name):
     assert (found.status_code, found.json()["error"]["param"]) == (400, name)
 
 
+async def test_tools_without_a_parser_name_the_setting(gateway):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    found = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=tools)
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, "tools")
+    assert "sluice serve --set gateway.tool_parser=hermes" in error["message"]
+
+
 async def test_a_body_that_is_too_large(router, script):
     async with running(router, max_body_bytes=2048) as small:
         declared = await small.post("/v1/completions", prompt="x" * 4096)

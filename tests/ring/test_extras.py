@@ -1,0 +1,36 @@
+"""A service without its packages says what to install."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sluice.ring.extras import NEEDED, how_to_install
+
+SERVICES = {"router": "router", "detok_service": "detok", "engine_worker": "engine", "gateway": "gateway"}
+
+RUN = """
+import runpy, sys
+from sluice.ring import extras
+real = extras.find_spec
+extras.find_spec = lambda name: None if name in {hidden!r} else real(name)
+runpy.run_module({service!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_without_its_extra(service) -> None:
+    extra = SERVICES[service]
+    hidden = NEEDED[extra][:2]
+    command = [sys.executable, "-c", RUN.format(hidden=hidden, service=service), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert f"this installation has no {', '.join(hidden)}: {how_to_install(extra)}" in line
+    assert done.stdout == ""
+
+
+def test_torch_is_named_where_it_is_needed() -> None:
+    assert how_to_install("gateway") == "pip install 'sluice-serve[gateway]'"
+    assert how_to_install("router", "engine") == "pip install torch 'sluice-serve[router,engine]'"
