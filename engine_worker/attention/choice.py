@@ -10,7 +10,7 @@ from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import TRITON, Kernel, PagedAttention, Store, triton_store
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.trial import verify_backend, verify_store
+from engine_worker.attention.trial import verify_backend, verify_captured, verify_store
 
 KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
 """Best first."""
@@ -70,6 +70,7 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
     try:
         backend = PagedAttention(kernel, site.heads, store)
         verify_backend(backend, site, size)
+        notes += _verify_captured(backend, kernel, site, size)
     except RefusedError:
         raise
     except Exception as error:  # a third-party package may raise anything
@@ -79,6 +80,20 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
             check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
         raise refused from error
     return ChosenBackend(backend, ". ".join([f"{kernel.title} runs here", *notes]), size)
+
+
+def _verify_captured(backend: PagedAttention, kernel: Kernel, site: Site, size: int) -> list[str]:
+    """Notes: a kernel that is right in all other steps serves without graphs of those with context."""
+    if not backend.context_graphs:
+        return []
+    try:
+        verify_captured(backend, site, size)
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+        refused = error if isinstance(error, RefusedError) else RefusedError.of(error)
+        check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
+        backend.context_graphs = False
+        return [f"No graphs of steps with context: in them it {refused}"]
+    return []
 
 
 def _choose_store(site: Site) -> tuple[Store, list[str]]:

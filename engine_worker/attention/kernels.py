@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.split import LONG, SPLITS, UNSPLIT, USUAL, Split, plan_split
+from engine_worker.attention.split import CAPTURED_ROWS, LONG, SPLITS, UNSPLIT, USUAL, Split, plan_split
 
 TILE_BYTES = 1 << 15
 """Bytes of query rows, and of keys and values together, in one round of a program. With two rounds in flight that fits
@@ -71,30 +71,48 @@ def _leads(query_start, sequence):
     return (tl.load(query_start + sequence) == sequence) & (tl.load(query_start + sequence + 1) == sequence + 1)
 
 
-@triton.jit(do_not_specialize=["table_stride", "skipped", "most", "busy", "window"])
+@triton.jit
+def _locate(query_start, batch, place, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The tiles of query rows of all sequences but generation rows, one after the other: sequence of the tile at this
+    place, its number in the sequence, and whether there is one. Up to WIDTH sequences."""
+    at = tl.arange(0, WIDTH)
+    begin = tl.load(query_start + at, mask=at < batch, other=0)
+    end = tl.load(query_start + at + 1, mask=at < batch, other=0)
+    leads = (begin == at) & (end == at + 1)
+    tiles = tl.where(leads, 0, tl.cdiv((end - begin) * GROUP, ROWS))
+    behind = tl.cumsum(tiles, 0)
+    sequence = tl.sum((behind <= place).to(tl.int32), 0)
+    tile = place - tl.sum(tl.where(at == sequence, behind - tiles, 0), 0)
+    return tl.minimum(sequence, batch - 1), tile, sequence < batch
+
+
+@triton.jit(do_not_specialize=["table_stride", "skipped", "batch", "most", "busy", "window"])
 def _attend(
     query, keys, values, out, sums, tops, totals, tables, query_start, lengths, scale, query_stride, table_stride,
-    skipped, most, busy, window,
+    skipped, batch, most, busy, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr,
-    GENERATION: tl.constexpr,
+    GENERATION: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One KV head, one share of a sequence's keys, and ROWS (query token, query head of the KV head) pairs per program.
 
-    GENERATION: of leading sequences with one token each; else of all others. Those of the other kind are skipped, since
-    the host that captures a graph does not know which they are. Online softmax (arXiv:1805.02867). Writes the output
-    or, if keys are split, partial results for `_combine`.
+    GENERATION: of leading sequences with one token each; else of all others. WIDTH: if not 0, the host that captures a
+    graph knows neither which sequences these are nor how many tokens they have; see `_locate`. Online softmax
+    (arXiv:1805.02867). Writes the output or, if keys are split, partial results for `_combine`.
     """
-    # Grid: tiles of query rows; KV heads times shares; sequences.
-    tile, sequence = tl.program_id(0), skipped + tl.program_id(2)
+    # Grid: tiles of query rows; KV heads times shares; sequences, but for WIDTH.
+    tile, sequence, mine = tl.program_id(0), skipped + tl.program_id(2), True
+    if WIDTH > 0:
+        sequence, tile, mine = _locate(query_start, batch, tile, GROUP, ROWS, WIDTH)
     head, split = tl.program_id(1) // most, tl.program_id(1) % most
     begin = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
-    mine = _leads(query_start, sequence)
-    if not GENERATION:
+    if GENERATION:
+        mine = _leads(query_start, sequence)
+    elif WIDTH == 0:
         # Sequences are padded to the longest query: shorter ones leave programs without rows.
-        mine = ~mine & (tile * ROWS < count * GROUP)
+        mine = tile * ROWS < count * GROUP
     if mine:
         # All query heads of a KV head share a tile, so that its keys and values are read once.
         row = tile * ROWS + tl.arange(0, ROWS)
@@ -225,13 +243,18 @@ def _launch(
     split, *found = shares or (UNSPLIT, out, out, out)
     rows_of_query = _rows(query)
     grid = triton.cdiv(longest * group, rows), kv_heads * split.most, len(sequences)
+    flat = inputs.captured_context and longest > 1
+    if flat:
+        # Each sequence but the last may leave a tile partly filled.
+        grid = grid[0] + len(sequences), kv_heads, 1
     _attend[grid](
         rows_of_query, cache.keys, cache.values, out, *found, inputs.block_tables, inputs.query_start,
         inputs.context_lengths, scale, rows_of_query.stride(0), inputs.block_tables.stride(0),
-        sequences.start, split.most, split.busy, window or 0,
+        sequences.start, len(sequences), split.most, split.busy, window or 0,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), PAGE=page,
         ROWS=rows, KEYS=keys, LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
-        GENERATION=longest == 1, num_stages=STAGES, num_warps=GENERATION_WARPS if longest == 1 else CONTEXT_WARPS,
+        GENERATION=longest == 1, WIDTH=CAPTURED_ROWS if flat else 0,
+        num_stages=STAGES, num_warps=GENERATION_WARPS if longest == 1 else CONTEXT_WARPS,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ ROUNDS = 2
 """Programs per multiprocessor that splitting aims for."""
 USUAL = 8
 """Generation rows that a graph of steps with context is planned for: when it is captured, their number is not known."""
+CAPTURED_ROWS = 256
+"""Sequences of such a step at most: each program looks at all of them."""
 LONG, LONG_SPLITS = 4096, 8
 """Contexts longer than LONG are split even if the batch alone keeps the GPU busy, into at most LONG_SPLITS shares: a
 single program would set the time of the step. More would cost the short contexts beside it, whose shares are empty."""

@@ -13,7 +13,8 @@ from engine_worker.attention.reference import ReferenceAttention
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Absolute; outputs are about 1."""
-STEPS = (((0, 1), (699, 1), (400, 1)), ((0, 1), (5, 1)), ((700, 1), (0, 5), (300, 40), (650, 1)))
+Sequences = tuple[tuple[int, int], ...]
+STEPS: tuple[Sequences, ...] = (((0, 1), (699, 1), (400, 1)), ((0, 1), (5, 1)), ((700, 1), (0, 5), (300, 40), (650, 1)))
 """(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, a
 short one, and one with context. They also compile every kernel variant that serving needs."""
 # Narrower than the longest test context, and no multiple of a block or a tile.
@@ -22,27 +23,35 @@ WINDOW = 100
 
 def verify_backend(backend: AttentionBackend, site: Site, tokens_per_block: int) -> None:
     """Raises RefusedError if it does not agree with the reference, and anything the backend raises."""
-    heads, dtype = site.heads, site.dtype
-    reference = ReferenceAttention(heads)
     for sequences in STEPS:
-        pool, inputs = _step(sequences, site, tokens_per_block)
-        random = torch.Generator().manual_seed(0)
-        query, key, value = (
-            torch.randn(len(inputs.slots), count, heads.head_dim, generator=random).to(site.device, dtype)
-            for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
-        )
-        forms = {"": backend.prepare(inputs, pool)}
-        if backend.context_graphs and not inputs.generation:
-            forms[" in a graph"] = backend.prepare(as_captured(inputs), pool)
-        for window in {None if window is None else WINDOW for window in site.windows}:
-            expected = reference.attend(query, key, value, pool.layers[0].copy(), inputs, window)
-            for form, prepared in forms.items():
-                found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
-                error = float((found.float() - expected.float()).abs().max())
-                # Not `error > ...`: a NaN must fail too.
-                if not error <= TOLERANCE[dtype]:
-                    reason = f"off by {error:.2g} in a test step of {sequences}{form}, window {window}"
-                    raise RefusedError(Refusal.WRONG, reason)
+        _verify(backend, site, tokens_per_block, sequences, captured=False)
+
+
+def verify_captured(backend: AttentionBackend, site: Site, tokens_per_block: int) -> None:
+    """The same for what graphs of steps with context launch."""
+    _verify(backend, site, tokens_per_block, STEPS[-1], captured=True)
+
+
+def _verify(
+    backend: AttentionBackend, site: Site, tokens_per_block: int, sequences: Sequences, *, captured: bool
+) -> None:
+    heads, dtype = site.heads, site.dtype
+    pool, inputs = _step(sequences, site, tokens_per_block)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(len(inputs.slots), count, heads.head_dim, generator=random).to(site.device, dtype)
+        for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+    )
+    reference = ReferenceAttention(heads)
+    prepared = backend.prepare(as_captured(inputs) if captured else inputs, pool)
+    for window in {None if window is None else WINDOW for window in site.windows}:
+        expected = reference.attend(query, key, value, pool.layers[0].copy(), inputs, window)
+        found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
+        error = float((found.float() - expected.float()).abs().max())
+        # Not `error > ...`: a NaN must fail too.
+        if not error <= TOLERANCE[dtype]:
+            reason = f"off by {error:.2g} in a test step of {sequences}, window {window}"
+            raise RefusedError(Refusal.WRONG, reason)
 
 
 def as_captured(inputs: AttentionInputs) -> AttentionInputs:
@@ -72,7 +81,7 @@ def verify_store(store: Store, site: Site) -> None:
         raise RefusedError(Refusal.WRONG, "in a test, keys and values are not in their slots")
 
 
-def _step(sequences: tuple[tuple[int, int], ...], site: Site, tokens_per_block: int) -> tuple[KVCache, AttentionInputs]:
+def _step(sequences: Sequences, site: Site, tokens_per_block: int) -> tuple[KVCache, AttentionInputs]:
     """A step over random blocks in reverse order, so that no sequence is contiguous in the pool."""
     heads, device = site.heads, site.device
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
+from engine_worker.attention.split import CAPTURED_ROWS
 from engine_worker.runner.batch import StepArrays, StepTensors
 
 Number = TypeVar("Number", np.int32, np.int64)
@@ -16,8 +17,6 @@ Number = TypeVar("Number", np.int32, np.int64)
 LARGEST = 512
 """Sequences of a generation step, or tokens of one with context, in a graph at most: larger steps keep a GPU busy even
 if their kernels are launched one by one."""
-MOST_SEQUENCES = 64
-"""In a graph of steps with context, each launch of which has programs for so many."""
 SMALLEST_CONTEXT = 8
 """Tokens in the smallest graph of steps with context."""
 
@@ -117,27 +116,28 @@ class ContextBuffers:
     def __init__(self, tokens: int, rows: int, blocks: int, tokens_per_block: int, device: torch.device) -> None:
         self.kind = "with context"
         self.sizes = context_sizes(tokens)
-        self._rows = rows
-        self._static = _StaticInputs(self.sizes[-1], rows, blocks, tokens_per_block, device)
-        self._query_start = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._most = min(rows, CAPTURED_ROWS)
+        self._static = _StaticInputs(self.sizes[-1], self._most, blocks, tokens_per_block, device)
+        self._query_start = torch.zeros(self._most + 1, dtype=torch.int32, device=device)
 
     def holds(self, arrays: StepArrays) -> bool:
         return len(arrays.token_ids) <= self.sizes[-1] and self._static.holds(arrays)
 
     def pad(self, arrays: StepArrays, size: int) -> StepArrays:
-        missing = self._rows - len(arrays.context_lengths)
+        rows = self._rows(size)
+        missing = rows - len(arrays.context_lengths)
         return replace(
-            _padded(arrays, size, self._rows),
+            _padded(arrays, size, rows),
             query_start=np.pad(arrays.query_start, (0, missing), mode="edge"),
         )
 
     def inputs(self, size: int) -> tuple[Tensor, Tensor, AttentionInputs]:
-        static = self._static
+        static, rows = self._static, self._rows(size)
         attention = AttentionInputs(
             static.slots[:size],
-            static.block_tables,
-            self._query_start,
-            static.context_lengths,
+            static.block_tables[:rows],
+            self._query_start[: rows + 1],
+            static.context_lengths[:rows],
             generation_rows=0,
             max_query=size,
             max_context=static.max_context,
@@ -147,7 +147,11 @@ class ContextBuffers:
 
     def fill(self, step: StepTensors) -> None:
         self._static.fill(step)
-        self._query_start.copy_(step.attention.query_start)
+        self._query_start[: len(step.attention.query_start)].copy_(step.attention.query_start)
+
+    def _rows(self, size: int) -> int:
+        """Of a graph: each sequence of a step has at least one token."""
+        return min(size, self._most)
 
 
 def _padded(arrays: StepArrays, tokens: int, rows: int) -> StepArrays:

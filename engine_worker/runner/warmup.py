@@ -16,7 +16,6 @@ from engine_worker.models.model import Model
 from engine_worker.runner.batch import to_device
 from engine_worker.runner.buffers import (
     LARGEST,
-    MOST_SEQUENCES,
     Buffers,
     ContextBuffers,
     GenerationBuffers,
@@ -133,7 +132,7 @@ def capture_graphs(
     if backend.context_graphs:
         # Behind a window, the table of a step with context also has the blocks of its own tokens.
         most = min(-(-longest // size), blocks + -(-LARGEST // size))
-        kinds.append(ContextBuffers(config.max_tokens_per_step, min(rows, MOST_SEQUENCES), most, size, device))
+        kinds.append(ContextBuffers(config.max_tokens_per_step, rows, most, size, device))
     captured = _counting(_agreed(capture, shard), progress, sum(len(buffers.sizes) for buffers in kinds))
     free = free_memory(device)
     try:

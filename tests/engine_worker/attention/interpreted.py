@@ -79,7 +79,8 @@ def test_a_graph_overwrites_no_other_row(monkeypatch):
     """Which rows generate is known on the device alone; keys are split over programs of every row."""
     monkeypatch.setattr(kernels, "_cores", lambda device: 64)
     heads = HeadShape(4, 2, 8)
-    for sequences in ([(300, 1)], [(5, 1), (5, 2)], [(5, 2), (9, 1)], MIXED, MIXED[::-1]):
+    many = [(i, 1 + i % 5) for i in range(40)]
+    for sequences in ([(300, 1)], [(5, 1), (5, 2)], [(5, 2), (9, 1)], [(0, 200), (3, 150)], MIXED, MIXED[::-1], many):
         assert_same(heads, paged_step(heads, sequences, padding=2))
 
 

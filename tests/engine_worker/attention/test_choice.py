@@ -292,6 +292,38 @@ def test_a_store_that_breaks_the_context_names_the_setting_without_it(installed)
         choose("flash", AMPERE)
 
 
+def _wrong_in_graphs(attend):
+    def wrong(query, cache, inputs, scale, window):
+        return attend(query, cache, inputs, scale, window) + 0.5 * inputs.captured_context
+
+    return wrong
+
+
+def _fails_in_graphs(attend):
+    def failing(query, cache, inputs, scale, window):
+        return _no_compiler() if inputs.captured_context else attend(query, cache, inputs, scale, window)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [(_wrong_in_graphs, "it is wrong: off by 0.5"), (_fails_in_graphs, "it failed: Failed to find C")],
+)
+def test_only_graphs_of_steps_with_context_are_given_up(installed, changed, reason):
+    module = with_attend()
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", module)
+    found = choose("triton", HOPPER)
+    assert found.backend.context_graphs
+    assert "graphs" not in found.reason
+    module.attend = changed(module.attend)
+    found = choose("triton", HOPPER)
+    assert found.backend.name == "triton"
+    assert found.backend.graphs
+    assert not found.backend.context_graphs
+    assert f"No graphs of steps with context: in them {reason}" in found.reason
+
+
 def test_without_fused_kernels_tritons_store_is_not_tried(installed):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_padding_to_the_first))

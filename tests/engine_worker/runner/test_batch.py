@@ -193,8 +193,11 @@ def test_padding(count, more):
 def test_padding_of_a_step_with_context(counts, rows, more):
     """Tokens of no sequence, and sequences without tokens, behind the real ones."""
     arrays = build_arrays([Slice([7] * n, 5 + i, [9, 8, 3 + i, 2, 1], ()) for i, n in enumerate(counts)], 4, None)
-    size, total = len(counts) + rows, sum(counts)
-    padded = ContextBuffers(100, size, 4, 4, torch.device("cpu")).pad(arrays, total + more)
+    total = sum(counts)
+    padded = ContextBuffers(100, len(counts) + rows, 4, 4, torch.device("cpu")).pad(arrays, total + more)
+    # A graph has no more sequences than tokens.
+    size = min(len(counts) + rows, total + more)
+    rows = size - len(counts)
     for name in ("token_ids", "positions", "slots"):
         assert getattr(padded, name).tolist() == getattr(arrays, name).tolist() + more * [-1 if name == "slots" else 0]
     assert padded.block_tables[: len(counts)].tolist() == arrays.block_tables.tolist()
