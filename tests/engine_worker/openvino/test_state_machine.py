@@ -84,7 +84,7 @@ class OpenVinoMachine(EngineMachine):
         )
         self._begin(bench, policy)
 
-    draw_fails = step_may_fail = moving_will_fail = None
+    draw_fails = draws_are_postponed = step_may_fail = moving_will_fail = None
 
     def continuation(self, spec: Submit, sequence: int) -> list[int]:
         return self._alone(spec, sequence)[0]
