@@ -115,7 +115,9 @@ class OpenVinoMachine(EngineMachine):
             tensors=NO_TENSORS if beams is not None else ALL,
         )
         number = 0 if beams is None else sequence
-        key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number)
+        # Drafts change the output only by their logits; the drafts themselves were made of the output without any.
+        drafts = None if spec.speculation.draft_logits is None else spec.speculation
+        key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number, drafts)
         if key not in self.outputs:
             idle = runner(self.folder, self.window, False, "alone")
             bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET, tensor_buffer=1 << 24)
