@@ -4,14 +4,13 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Protocol
 
 import msgspec
 import structlog
 
 from detok_service.stream import Engine, Row, TextStream
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
-from sluice.ring.lane import SendLane
+from sluice.ring.lane import WatchedLane, has_ended
 from sluice.ring.prompt_logprobs import PromptLogprobs
 from sluice.ring.rows import Started, TextBatch
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
@@ -25,15 +24,6 @@ MAX_BATCH_TOKENS = 16_384
 MAX_LOST_ENGINES = 4096
 MAX_LOST = 256
 DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-class RouterLane(SendLane, Protocol):
-    """A watched `Lane`."""
-
-    @property
-    def refused_at(self) -> float | None: ...
-
-    def hung_up(self) -> bool: ...
 
 
 class Delay:
@@ -54,7 +44,7 @@ class RouterLink:
     is bounded by the live tokens, and a slow router does not delay others.
     """
 
-    def __init__(self, lane: RouterLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
+    def __init__(self, lane: WatchedLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
         self.lost = lost
         """By engine epoch, how often everything on its way to this router was dropped: see `RouterLinks.remove`."""
         self.last_hello = now
@@ -160,7 +150,7 @@ class RouterLinks:
 
     def __init__(
         self,
-        open_lane: Callable[[str], RouterLane],
+        open_lane: Callable[[str], WatchedLane],
         detokenizer: str,
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = time.monotonic,
@@ -238,9 +228,8 @@ class RouterLinks:
         return [address for address, link in self.by_address.items() if now - link.last_hello > seconds]
 
     def ended(self) -> list[str]:
-        """Addresses of routers whose processes have ended. To be called regularly, as `Lane.hung_up`."""
-        lanes = {address: link.lane for address, link in self.by_address.items()}
-        return [address for address, lane in lanes.items() if lane.hung_up() and lane.refused_at is not None]
+        """Addresses of routers whose processes have ended. To be called regularly; see `has_ended`."""
+        return [address for address, link in self.by_address.items() if has_ended(link.lane)]
 
     def remove(self, address: str, engines: Iterable[int]) -> int:
         """Close the lane to a router. Returns how many rows are lost with it.

@@ -9,12 +9,13 @@ import structlog
 from detok_service.decode_loop import DecodeLoop
 from detok_service.decoder import Decoders
 from detok_service.engines import Engines
-from detok_service.router_links import RouterLane, RouterLinks
+from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
 from detok_service.stream_table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
+from sluice.ring.lane import WatchedLane
 from sluice.ring.rows import TokenBatch
 from sluice.ring.timing import (
     DRAINING_ROUTER_SILENCE_SECONDS,
@@ -48,7 +49,7 @@ class Detokenizer:
         self,
         identity: Identity,
         decoders: Decoders,
-        open_lane: Callable[[str], RouterLane],
+        open_lane: Callable[[str], WatchedLane],
         max_streams: int,
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = time.monotonic,

@@ -66,9 +66,9 @@ def store(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
 
 
 @triton.jit
-def _leads(query_start, sequence):
-    """Whether it is a generation row, of one token like all before it."""
-    return (tl.load(query_start + sequence) == sequence) & (tl.load(query_start + sequence + 1) == sequence + 1)
+def _leads(sequence, begin, end):
+    """Whether a sequence with these tokens is a generation row, of one token like all before it."""
+    return (begin == sequence) & (end == sequence + 1)
 
 
 @triton.jit
@@ -78,8 +78,7 @@ def _locate(query_start, batch, place, GROUP: tl.constexpr, ROWS: tl.constexpr, 
     at = tl.arange(0, WIDTH)
     begin = tl.load(query_start + at, mask=at < batch, other=0)
     end = tl.load(query_start + at + 1, mask=at < batch, other=0)
-    leads = (begin == at) & (end == at + 1)
-    tiles = tl.where(leads, 0, tl.cdiv((end - begin) * GROUP, ROWS))
+    tiles = tl.where(_leads(at, begin, end), 0, tl.cdiv((end - begin) * GROUP, ROWS))
     behind = tl.cumsum(tiles, 0)
     sequence = tl.sum((behind <= place).to(tl.int32), 0)
     tile = place - tl.sum(tl.where(at == sequence, behind - tiles, 0), 0)
@@ -109,7 +108,7 @@ def _attend(
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
     if GENERATION:
-        mine = _leads(query_start, sequence)
+        mine = _leads(sequence, begin, begin + count)
     elif WIDTH == 0:
         # Sequences are padded to the longest query: shorter ones leave programs without rows.
         mine = tile * ROWS < count * GROUP
@@ -198,7 +197,8 @@ def _combine(
         weighted += tl.sum(found * weights[:, None], 0)
     mean = weighted / tl.where(total == 0.0, 1.0, total)
     if CHECKED:
-        inside = inside & _leads(query_start, pair // HEADS)
+        row = pair // HEADS
+        inside = inside & _leads(row, tl.load(query_start + row), tl.load(query_start + row + 1))
     tl.store(out + pair * HEAD_DIM + at, mean.to(out.dtype.element_ty), mask=inside)
 
 

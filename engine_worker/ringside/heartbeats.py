@@ -22,7 +22,7 @@ from sluice.ring.calls import CallAnswer
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
-from sluice.ring.lane import Lane
+from sluice.ring.lane import Lane, has_ended
 from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
@@ -200,8 +200,8 @@ class Heartbeats(threading.Thread):
             else:
                 # Nothing is lost: the cursor stays, so the next heartbeat brings the same and more.
                 self._log.debug("heartbeat_skipped", router=address)
-        # Each lane is asked at each heartbeat, as `Lane.hung_up` needs it.
-        ended = sum(lane.hung_up() and lane.refused_at is not None for lane in self._lanes.values())
+        # Each lane is asked at each heartbeat, as `has_ended` needs it.
+        ended = sum(map(has_ended, self._lanes.values()))
         self.alone = ended == len(self._lanes)
         return len(self._lanes) > lanes_before
 

@@ -163,7 +163,7 @@ def verify_thresholds(thresholds: Thresholds, device: torch.device) -> None:
             if not valid.all() or not torch.equal(scaled >= found, scaled >= expected):
                 raise ValueError("in a test, other tokens passed top-k, top-p and min-p")
     if thresholds(torch.full_like(scores, torch.nan), temperature, filters)[1].any():
-        raise ValueError("in a test, a token was chosen where there is none")
+        raise ValueError("in a test, a row without a finite score was reported as valid")
 
 
 def verify_gumbel_max(gumbel_max: GumbelMax, device: torch.device) -> None:

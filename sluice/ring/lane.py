@@ -71,6 +71,20 @@ class SendLane(Protocol):
     def close(self, linger: float = 0.0) -> None: ...
 
 
+class WatchedLane(SendLane, Protocol):
+    """The interface of a watched `Lane`."""
+
+    @property
+    def refused_at(self) -> float | None: ...
+
+    def hung_up(self) -> bool: ...
+
+
+def has_ended(lane: WatchedLane) -> bool:
+    """Whether the receiver's process has ended. To be called regularly, as `Lane.hung_up`, which it calls."""
+    return lane.hung_up() and lane.refused_at is not None
+
+
 class Lane:
     """The sending end. Not thread-safe.
 

@@ -1,4 +1,4 @@
-"""Which numbers the device is told to forget."""
+"""Which adapters a step tells the device to drop."""
 
 from engine_worker.lora.pages import AdapterPages
 from tests.fakes.adapters import ScriptedAdapters

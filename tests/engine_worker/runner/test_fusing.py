@@ -90,7 +90,7 @@ def test_an_update_that_is_not_kept_is_wrong():
     [
         ({"gumbel_max": other_gumbel_max}, "sampling drew other tokens"),
         ({"thresholds": lower_thresholds}, "other tokens passed top-k, top-p and min-p"),
-        ({"thresholds": thresholds_for_nothing}, "a token was chosen where there is none"),
+        ({"thresholds": thresholds_for_nothing}, "a row without a finite score was reported as valid"),
     ],
 )
 @torch.inference_mode()

@@ -124,7 +124,7 @@ def test_a_step_that_cannot_be_built_fails_alone(folder):
 
 
 def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_look(folder, monkeypatch):
-    """As on CUDA, where nobody waits for the first look; but not if a kernel looks at everything."""
+    """As on CUDA: the first pass does not wait for the device. A kernel reads all scores: no second pass."""
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     wide = SamplingParams(seed=4, top_p=0.999, temperature=5.0, logprobs=1)
     first = Step((Slice(PROMPTS[0], 0, [0], (Draw(wide, 0, 0),)),))
