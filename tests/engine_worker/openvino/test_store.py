@@ -24,6 +24,11 @@ def resident(folder: Path) -> int:
     return found
 
 
+@pytest.fixture(autouse=True)
+def any_disk(monkeypatch):
+    monkeypatch.setattr(store, "LEFT_FREE", 0)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_released_pages_leave_the_memory_and_return(tmp_path):
     kept = FileStore(tmp_path)
