@@ -11,7 +11,8 @@ from sluice.ring.tables import Table
 from sluice.ring.wire import Submit
 from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.library import FakeLibrary, FakeLoading, files
-from tests.fakes.runner import HIDDEN_SIZE, ScriptedRunner
+from tests.fakes.runner import ScriptedRunner
+from tests.fakes.scripted_tokens import HIDDEN_SIZE
 
 CHANGED_AT = 1.7e9
 FOLDER = "/adapters/a"

@@ -33,7 +33,7 @@ from sluice.ring.rows import TokenBatch
 from sluice.ring.wire import Cancel, Flush, Submit
 from sluice.settings.services import EngineSettings
 from tests.fakes.rows import rows_of
-from tests.fakes.runner import VOCAB, continuation
+from tests.fakes.scripted_tokens import VOCAB, continuation
 from tests.fuzz.adapters import ADAPTER, BY_PATH, ENTRIES, FOLDER, PROMPT_ENTRY, PROMPT_REMOVED, TABLE, UPLOADED, Runner
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender
