@@ -1,6 +1,6 @@
 """A runner without a model: the next token is a function of all tokens before it, read back from the cache blocks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from struct import pack
 from typing import NoReturn
 
@@ -15,7 +15,7 @@ from sluice.ring.tables import VirtualTokens
 from sluice.ring.wire import Submit
 from tests.fakes.adapters import ScriptedAdapters, initial_digest
 from tests.fakes.scripted_cache import ScriptedCache
-from tests.fakes.scripted_launch import ScriptedLaunch, with_own_tokens
+from tests.fakes.scripted_launch import ScriptedLaunch, draws_of, with_own_tokens
 from tests.fakes.scripted_tokens import (
     HIDDEN_SIZE,
     MASK,
@@ -294,11 +294,3 @@ class ScriptedCall:
     def poll(self) -> list[RankAnswer] | None:
         self._polls += 1
         return None if self._polls == 1 else [self._answer]
-
-
-def draws_of(part: Slice) -> Iterator[tuple[int, Draw]]:
-    """The slice's draws, each with the number of the slice's tokens after the one that it samples from."""
-    if part.drafts and len(part.draws) != part.drafts + 1:
-        raise AssertionError(f"{len(part.draws)} draws for {part.drafts} drafts")
-    for i, draw in enumerate(part.draws):
-        yield (part.drafts - i if part.drafts else 0), draw

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine_worker.step import Drawn, KeptRows, MoveKind, Slice, Step
+from engine_worker.step import Draw, Drawn, KeptRows, MoveKind, Slice, Step
 from tests.fakes.scripted_cache import SlotIndex
 
 if TYPE_CHECKING:
@@ -118,3 +119,11 @@ def with_own_lists(part: Slice) -> Slice:
     """A copy of which the engine can no longer change anything."""
     draws = tuple(replace(draw, output=tuple(draw.output)) for draw in part.draws)
     return replace(with_own_tokens(part), draws=draws)
+
+
+def draws_of(part: Slice) -> Iterator[tuple[int, Draw]]:
+    """The slice's draws, each with the number of the slice's tokens after the one that it samples from."""
+    if part.drafts and len(part.draws) != part.drafts + 1:
+        raise AssertionError(f"{len(part.draws)} draws for {part.drafts} drafts")
+    for i, draw in enumerate(part.draws):
+        yield (part.drafts - i if part.drafts else 0), draw
