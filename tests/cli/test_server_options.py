@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from tests.fakes.certificates import Authority
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 from tests.fakes.storyteller import GONE, Plan, tell, tell_all
 
 NOBODY = "127.0.0.1:1"

@@ -6,7 +6,9 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure, Script, serve
+from tests.fakes.failures import Failure
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 def test_without_an_argument_it_is_shown(sluice, script, address) -> None:

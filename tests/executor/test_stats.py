@@ -11,7 +11,7 @@ from sluice.client import Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.executor import GenerationExecutor, RequestStage
 from sluice.executor.stats import STAGES, StepsLog
 from sluice.v1 import admin_pb2 as pb
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 def step(number: int, **given) -> pb.EngineStats:

@@ -1,4 +1,4 @@
-"""A seat of this process that can be away, made anew or lost, as an actor can."""
+"""A seat in this process that can be temporarily unreachable, restarted or lost, like a Ray actor."""
 
 import threading
 from typing import Any
@@ -16,9 +16,9 @@ class FakeRemoteSeat:
 
     def call(self, method: str, *arguments: Any) -> Any:
         if self.lost:
-            raise SeatLostError("no such actor")
+            raise SeatLostError("the actor is dead")
         if self.away:
-            raise SeatAwayError("not now")
+            raise SeatAwayError("the actor is restarting")
         with self._calls:
             return getattr(self.seat, method)(*arguments)
 
@@ -27,10 +27,10 @@ class FakeRemoteSeat:
             with self._calls:
                 getattr(self.seat, method)(*arguments)
 
-    def make_anew(self) -> None:
-        """As Ray does after its process was killed; the service has died with it.
+    def restart(self) -> None:
+        """As Ray restarts an actor whose process was killed, and with it the service.
 
-        No call comes in between: the former seat would tell that its service was killed.
+        Calls are excluded meanwhile: the old seat would report that its service was killed.
         """
         with self._calls:
             self.seat.close()

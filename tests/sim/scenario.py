@@ -8,7 +8,7 @@ from random import seed as seed_all
 
 from sluice.ring.params import StopParams
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.runner import VOCAB, continuation
+from tests.fakes.scripted_tokens import VOCAB, continuation
 from tests.sim.clients import Asked, SimClient, Story
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, Weather

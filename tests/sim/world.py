@@ -18,7 +18,7 @@ from router.text.tokenizer_pool import TokenizerPool
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.wire import ToRouter
 from sluice.tiny_model import path
-from tests.fakes.runner import VOCAB
+from tests.fakes.scripted_tokens import VOCAB
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, SimInbox
 

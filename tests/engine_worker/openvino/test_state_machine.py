@@ -22,6 +22,7 @@ from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.core.machine import EVENT_BUFFER, QUIET, EngineMachine
+from tests.engine_worker.core.machine_oracle import Oracle
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
 from tests.examples import examples
@@ -56,44 +57,23 @@ def whole(parts: list[TensorRows]) -> np.ndarray:
     return np.concatenate([np.frombuffer(part.data, np.float32).reshape(part.shape) for part in parts])
 
 
-class OpenVinoMachine(EngineMachine):
-    folder: Path
+class IdleEngineOracle(Oracle):
+    """Runs each request alone on an idle engine with the same model."""
 
-    @initialize(
-        window=st.sampled_from([None, None, 40]),
-        batch=st.sampled_from([6, 4, 2, 1]),
-        budget=st.sampled_from([6, 16, 40]),
-        chunked=st.booleans(),
-        reuse=st.sampled_from([True, True, False]),
-        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
-        overlap=st.booleans(),
-    )
-    def start(self, window, batch, budget, chunked, reuse, policy, overlap):
-        self.window = window
-        self.outputs: dict[tuple[Any, ...], Alone] = {}
-        bench = EngineBench(
-            runner=runner(self.folder, window, overlap, "test"),
-            max_batch_size=batch,
-            max_tokens_per_step=budget,
-            chunked_context=chunked,
-            block_reuse=reuse,
-            max_requests=12,
-            kv_event_buffer=EVENT_BUFFER,
-            log=QUIET,
-            schedulers=SchedulerNames(policy),
-        )
-        self._begin(bench, policy)
+    def __init__(self, folder: Path, window: int | None) -> None:
+        super().__init__()
+        self._folder = folder
+        self._window = window
+        self._outputs: dict[tuple[Any, ...], Alone] = {}
 
-    draw_fails = draws_are_postponed = step_may_fail = moving_will_fail = None
-
-    def continuation(self, spec: Submit, sequence: int) -> list[int]:
+    def output(self, spec: Submit, sequence: int) -> list[int]:
         return self._alone(spec, sequence)[0]
 
     def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
         right = self._alone(spec, 0)[1]
         assert [row[0] for row in rows] == pytest.approx([row[0] for row in right[: len(rows)]], abs=1e-4)
 
-    def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
+    def check_tensor_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
         for part in parts:
             right = self._alone(spec, sequence)[2][part.name, part.context]
             found = np.frombuffer(part.data, np.float32).reshape(part.shape)
@@ -118,19 +98,48 @@ class OpenVinoMachine(EngineMachine):
         # Drafts change the output only by their logits; the drafts themselves were made of the output without any.
         drafts = None if spec.speculation.draft_logits is None else spec.speculation
         key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number, drafts)
-        if key not in self.outputs:
-            idle = runner(self.folder, self.window, False, "alone")
+        if key not in self._outputs:
+            idle = runner(self._folder, self._window, False, "alone")
             bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET, tensor_buffer=1 << 24)
             bench.send(alone)
             bench.run()
             scores, tensors = bench.receiver.prompt_logprobs.get((1, 0), []), bench.receiver.tensors
-            self.outputs[key] = Alone(
+            self._outputs[key] = Alone(
                 bench.output(1, number), scores, {key[3:]: whole(tensors[key]) for key in tensors}
             )
-        return self.outputs[key]
+        return self._outputs[key]
+
+
+class OpenVinoMachine(EngineMachine):
+    folder: Path
+
+    @initialize(
+        window=st.sampled_from([None, None, 40]),
+        batch=st.sampled_from([6, 4, 2, 1]),
+        budget=st.sampled_from([6, 16, 40]),
+        chunked=st.booleans(),
+        reuse=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
+        overlap=st.booleans(),
+    )
+    def start(self, window, batch, budget, chunked, reuse, policy, overlap):
+        bench = EngineBench(
+            runner=runner(self.folder, window, overlap, "test"),
+            max_batch_size=batch,
+            max_tokens_per_step=budget,
+            chunked_context=chunked,
+            block_reuse=reuse,
+            max_requests=12,
+            kv_event_buffer=EVENT_BUFFER,
+            log=QUIET,
+            schedulers=SchedulerNames(policy),
+        )
+        self._begin(bench, IdleEngineOracle(self.folder, window), policy)
+
+    draw_fails = draws_are_postponed = step_may_fail = moving_will_fail = None
 
     def _note_failures(self) -> None:
-        """None."""
+        """Steps do not fail."""
 
 
 pytestmark = pytest.mark.timeout(600)

@@ -122,7 +122,7 @@ def test_one_rank_s_end_is_the_end_of_all(seats, service, notice, victim):
 def test_a_rank_whose_seat_is_made_anew_ends_all_and_a_second_run_starts(seats, service, notice):
     first = Watched(seats, service)
     assert wait_until(lambda: first.complete and first.group.pid)
-    seats[1].make_anew()
+    seats[1].restart()
     assert first.over.wait(LIMIT)
     assert "rank 1 went with its actor, which was started again" in first.group.ending
     second = Watched(seats, service)

@@ -106,7 +106,7 @@ def test_a_seat_that_is_away_for_a_while_does_not_end_it(seat, service):
 def test_one_whose_seat_is_made_anew_has_ended_and_can_be_started_there(seat, service):
     first = Watched(seat, service)
     assert wait_until(lambda: first.ready)
-    seat.make_anew()
+    seat.restart()
     assert first.over.wait(LIMIT)
     assert first.child.ending == "went with its actor, which was started again"
     second = Watched(seat, service)
@@ -119,7 +119,7 @@ def test_one_whose_seat_is_lost_has_ended(seat, service):
     assert wait_until(lambda: watched.ready)
     seat.lost = True
     assert watched.over.wait(LIMIT)
-    assert watched.child.ending == "lost its actor: no such actor"
+    assert watched.child.ending == "lost its actor: the actor is dead"
 
 
 def test_one_that_waits_for_a_place_can_be_killed(seat, service):

@@ -20,7 +20,7 @@ from router.access.principal import Principal
 from router.errors import RequestError
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import refused, rest, text_spec
 
 ALICE, BOB, ROOT = "alice-0123456789", "bob-0123456789ab", "root-0123456789a"

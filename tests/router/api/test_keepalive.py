@@ -15,7 +15,7 @@ from router.api.listener import LEAST_PING_MILLISECONDS, _options
 from sluice.client import AsyncClient, connection
 from sluice.settings.services import RouterSettings
 from tests.fakes.http2 import Connection
-from tests.fakes.ring_peers import generate
+from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Client, text_spec
 
 pytestmark = pytest.mark.slow
