@@ -112,7 +112,7 @@ class Matchers:
 
     def mask(self, row: Row, memory: MaskMemory, never: Sequence[int]) -> RowResult | None:
         """Compute the mask of a row and write it to the row's slot. Returns None if that succeeded. `never`: see
-        AskMasks."""
+        ComputeMasks."""
         state = self._rolled_back(row)
         if state is None:
             return RowResult(0, known=False)

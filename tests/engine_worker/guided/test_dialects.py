@@ -78,7 +78,11 @@ def test_what_matches(guides, kind, text, right, wrong):
         (GuideKind.CHOICE, '["a", 1]', "array of at least one string"),
         (GuideKind.EBNF, "start: a\na[temperature=0.5]: /[a-z]+/", "rule a must not set a temperature"),
         (GuideKind.STRUCTURAL_TAG, "{}", "triggers must be"),
-        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "at_least_one": True}), "the object has 'at_least_one', which is not"),
+        (
+            GuideKind.STRUCTURAL_TAG,
+            json.dumps({**TAGS, "at_least_one": True}),
+            "the object has 'at_least_one', which is not",
+        ),
         (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "type": "json"}), 'type must be "structural_tag"'),
         (
             GuideKind.STRUCTURAL_TAG,
