@@ -125,7 +125,7 @@ class TensorGate:
                 continue
             start = sequence.num_scheduled
             rows = max((room - used) // size, 0 if used else least)
-            sequence.allowed = max(sequence.first_wanted, start) + rows
+            sequence.allowed = max(sequence.first_unsent, start) + rows
             sequence.due = sequence.allowed > start
             used += min(rows, sequence.num_pending) * size
         return used
