@@ -23,11 +23,11 @@ class StepEntry(msgspec.Struct, frozen=True, gc=False):
     sequence: Sequence
     num_tokens: int
     """Tokens whose keys and values are computed, guesses included."""
-    drawers: tuple[Sequence, ...]
+    samplers: tuple[Sequence, ...]
     """The sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a
     prompt also those that await it."""
     drafts: abc.Sequence[int] = ()
-    """Guesses of the next tokens; then the sequence is the only drawer, and draws once more for each of them."""
+    """Guesses of the next tokens; then the sequence is the only sampler, and draws once more for each of them."""
     scored: Scored | None = None
     """See `Slice`."""
     kept: tuple[Kept, ...] = ()
@@ -90,7 +90,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
     def decides_next(self) -> bool:
         """Whether the next step cannot be planned without its results: sequences that await a prompt get their first
         token from it, it has drafts, or whether the caller's draft is followed decides how the next token is drawn."""
-        return self.num_drafted > 0 or self.has_proposals or any(len(entry.drawers) > 1 for entry in self._context)
+        return self.num_drafted > 0 or self.has_proposals or any(len(entry.samplers) > 1 for entry in self._context)
 
     @property
     def _context(self) -> list[StepEntry]:
@@ -150,7 +150,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     slices: list[Slice]
     """One per entry."""
     num_draws: int
-    """In the order of the entries' drawers."""
+    """In the order of the entries' samplers."""
     num_drafted: int
     has_proposals: bool
     kept: list[Kept]
@@ -200,16 +200,16 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
             proposing |= _proposes(slices[-1])
     for chunk in schedule.context:
         sequence, num_tokens = chunk
-        drawers = _drawers(chunk)
+        samplers = _samplers(chunk)
         scored = _scored(sequence, num_tokens) if sequence.request.scoring else None
         kept = kept_rows(sequence, num_tokens) if sequence.request.has_tensors else ()
         wanted += kept
-        entries.append(StepEntry(sequence, num_tokens, drawers, scored=scored, kept=kept))
-        slices.append(_slice(sequence, num_tokens, drawers, scored, kept))
+        entries.append(StepEntry(sequence, num_tokens, samplers, scored=scored, kept=kept))
+        slices.append(_slice(sequence, num_tokens, samplers, scored, kept))
         # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens
-        for drawer in drawers:
-            _expect(drawer, draw)
+        for sampler in samplers:
+            _expect(sampler, draw)
             draw += 1
         if sequence.request.proposals is not None:
             proposing |= _proposes(slices[-1])
@@ -227,7 +227,7 @@ def _expect(sequence: Sequence, draw: int) -> None:
         sequence.due = False
 
 
-def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
+def _samplers(chunk: Chunk) -> tuple[Sequence, ...]:
     sequence = chunk.sequence
     # In the middle of a context there is nothing to draw.
     if chunk.num_tokens < sequence.num_pending:
@@ -258,7 +258,7 @@ def _next_slice(sequence: Sequence, kept: tuple[Kept, ...]) -> Slice:
 def _slice(
     sequence: Sequence,
     num_tokens: int,
-    drawers: tuple[Sequence, ...],
+    samplers: tuple[Sequence, ...],
     scored: Scored | None,
     kept: tuple[Kept, ...],
 ) -> Slice:
@@ -271,7 +271,7 @@ def _slice(
     virtual, adapter = sequence.request.virtual, sequence.adapter
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
-    draws = tuple(map(draw_after, drawers))
+    draws = tuple(map(draw_after, samplers))
     return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=adapter, virtual=virtual)
 
 

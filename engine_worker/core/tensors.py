@@ -46,8 +46,8 @@ def _sent_to_all(sequence: Sequence) -> int:
     return min([sequence.num_rows, *(sibling.num_rows for sibling in sequence.request.awaiting())])
 
 
-def responses(
-    sequence: Sequence, drawers: tuple[Sequence, ...], kept: tuple[Kept, ...], rows: list[list[KeptRows]]
+def tensor_messages(
+    sequence: Sequence, samplers: tuple[Sequence, ...], kept: tuple[Kept, ...], rows: list[list[KeptRows]]
 ) -> Iterator[TensorRows]:
     """The rows of one slice, for all whose rows they are; notes that they are sent."""
     request = sequence.request
@@ -62,15 +62,15 @@ def responses(
             continue
         first = request.num_prompt - 1
         outputs = [each._replace(start=each.start - first) for each in found]
-        for drawer in dict.fromkeys((sequence, *drawers)):
-            if drawer.state is State.ENDED:
+        for sampler in dict.fromkeys((sequence, *samplers)):
+            if sampler.state is State.ENDED:
                 continue
             # The others share the prompt only, so the row of its last position.
-            known, last = drawer.num_rows, end - first if drawer is sequence else 1
-            for part in _messages(request, drawer.index, request.spec.tensors.output, outputs, context=False):
+            known, last = sampler.num_rows, end - first if sampler is sequence else 1
+            for part in _messages(request, sampler.index, request.spec.tensors.output, outputs, context=False):
                 if known < part.end and part.start < last:
                     yield part.between(max(known, part.start), min(last, part.end))
-            drawer.num_rows = max(known, last)
+            sampler.num_rows = max(known, last)
 
 
 class TensorGate:
@@ -125,7 +125,7 @@ class TensorGate:
                 continue
             start = sequence.num_scheduled
             rows = max((room - used) // size, 0 if used else least)
-            sequence.allowed = max(sequence.first_wanted, start) + rows
+            sequence.allowed = max(sequence.first_unsent, start) + rows
             sequence.due = sequence.allowed > start
             used += min(rows, sequence.num_pending) * size
         return used

@@ -49,7 +49,7 @@ class AskedMasks(NamedTuple):
         asked = programs.guided(before)
         if not asked:
             return None
-        masks.ask(list(asked.values()))
+        masks.request(list(asked.values()))
         return AskedMasks(masks, np.array(list(asked)))
 
     def collect(self) -> GuidedDraws:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.guided.masks import Asked
+from engine_worker.guided.masks import MaskRequest
 from engine_worker.guided.memory import WORD_BITS
 from engine_worker.sampling.choose import Chosen
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
@@ -191,13 +191,13 @@ class StepPrograms:
     def is_guided(self) -> bool:
         return any(program.guide is not None for _, program, *_ in self.draws)
 
-    def guided(self, before: Sequence[int] | None) -> dict[int, Asked]:
+    def guided(self, before: Sequence[int] | None) -> dict[int, MaskRequest]:
         """By draw. `before`: see `advanced`."""
         found = {}
         for draw, program, output, known, follows, drafted, may_end in self.draws:
             if program.guide is not None:
                 followed = () if follows is None or before is None else (before[follows],)
-                found[draw] = Asked(program.guide, output, known, (*followed, *drafted), may_end)
+                found[draw] = MaskRequest(program.guide, output, known, (*followed, *drafted), may_end)
         return found
 
     def draws_with_processors(self) -> list[int]:
