@@ -37,20 +37,20 @@ class GuidedDraws(NamedTuple):
         return MaskedRows(rows[found], self.masks, self.own[found]) if found.any() else None
 
 
-class AskedMasks(NamedTuple):
+class RequestedMasks(NamedTuple):
     """The masks of a step's guided draws, on their way."""
 
     masks: Masks
     draws: NDArray[np.int64]
 
     @staticmethod
-    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "AskedMasks | None":
+    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "RequestedMasks | None":
         """`before`: see `StepPrograms.advanced`. None: no draw is guided."""
         asked = programs.guided(before)
         if not asked:
             return None
         masks.ask(list(asked.values()))
-        return AskedMasks(masks, np.array(list(asked)))
+        return RequestedMasks(masks, np.array(list(asked)))
 
     def collect(self) -> GuidedDraws:
         masks, faults, complete, unread, later = self.masks.collect()

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered
 from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.guided_draws import AskedMasks, GuidedDraws
+from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
@@ -139,7 +139,7 @@ class SamplingPlan(NamedTuple):
         logits: Tensor,
         before: Sequence[int] | None,
         processors: Processors = NO_PROCESSORS,
-        guided: AskedMasks | None = None,
+        guided: RequestedMasks | None = None,
     ) -> ProgramResults:
         """For `sample`. logits: [R, vocab]. before: tokens of the previous step, if draws follow it; None if it
         failed. guided: the masks that were asked for, with the same tokens."""
