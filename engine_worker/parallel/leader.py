@@ -25,6 +25,7 @@ from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.calls import Poll
 from engine_worker.runner.config import RunnerConfig, find_device
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
@@ -40,7 +41,7 @@ END_SECONDS = 5.0
 
 
 class Leader:
-    """Implements `engine_worker.runner.runner.Followers`."""
+    """Implements `engine_worker.runner.followers.Followers`."""
 
     def __init__(
         self,
@@ -93,9 +94,10 @@ class Leader:
         capturing: Progress,
         revision: str | None = None,
         processors: ProcessorNames | None = None,
+        extensions: Extensions = NO_EXTENSIONS,
     ) -> ModelRunner:
-        """Load each rank's shard. `processors`: those that the other ranks call too, if any. See `load_runner`; raises
-        ChannelError too."""
+        """Load each rank's shard. `processors`: logits processors that the other ranks call too, if any. See
+        `load_runner`; also raises ChannelError."""
         env, seconds = self._rank_env, self._start_seconds
         # Checked for the last local rank too: with too few GPUs this error is clearer than the loss of a rank.
         find_device(replace(config, device_index=env.local_size - 1, ranks_here=env.local_size))
@@ -113,10 +115,12 @@ class Leader:
         )
         config = replace(config, device_index=env.local_rank, ranks_here=env.local_size)
         self._group = RankGroup(env.rank, env.size, find_device(config), self._store, seconds)
-        runner = load_runner(checkpoint, config, progress, self._group, self, capturing, self._warn)
-        runner.choices["tensor_parallel"] = str(env.size)
         if processors is not None:
-            runner.replicated = ReplicatedSequences()
+            extensions = replace(extensions, replicated=ReplicatedSequences())
+        runner = load_runner(
+            checkpoint, config, progress, self._group, self, capturing, self._warn, extensions=extensions
+        )
+        runner.choices["tensor_parallel"] = str(env.size)
         self._group.barrier()
         self._runner = runner
         return runner

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine_worker.sampling.guided_draws import AskedMasks
+from engine_worker.sampling.guided_draws import RequestedMasks
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw, Slice
 
@@ -13,7 +13,7 @@ class SampledDraws(NamedTuple):
 
     draws: list[Draw]
     plan: SamplingPlan
-    masks: AskedMasks | None = None
+    masks: RequestedMasks | None = None
     """Those that were asked for when the step was launched."""
 
 

@@ -22,10 +22,12 @@ from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
 from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
+from engine_worker.runner.followers import Followers
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
-from engine_worker.runner.runner import Followers, ModelRunner
+from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
@@ -101,38 +103,44 @@ def load_runner(
     capturing: Progress = _ignore,
     warn: Warn = _ignore,
     draft: DraftConfig | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
-    """Load the weights, allocate the KV cache, capture CUDA graphs; of the draft model, too.
+    """Load the weights, allocate the KV cache and capture CUDA graphs, for the model and the draft model.
 
-    `progress` gets bytes done and bytes in total, `capturing` graphs. `followers`: the other ranks, if any, which load
-    at the same time. `warn` reports what makes serving slower than it could be.
+    `progress` is called with bytes done and bytes in total, `capturing` with graphs. `followers`: the other ranks, if
+    any, which load at the same time. `warn` reports what makes serving slower than it could be. `extensions`: without
+    adapters and images, which are loaded here.
 
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
     """
     if config.lora and not adaptable(checkpoint):
-        raise ValueError("lora = true, but this model runs through transformers, whose layers have no adapters")
+        raise ValueError("lora = true, but this model runs through transformers, whose layers do not support adapters")
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
     forward, choices, kernels = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
     drafter = None
     if draft is not None:
-        drafter = ModelRunner(loaded[1].forward, kernels=loaded[1].kernels), draft.checkpoint.max_context_tokens
+        draft_runner = ModelRunner(
+            loaded[1].forward, kernels=loaded[1].kernels, extensions=Extensions(guides=extensions.guides)
+        )
+        drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
+    adapters = None
+    if forward.adapters is not None:
+        adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
+        for folder, reason in adapters.prefetch():
+            warn("adapter_left_out", f"{folder}: {reason}")
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter)
+    extensions = replace(extensions, adapters=adapters, images=images)
+    runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter, extensions=extensions)
     runner.choices |= choices
-    runner.images = images
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
-    if forward.adapters is not None:
-        runner.adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
-        for folder, reason in runner.adapters.prefetch():
-            warn("adapter_left_out", f"{folder}: {reason}")
     return runner
 
 
 def adaptable(checkpoint: Checkpoint) -> bool:
-    """Whether the layers are our own."""
+    """Whether the model is one of Sluice's own, whose layers support LoRA adapters."""
     try:
         model_class(checkpoint.config).read_config(checkpoint.config)
     except NotNativeError:

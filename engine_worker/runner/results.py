@@ -16,9 +16,9 @@ POSTPONED = Drawn(-1, postponed=True)
 class StepResults:
     """Asynchronous copies to pinned memory, started here."""
 
-    def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, hidden: bool) -> None:
-        """`programs`: names the draws whose tokens do not count. `hidden`: the next step is queued before this one is
-        waited for, so a late wake-up costs nothing."""
+    def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, overlapped: bool) -> None:
+        """`programs`: names the draws whose tokens do not count. `overlapped`: the next step is queued before this one
+        is waited for, so a late wake-up costs nothing."""
         self.tokens = sampled.tokens
         """[D] int64, on the device."""
         self._draws = draws
@@ -31,7 +31,7 @@ class StepResults:
             sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
             # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
-            self._copied = torch.cuda.Event(blocking=hidden and short is None)
+            self._copied = torch.cuda.Event(blocking=overlapped and short is None)
             self._copied.record()
         self._sampled = sampled
 
