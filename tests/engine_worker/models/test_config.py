@@ -65,7 +65,7 @@ def test_what_is_not_computed_is_refused_by_name(change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "llama3 lacks 'low_freq_factor'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "llama3 requires 'low_freq_factor'"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer"),

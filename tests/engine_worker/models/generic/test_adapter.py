@@ -75,7 +75,7 @@ def test_the_adapter_and_our_own_classes_agree(tmp_path, monkeypatch, name):
     model = write_checkpoint(tmp_path, CONFIGS[name])
     monkeypatch.setattr("engine_worker.models.registry.MODELS", {})
     runner = runner_of(tmp_path)
-    assert runner.choices["implementation_reason"].startswith("Sluice has no class of its own for ")
+    assert runner.choices["implementation_reason"].startswith("Sluice has no native implementation of ")
     check(runner, model)
 
 
