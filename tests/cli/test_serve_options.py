@@ -86,7 +86,7 @@ def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engine.max_batch_size", "must be of the form SERVICE.NAME=VALUE"),
+        ("engine.max_batch_size", "must have the form SERVICE.NAME=VALUE"),
         ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
         ("max_batch_size=8", "did you mean engine.max_batch_size?"),
         ("engin.overlap=yes", "did you mean engine.overlap?"),
