@@ -51,7 +51,7 @@ class FakeServer(
         self._check_prompt_adapter(request.spec.prompt_adapter_id, context)
         self._watch_end(context)
         number = 0
-        for event in self._events(hangs):
+        for event in self._events(hangs, request.spec.n or 1):
             number += 2 if self.script.lose_event and number == 1 else 1
             event.sequence = number
             yield event
@@ -64,18 +64,27 @@ class FakeServer(
             yield generation_pb2.GenerateStreamResponse(sequence=number + 1, finished=finished)
             yield generation_pb2.GenerateStreamResponse(sequence=number + 2, done=done)
 
-    def _events(self, hangs: bool) -> Iterator[Any]:
+    def _events(self, hangs: bool, outputs: int) -> Iterator[Any]:
+        """The same text for each output, interleaved."""
         event = generation_pb2.GenerateStreamResponse
         yield event(started=generation_pb2.Started(request_id="r1", prompt_tokens=3, cached_tokens=2, seed=7))
         for offset, text in enumerate(self.script.texts):
-            yield event(delta=generation_pb2.Delta(text=text, token_ids=[offset], token_offset=offset, token_count=1))
+            for index in range(outputs):
+                delta = generation_pb2.Delta(
+                    index=index, text=text, token_ids=[offset], token_offset=offset, token_count=1
+                )
+                yield event(delta=delta)
         if hangs:
             return
         count, stop = len(self.script.texts), self.script.stop_string
         reason = generation_pb2.FINISH_REASON_STOP_STRING if stop else generation_pb2.FINISH_REASON_LENGTH
-        yield event(finished=generation_pb2.Finished(finish_reason=reason, completion_tokens=count, stop_string=stop))
+        for index in range(outputs):
+            finished = generation_pb2.Finished(
+                index=index, finish_reason=reason, completion_tokens=count, stop_string=stop
+            )
+            yield event(finished=finished)
         if not self.script.omit_done:
-            usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=count, cached_tokens=2)
+            usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=count * outputs, cached_tokens=2)
             yield event(done=generation_pb2.Done(usage=usage))
 
     def _hang(self, context: Any, request_id: str) -> None:

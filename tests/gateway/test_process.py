@@ -180,7 +180,7 @@ def test_it_waits_for_a_router(start, script):
     [
         (("--host", "0.0.0.0"), "insecure"),
         (("--routers", ""), "routers"),
-        (("--tls-key", "k"), "tls_certificate and tls_key go together"),
+        (("--tls-key", "k"), "tls_certificate and tls_key must be set together"),
         (("--tls-certificate", "/no/such", "--tls-key", "/no/such"), "/no/such"),
         (("--router-key", "k"), "router_certificate and router_key"),
         (("--router-certificate", "c", "--router-key", "k"), "needs router_ca"),
