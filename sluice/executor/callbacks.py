@@ -40,7 +40,7 @@ def module_name(function: Processor) -> str | None:
 
 
 class Callbacks:
-    """The logits processors of one executor, each behind a separate socket, in a folder that only this user can enter."""
+    """The logits processors of one executor, each served at a socket in a folder that only this user can enter."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None

@@ -103,8 +103,8 @@ EXPECTED = {
 class SchedulerConfig:
     """The scheduler of each engine. Fields that are None have the engine's default.
 
-    A policy is a member of its enum, the member's value, or TensorRT-LLM's upper-case name of it. Raises TypeError for a
-    class in place of its name.
+    A policy is a member of its enum, the member's value, or TensorRT-LLM's upper-case name of it. Raises TypeError for
+    a class in place of its name.
     """
 
     capacity_scheduler_policy: CapacitySchedulerPolicy | str | None = None

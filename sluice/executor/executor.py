@@ -110,7 +110,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
             undo.callback(callbacks.close)
             if callbacks.serves and ring_options.get("on", LOCAL) != LOCAL:
                 raise ValueError(
-                    "logits_processors: functions of this program need engines on this machine; name functions that the "
+                    "logits_processors: functions of this program need engines on this machine; give functions that "
                     'engines can import, as "module:function"'
                 )
             ring = LocalRing(

@@ -115,7 +115,10 @@ class BatchOptions(CommonOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt with its options. Can be submitted any number of times. Raises TypeError for a field of the wrong type."""
+    """A prompt with its options, which can be submitted any number of times.
+
+    Raises TypeError for a field of the wrong type.
+    """
 
     inputs: Prompt = None  # type: ignore[assignment]  # required, unless prompt_token_ids is given
     """The prompt: text, token ids, chat messages, or embeddings as `{"prompt_embeds": rows}`."""
@@ -145,9 +148,9 @@ class GenerationRequest:
     """Logits that the draft tokens were sampled from: a numpy array or torch tensor [draft tokens, vocabulary]. With
     them, draft tokens are accepted by rejection sampling, which changes the output."""
     acceptance_threshold: float | None = None
-    """In (0, 1], with `draft_logits` only: a draft token is accepted if its probability is at least this fraction of its
-    probability under the draft, which changes the output's distribution. None: compare with a random fraction, which
-    preserves the distribution."""
+    """In (0, 1], with `draft_logits` only: a draft token is accepted if its probability is at least this fraction of
+    its probability under the draft, which changes the output's distribution. None: compare with a random fraction,
+    which preserves the distribution."""
     return_perf_metrics: bool = False
     """Whether the result has `stats`. Engines report them twice a second, which delays the first response of a stream,
     and the end, by up to half a second."""

@@ -26,7 +26,8 @@ class GenerationResult:
     """The result of one request: wait for it with `result`, `await` it, or iterate over it as it arrives.
 
     `outputs` holds everything that has been read so far, by these or by the executor's `await_responses`. Each read
-    applies all that was received, and returns this same object. With several readers, each response goes to one of them.
+    applies all that was received, and returns this same object. With several readers, each response goes to one of
+    them.
     """
 
     def __init__(self, request_id: int, request: GenerationRequest, queue: ChunkQueue, submitter: Submitter) -> None:
@@ -43,8 +44,8 @@ class GenerationResult:
         self.timings: Timings | None = None
         """The server's timings of the request; set once `done`."""
         self.stats: RequestStats | None = None
-        """The engine's statistics of the request, if requested by `return_perf_metrics`: set from the first response on,
-        and final once `done`. None if the engine died before it reported them."""
+        """The engine's statistics of the request, if requested by `return_perf_metrics`: set from the first response
+        on, and final once `done`. None if the engine died before it reported them."""
         self._queue = queue
         self._submitter = submitter
         self._done = False

@@ -25,7 +25,7 @@ from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.kv_cache_events import KVCacheEventLog
-from sluice.executor.stats import StepsLog
+from sluice.executor.steps_log import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 from sluice.v1 import admin_pb2 as pb
 
@@ -46,9 +46,9 @@ FULL_SECONDS = 0.1
 
 
 class Session:
-    """Sends calls to the server, at most `max_in_flight` at a time. Thread-safe. Raises SluiceError if no server answers.
+    """Sends calls to the server, at most `max_in_flight` at a time. Thread-safe.
 
-    `is_own`: no other client uses the server, because the executor started it.
+    `is_own`: no other client uses the server, because the executor started it. Raises SluiceError if no server answers.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Session:
     def submit(self, call: PendingCall) -> None:
         """Start a call, without waiting for it.
 
-        Raises RuntimeError after `finish` or `close`; ValueError for a request with `return_perf_metrics` if the session
-        keeps no statistics.
+        Raises RuntimeError after `finish` or `close`; ValueError for a request with `return_perf_metrics` if the
+        session keeps no statistics.
         """
         if call.stats is not None and not self.steps.limit:
             raise ValueError("return_perf_metrics needs an executor with iter_stats_max_iterations above 0")

@@ -120,7 +120,7 @@ def test_requests(address, script) -> None:
     older = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
     script.steps = [pb.StreamStepsResponse(requests=[older, stats, ours])]
     with GenerationExecutor.connect(address) as executor:
-        executor._submissions._name = wire_id.rpartition("-")[0]
+        executor._submissions._prefix = wire_id.rpartition("-")[0]
         first, second = executor.get_latest_request_stats(timeout=60)
     assert json.loads(first.to_json_str()) == {
         "id": None,
