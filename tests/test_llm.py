@@ -40,7 +40,7 @@ def test_embeddings(llm) -> None:
     assert [len(result.outputs[0].token_ids) for result in found] == [6, 6]
     alone = llm.generate({"prompt_embeds": one}, PARAMS)
     assert alone.outputs[0].token_ids == found[0].outputs[0].token_ids
-    with pytest.raises(TypeError, match="embeddings have no token ids"):
+    with pytest.raises(TypeError, match="a prompt of embeddings has no token ids"):
         _ = alone.prompt_token_ids
     tuned = llm.generate("import ", PARAMS, prompt_table=one)
     assert len(tuned.outputs[0].token_ids) == 6

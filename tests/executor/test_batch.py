@@ -115,7 +115,7 @@ def test_parameters_for_each(executor, script) -> None:
     executor.generate(["a", "b", "c"], params, client_id=4)
     sent = {request.spec.text: request.spec.stopping.max_tokens for request in script.seen}
     assert sent == {"a": 1, "b": 2, "c": 3}
-    with pytest.raises(ValueError, match="sampling_params has 2 entries, inputs have 3"):
+    with pytest.raises(ValueError, match="sampling_params has 2 entries, must have one for each of the 3 inputs"):
         executor.generate(["a", "b", "c"], params[:2])
 
 
@@ -133,7 +133,7 @@ def test_any_sequence_has_one_for_each(executor, script) -> None:
         for request in script.seen
     }
     assert sent == {"a": (1, "one", 0), "b": (2, "", 90)}
-    with pytest.raises(ValueError, match="lora_request has 2 entries, inputs have 3"):
+    with pytest.raises(ValueError, match="lora_request has 2 entries, must have one for each of the 3 inputs"):
         executor.generate(["a", "b", "c"], lora_request=adapters)
 
 

@@ -120,13 +120,13 @@ class Mine:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SchedulerConfig)])
 def test_a_class_in_place_of_its_name(name) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} must be .*; it is <class '.*Mine'>"):
+    with pytest.raises(TypeError, match=rf"^{name} must be .*; got <class '.*Mine'>"):
         SchedulerConfig(**{name: Mine})
 
 
 @pytest.mark.parametrize("given", [len, [len], ["one", len]])
 def test_a_logits_processor_in_place_of_its_name(given) -> None:
-    with pytest.raises(TypeError, match="logits_processor must be the name of a processor on the server"):
+    with pytest.raises(TypeError, match="logits_processor must be the name of a logits processor of the server"):
         SamplingParams(logits_processor=given)
     SamplingParams(logits_processor=["one", "two"])
 

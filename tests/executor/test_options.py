@@ -158,7 +158,7 @@ def test_combinations_that_cannot_be_meant(given) -> None:
 
 @pytest.mark.parametrize("guides", [{}, {"regex": "a", "grammar": "b"}])
 def test_exactly_one_guide(guides) -> None:
-    with pytest.raises(ValueError, match="exactly one guide"):
+    with pytest.raises(ValueError, match="exactly one of json"):
         GuidedDecodingParams(**guides)
 
 

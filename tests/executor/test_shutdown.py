@@ -148,10 +148,10 @@ def test_requests_are_aborted_after_the_timeout(address, script, caplog) -> None
     executor.shutdown(timeout=0.05)
     for result in results:
         assert_aborted(result)
-    assert "shutdown: requests did not end within 0.05 s and are aborted" in caplog.messages
+    assert "shutdown: aborting the requests that did not end within 0.05 s" in caplog.messages
 
 
 def test_an_abort_has_no_timeout(executor) -> None:
-    with pytest.raises(ValueError, match="takes no timeout"):
+    with pytest.raises(ValueError, match="accepts no timeout"):
         executor.shutdown(abort=True, timeout=1)
     assert executor.generate("x").outputs[0].text == "Hello, world"

@@ -9,7 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.client import Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.executor import GenerationExecutor, RequestStage
-from sluice.executor.stats import STAGES, StepsLog
+from sluice.executor.stats import STAGES
+from sluice.executor.steps_log import StepsLog
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.failures import Failure
 
@@ -120,7 +121,7 @@ def test_requests(address, script) -> None:
     older = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
     script.steps = [pb.StreamStepsResponse(requests=[older, stats, ours])]
     with GenerationExecutor.connect(address) as executor:
-        executor._submissions._name = wire_id.rpartition("-")[0]
+        executor._submissions._prefix = wire_id.rpartition("-")[0]
         first, second = executor.get_latest_request_stats(timeout=60)
     assert json.loads(first.to_json_str()) == {
         "id": None,
