@@ -14,10 +14,11 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from tests.sim.scenario import Scenario, judge
+from tests.sim.judge import judge
+from tests.sim.scenario import Scenario
 
 
-class Outcome(NamedTuple):
+class Verdict(NamedTuple):
     """What happened with one seed."""
 
     seed: int
@@ -33,23 +34,23 @@ class Outcome(NamedTuple):
     """Streams that ended because their model is no longer served."""
 
 
-def outcome_of(seed: int) -> Outcome:
+def verdict_on(seed: int) -> Verdict:
     """Run the scenario of a seed."""
     try:
-        wrong, played = judge(Scenario.of(seed))
+        wrong, result = judge(Scenario.of(seed))
     except Exception:  # noqa: BLE001 - reported as a violation
-        return Outcome(seed, [traceback.format_exc(limit=-6)], 0, 0, 0, 0)
-    changed = sum(story.changed for story in played.stories)
-    return Outcome(seed, wrong, played.faults, played.harmed, played.resumed, changed)
+        return Verdict(seed, [traceback.format_exc(limit=-6)], 0, 0, 0, 0)
+    changed = sum(transcript.model_changed for transcript in result.transcripts)
+    return Verdict(seed, wrong, result.faults, result.harmed, result.resumed, changed)
 
 
-def run_all(seeds: range, processes: int) -> Iterator[Outcome]:
-    """Outcomes in any order."""
+def run_all(seeds: range, processes: int) -> Iterator[Verdict]:
+    """Verdicts in any order."""
     if processes == 1:
-        yield from map(outcome_of, seeds)
+        yield from map(verdict_on, seeds)
         return
     with multiprocessing.Pool(processes) as pool:
-        yield from pool.imap_unordered(outcome_of, seeds, chunksize=4)
+        yield from pool.imap_unordered(verdict_on, seeds, chunksize=4)
 
 
 def main() -> None:
@@ -60,17 +61,17 @@ def main() -> None:
     arguments = parser.parse_args()
     console, began = Console(), time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    outcomes, bad = [], 0
-    for outcome in track(run_all(seeds, arguments.processes), "seeds", total=len(seeds), console=console):
-        outcomes.append(outcome)
-        if outcome.wrong:
+    verdicts, bad = [], 0
+    for verdict in track(run_all(seeds, arguments.processes), "seeds", total=len(seeds), console=console):
+        verdicts.append(verdict)
+        if verdict.wrong:
             bad += 1
-            console.print(f"seed {outcome.seed}:", *outcome.wrong[:4], sep="\n  ", markup=False)
+            console.print(f"seed {verdict.seed}:", *verdict.wrong[:4], sep="\n  ", markup=False)
     faults, harmed, resumed, changed = (
-        sum(getattr(outcome, name) for outcome in outcomes) for name in ("faults", "harmed", "resumed", "changed")
+        sum(getattr(verdict, name) for verdict in verdicts) for name in ("faults", "harmed", "resumed", "changed")
     )
     console.print(
-        f"{len(outcomes):,} seeds, {bad} wrong; {faults / len(outcomes):.1f} faults each, {harmed:,} frames harmed, "
+        f"{len(verdicts):,} seeds, {bad} wrong; {faults / len(verdicts):.1f} faults each, {harmed:,} frames harmed, "
         f"{resumed:,} attempts after the first, {changed:,} streams ended for another model; "
         f"{time.monotonic() - began:.0f} s",
         highlight=False,
