@@ -16,8 +16,8 @@ class GuaranteedNoEvict:
       could be evicted. Blocks that its own sequences will share are not deducted: the first of them may have ended
       before the others start.
     - A request that does not fit is not overtaken, so that large requests are not starved.
-    - A request whose sequences together exceed the pool or the batch starts when no sequence holds memory; its sequences
-      take turns.
+    - A request whose sequences together exceed the pool or the batch starts when no sequence holds memory; its
+      sequences take turns.
     - A sequence whose next block is being computed by another sequence waits for it. Its blocks are reserved meanwhile.
     """
 
