@@ -152,7 +152,7 @@ def test_a_checkpoint_without_its_tower(tmp_path, oracle):
     with pytest.raises(CheckpointError, match="missing: vision_tower"):
         EngineHarness(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match="cannot read how"):
+    with pytest.raises(CheckpointError, match="cannot read the image processing of"):
         EngineHarness(tmp_path)
 
 
