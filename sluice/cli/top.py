@@ -11,12 +11,14 @@ from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server, fail
+from sluice.cli.common import Server, asks_server, describe, fail, print_error
 from sluice.cli.health import FILE_WIDTH
+from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.top.panels import ORDERS, PANELS
-from sluice.top.snapshot import Snapshot, ask, combine
+from sluice.top.snapshot import Answer, Snapshot, combine, query
 
 TIMEOUT_SECONDS = 2.0
+"""For each call to a router."""
 
 
 @asks_server
@@ -31,18 +33,30 @@ def top(
     if as_json and not once:
         raise fail("--json needs --once")
     with ExitStack() as stack:
-        clients = [stack.enter_context(each.client(TIMEOUT_SECONDS)) for each in server.each()]
+        clients = [stack.enter_context(router.client(TIMEOUT_SECONDS)) for router in server.each()]
 
-        # At once: a router that does not answer delays no other.
+        # In parallel, so that a router which does not answer delays no other.
         threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def read() -> Snapshot:
-            return combine(list(threads.map(ask, clients)))
+            return combine(list(threads.map(_query, clients)))
 
         if once or not console.is_terminal:
             _print(console, read(), as_json)
         else:
             _watch(read, interval)
+
+
+def _query(client: Client) -> Answer:
+    return query(client, _describe)
+
+
+def _describe(error: SluiceError, address: str) -> str:
+    """One line with the address, the cause, and what to check."""
+    if isinstance(error, DeadlineExceeded) and not error.reason:
+        return f"{address} did not answer within {TIMEOUT_SECONDS:.0f} s: check that a router listens there"
+    text = describe(error, address)
+    return text if address in text else f"{address}: {text}"
 
 
 def _watch(read: Callable[[], Snapshot], interval: float) -> None:
@@ -53,27 +67,31 @@ def _watch(read: Callable[[], Snapshot], interval: float) -> None:
     TopApp(read, interval).run()
 
 
-def _print(console: Console, found: Snapshot, as_json: bool) -> None:
+def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
+    """Print the snapshot, and a line on stderr for each router that did not answer. Raises typer.Exit if none did."""
+    failed = [router for router in snapshot.routers if router.error]
+    none_answered = len(failed) == len(snapshot.routers)
     if as_json:
-        print(msgspec.json.encode(found).decode())
-    else:
+        print(msgspec.json.encode(snapshot).decode())
+    elif not none_answered:
         console.width = console.width if console.is_terminal else FILE_WIDTH
-        console.print(tables(found))
-    failed = [router for router in found.routers if router.error]
-    if len(failed) == len(found.routers):
-        raise fail("; ".join(f"{router.address}: {router.error}" for router in failed))
+        console.print(tables(snapshot))
+    for router in failed:
+        print_error(router.error)
+    if none_answered:
+        raise typer.Exit(1)
 
 
-def tables(found: Snapshot) -> Group:
-    """A panel after the other; those without rows are left out."""
-    made = []
+def tables(snapshot: Snapshot) -> Group:
+    """The panels as tables, one below the other; panels without rows are omitted."""
+    filled = []
     for panel in PANELS:
-        rows = panel.rows(found, ORDERS[0])
+        rows = panel.rows(snapshot, ORDERS[0])
         table = Table(box=SIMPLE)
         for column in panel.columns:
             table.add_column(column.title, justify="right" if column.right else "left")
         for row in rows:
             table.add_row(*(column.cell(row) for column in panel.columns))
         if rows:
-            made.append(table)
-    return Group(*made)
+            filled.append(table)
+    return Group(*filled)
