@@ -18,7 +18,7 @@ products of matrices do not use TF32.
 | kernel | grid | one program computes |
 | --- | --- | --- |
 | `_store` | T | one token's key and value, copied to its slot |
-| `_attend` | tiles of query rows, K * shares, sequences | a tile of query rows of one KV head over a share of the keys |
+| `_attend` | tiles of query rows, K * shares, sequences | a tile of query rows of one KV head over one share of keys |
 | `_attend`, captured steps with context | tiles of all sequences, K | the same; `_locate` finds the tile's sequence |
 | `_combine` | generation rows * H | one query head of one token, from its shares |
 

@@ -6,12 +6,12 @@ bfloat16 or float32, the same for all tensors of a call; arithmetic is float32. 
 | kernel | inputs | output | grid | source |
 | --- | --- | --- | --- | --- |
 | `_norm` | x, update [T, SIZE], weight [SIZE] | [T, SIZE] | T | RMSNorm (arXiv:1910.07467) |
-| `_rotate` | x [T, H, D], cos, signed sin [T, 1, D], weight [H, D] | [T, H, D] | T, H / GROUP | RoPE (arXiv:2104.09864) |
+| `_rotate` | x [T, H, D], cos, sin [T, 1, D], weight [H, D] | [T, H, D] | T, H / GROUP | RoPE (arXiv:2104.09864) |
 | `_gate` | x [T, 2 * SIZE] | [T, SIZE] | T, SIZE / TILE | SwiGLU (arXiv:2002.05202) |
 | `_product` | x [1, inputs], weight [outputs, inputs] | [1, outputs] | outputs / ROWS | |
 
 Quotients of the grid are rounded up. Tensors are contiguous, except x of `_rotate`: a token's heads are contiguous, the
-stride between tokens is free, so x can be a view of a fused QKV product.
+stride between tokens is free, so x can be a view of a fused QKV product. `sin` is signed, see `Rotary`.
 """
 
 import torch

@@ -50,8 +50,8 @@ class DecoderLayer(Layer):
     ) -> Tensor:
         """x [T, hidden], the residual stream, is updated in place.
 
-        `update` [T, hidden] is the output of the previous layer's feed-forward block, which has not been added to x yet;
-        the result is that of this layer. The next norm adds it, so that one fused kernel can add and normalize.
+        `update` [T, hidden] is the output of the previous layer's feed-forward block, which has not been added to x
+        yet; the result is that of this layer. The next norm adds it, so that one fused kernel can add and normalize.
         """
         update = self.self_attn(self.input_layernorm(x, update), rotations, cache, inputs, adapters)
         return self.mlp(self.post_attention_layernorm(x, update), adapters)

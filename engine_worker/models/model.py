@@ -47,7 +47,7 @@ class Model(Protocol):
 
     @property
     def takes_embeds(self) -> bool:
-        """Whether a call accepts `embeds`: rows of prompt tables instead of tokens' embeddings. Known after `freeze`."""
+        """Whether a call accepts `embeds`: rows of prompt tables in place of embeddings. Known after `freeze`."""
 
     @property
     def has_taps(self) -> bool:

@@ -13,7 +13,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def paged(query, keys, values, table, starts, lengths, scale, window):
-    """Attention over a paged cache. query [T, heads, head_dim]; window: (left, right) as in flash-attn, -1: no limit."""
+    """Attention over a paged cache. query [T, heads, head_dim]; window: (left, right) as in flash-attn, -1: none."""
     assert query.stride(-1) == keys.stride(-1) == values.stride(-1) == 1
     assert query.dtype == keys.dtype == values.dtype
     assert keys.shape == values.shape
