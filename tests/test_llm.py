@@ -71,7 +71,7 @@ def test_what_chats_have_beside_messages(llm) -> None:
     assert tokens(add_generation_prompt=False, chat_template_kwargs={"add_generation_prompt": True}) < plain
     answered = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
     assert tokens(answered, continue_final_message=True) < tokens(answered)
-    with pytest.raises(NotImplementedError, match="template of the checkpoint"):
+    with pytest.raises(NotImplementedError, match="always use the checkpoint's template"):
         llm.chat([{"role": "user", "content": "x"}], chat_template="{{ messages }}")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sluice.executor.request_processors import RequestProcessors
 from sluice.ring.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
 
 if TYPE_CHECKING:
@@ -98,10 +99,10 @@ class Target:
     """One function, and the calls that engines make of it, one at a time."""
 
     def __init__(self, name: str, function: Processor, *, batched: bool) -> None:
-        # Imported before the first call, since the import takes seconds.
-        import torch
+        # The import takes seconds, and an engine's call has a time limit.
+        if not isinstance(function, RequestProcessors):
+            import torch  # noqa: F401
 
-        self._torch = torch
         self._name = name
         self._function = function
         self._batched = batched
@@ -124,9 +125,11 @@ class Target:
 
     def _run(self, call: Call, data: bytearray, known: Tokens) -> Answer:
         """Call the function on the rows of logits in `data`, which it changes in place."""
+        import torch
+
         try:
             tokens = [_tokens(sequence, known) for sequence in call.sequences]
-            rows = self._torch.frombuffer(data, dtype=self._torch.float32).view(len(tokens), 1, 1, -1)
+            rows = torch.frombuffer(data, dtype=torch.float32).view(len(tokens), 1, 1, -1)
             self._call(call, list(rows), [[token_ids] for token_ids in tokens])
         except (Exception, SystemExit) as error:
             log.warning("the logits processor %r failed", self._name, exc_info=error)
@@ -134,11 +137,13 @@ class Target:
         return Answer()
 
     def _call(self, call: Call, rows: "list[Tensor]", tokens: list[list[list[int]]]) -> None:
+        import torch
+
         ids = [sequence.request_id for sequence in call.sequences]
         clients = [sequence.client_id for sequence in call.sequences]
         # Separate tensor objects over the same memory: the function may assign other storage to them (`logits.data`).
         views = [row.view(row.shape) for row in rows]
-        with self._lock, self._torch.no_grad():
+        with self._lock, torch.no_grad():
             if self._batched:
                 self._function(ids, list(views), tokens, None, clients)
             else:

@@ -87,7 +87,7 @@ def test_a_router_that_is_gone_has_an_error(address) -> None:
 
 @pytest.mark.parametrize("source", [{}, {"rows": ROWS, "path": "/x"}])
 def test_one_source_is_needed(address, script, source) -> None:
-    with Client(address) as client, pytest.raises(TypeError, match="give one of rows, folder"):
+    with Client(address) as client, pytest.raises(TypeError, match="give exactly one of rows; folder"):
         client.load_prompt_adapter("x", **source)
     assert not script.seen
 

@@ -249,7 +249,7 @@ def test_images() -> None:
         {"type": "audio", "data": b"x"},
         "text",
     ):
-        with pytest.raises(TypeError, match="a part is"):
+        with pytest.raises(TypeError, match="a part must be"):
             build_spec([{"role": "user", "content": [part]}], {})
     with pytest.raises(TypeError, match="images"):
         build_spec("x", {"images": ["path.png"]})

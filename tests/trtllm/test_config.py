@@ -95,7 +95,7 @@ def test_a_value_out_of_range_in_the_constructor_and_later(make, name, value) ->
 
 
 def test_more_sequences_than_beams() -> None:
-    with pytest.raises(RuntimeError, match="num_return_sequences is 3, must be at most beam_width, 2"):
+    with pytest.raises(RuntimeError, match="num_return_sequences is 3, must be at most beam_width, which is 2"):
         trtllm.SamplingConfig(2, num_return_sequences=3)
     assert trtllm.SamplingConfig(1, num_return_sequences=3).num_return_sequences == 3
 

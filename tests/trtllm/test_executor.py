@@ -102,7 +102,7 @@ def test_overloads_of_await_responses(executor) -> None:
     with pytest.raises(ValueError, match="never enqueued"):
         executor.await_responses(10**6)
     for arguments, options in [((1, 2, 3), {}), (("x", "y"), {}), ((), {"request_id": 1})]:
-        with pytest.raises(TypeError, match="await_responses takes"):
+        with pytest.raises(TypeError, match="await_responses accepts"):
             executor.await_responses(*arguments, **options)
 
 

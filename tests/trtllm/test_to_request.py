@@ -61,7 +61,7 @@ def test_beams(translator) -> None:
     assert (found.use_beam_search, found.best_of, found.n, found.length_penalty) == (True, 4, 2, 0.5)
     assert sampling(translator, 3).n == 3
     assert sampling(translator, length_penalty=0.5).length_penalty is None
-    with pytest.raises(RuntimeError, match="beam_width is 5, must be at most max_beam_width, 4"):
+    with pytest.raises(RuntimeError, match=r"beam_width is 5, must be at most .*max_beam_width, which is 4"):
         sampling(translator, 5)
 
 
@@ -175,13 +175,12 @@ GDS = trtllm.KvCacheTransferMode.GDS
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"lora_config": trtllm.LoraConfig(1)}, "peft_cache_config is given"),
+        ({"lora_config": trtllm.LoraConfig(1)}, "peft_cache_config is set"),
         ({"multimodal_embedding": torch.ones(2, 2)}, "multimodal_embedding"),
         ({"lookahead_config": trtllm.LookaheadDecodingConfig(3, 5, 7)}, "lookahead_config"),
         ({"encoder_input_token_ids": [1]}, "encoder_input_token_ids"),
         ({"position_ids": [5, 6]}, "position_ids"),
         ({"type": trtllm.RequestType.REQUEST_TYPE_CONTEXT_ONLY}, "request_type"),
-        ({"logits_post_processor": print}, "logits_post_processor"),
         ({"output_config": trtllm.OutputConfig(return_encoder_output=True)}, "return_encoder_output"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_decay=0.5)}, "top_p_decay"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_min=0.5)}, "top_p_min"),
@@ -225,7 +224,7 @@ def test_drafts_that_tensorrt_llm_refuses(given) -> None:
 def test_an_unknown_attribute(translator) -> None:
     request = trtllm.Request([1], 1)
     request.max_token = 3
-    with pytest.raises(NotImplementedError, match=r"Request\.max_token = 3: there is no such option"):
+    with pytest.raises(NotImplementedError, match=r"Request\.max_token = 3: unknown option"):
         translator.translate(request)
 
 

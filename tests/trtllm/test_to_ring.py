@@ -141,7 +141,7 @@ def cache(**options) -> dict:
         ),
         (
             {"debug_config": trtllm.DebugConfig(debug_tensor_names=["test"])},
-            "debug_tensor_names: 'test': .* it has input_ids, .*, logits",
+            "debug_tensor_names: 'test': .* engines can write input_ids, .*, logits",
         ),
         *(
             ({"additional_model_outputs": [trtllm.AdditionalModelOutput(name)]}, f"additional_model_outputs: {name!r}")
@@ -224,9 +224,9 @@ def test_options_of_speed_alone_are_logged(caplog) -> None:
             trtllm.ExecutorConfig(peft_cache_config=trtllm.PeftCacheConfig())
         )
     assert [record.message for record in caplog.records] == [
-        "ExecutorConfig.recv_poll_period_ms has no effect here",
-        "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect here",
-        "ExecutorConfig.peft_cache_config.num_copy_streams has no effect here",
-        "ExecutorConfig.kv_cache_config.attention_dp_events_gather_period_ms has no effect here",
-        "ExecutorConfig.extended_runtime_perf_knob_config has no effect here",
+        "ExecutorConfig.recv_poll_period_ms has no effect",
+        "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect",
+        "ExecutorConfig.peft_cache_config.num_copy_streams has no effect",
+        "ExecutorConfig.kv_cache_config.attention_dp_events_gather_period_ms has no effect",
+        "ExecutorConfig.extended_runtime_perf_knob_config has no effect",
     ]
