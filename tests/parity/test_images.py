@@ -1,13 +1,10 @@
 """Prompts with images: outputs equal those of transformers' LLaVA, for any batching and chunking."""
 
 import shutil
-from io import BytesIO
 
-import PIL.Image
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.images import Image
@@ -16,6 +13,7 @@ from sluice.ring.tables import PromptTables
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.fakes.tables import table_of
 from tests.parity.harness import EngineHarness
+from tests.parity.llava_oracle import Oracle
 from tests.parity.vision import (
     GREEDY,
     MAX_TOKENS,
@@ -32,29 +30,6 @@ from tests.parity.vision import (
 
 pytestmark = pytest.mark.timeout(600)
 BACKENDS = ["torch", "openvino"]
-
-
-class Oracle:
-    """The transformers model in a folder. Its prompts repeat the image token once for each row of an image."""
-
-    def __init__(self, folder, rows: int = ROWS) -> None:
-        self.folder = folder
-        self.rows = rows
-        self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self.model.generation_config.eos_token_id = None
-        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-        self.token_id = self.model.config.image_token_id
-        self.vocab_size = self.model.config.text_config.vocab_size
-
-    @torch.inference_mode()
-    def generate(self, prompt: Prompt, **options) -> list[int]:
-        ids = [token for part in prompt for token in ([part] if isinstance(part, int) else [self.token_id] * self.rows)]
-        pictures = [PIL.Image.open(BytesIO(part)) for part in prompt if isinstance(part, bytes)]
-        pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
-        tensor = torch.tensor([ids])
-        options = {"max_new_tokens": MAX_TOKENS, "do_sample": False} | options
-        tokens = self.model.generate(tensor, pixel_values=pixels, attention_mask=torch.ones_like(tensor), **options)
-        return tokens[0, len(ids) :].tolist()
 
 
 @pytest.fixture(scope="module")

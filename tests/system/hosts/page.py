@@ -1,4 +1,4 @@
-"""docs/measurements/hosts.md: the outcomes as a table, with date, command and machine."""
+"""Writes docs/measurements/hosts.md: the outcomes as a table, with date, command and machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
