@@ -5,18 +5,14 @@ from pathlib import Path
 
 from sluice import AsyncClient
 from sluice.launch import LogLine, Ring
+from tests.system.followed_streams import Stream, follow
 
 PATIENCE = 120.0
 """Seconds until a killed actor serves again: Ray restarts its process, which restarts the service."""
 ATTEMPTS = 3
 """Attempts to start Ray: a raylet gives up if its agents start slowly, as they do on a busy machine."""
 OBJECT_STORE_BYTES = 80_000_000
-PROMPT = "def fibonacci(n):\n"
 SPECS = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 1}, {"temperature": 0.9, "seed": 2, "n": 2}]
-TOKENS, ENOUGH = 200, 20
-
-Stream = dict[int, tuple[str, list[int]]]
-"""Text and token ids of each output."""
 
 
 class Events(list[tuple[str, str]]):
@@ -30,19 +26,6 @@ class Events(list[tuple[str, str]]):
 def parent(pid: int) -> int:
     """The parent of a process; for a service, the process of its actor."""
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> Stream:
-    """Read a stream, whose offsets must be consecutive. Releases `half_way` for each chunk after the first tokens."""
-    outputs: Stream = {}
-    async for chunk in client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True, token_ids=True, **spec):
-        text, tokens = outputs.get(chunk.index, ("", []))
-        if chunk.token_ids:
-            assert chunk.token_offset == len(tokens)
-        outputs[chunk.index] = (text + chunk.text, [*tokens, *chunk.token_ids])
-        if len(outputs[chunk.index][1]) > ENOUGH:
-            half_way.release()
-    return outputs
 
 
 async def undisturbed_streams(ring: Ring) -> list[Stream]:
