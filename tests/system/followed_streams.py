@@ -1,14 +1,25 @@
-"""Streams that can be disturbed half way, and compared with each other."""
+"""Streams that are disturbed in the middle, to be compared with undisturbed ones."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from sluice import AsyncClient
+from tests.fakes.processes import LIMIT
 
 PROMPT = "def fibonacci(n):\n"
 TOKENS, ENOUGH = 200, 20
+BEGUN = 10
+"""Number of tokens after which a stream counts as begun."""
 
 Stream = dict[int, tuple[str, list[int]]]
 """Text and token ids of each output."""
+
+
+class Streamed(NamedTuple):
+    token_ids: list[int]
+    resumed: int
+    """How often the stream was resumed."""
 
 
 async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> Stream:
@@ -22,3 +33,25 @@ async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -
         if len(outputs[chunk.index][1]) > ENOUGH:
             half_way.release()
     return outputs
+
+
+async def disturbed_streams(
+    addresses: str | Sequence[str], prompt: Any, options: Sequence[dict[str, Any]], disturb: Callable[[], None]
+) -> list[Streamed]:
+    """Run a stream with each of these options, and call `disturb` in a thread once all have begun."""
+    begun = asyncio.Semaphore(0)
+    async with AsyncClient(addresses, timeout=2 * LIMIT) as client, asyncio.timeout(3 * LIMIT):
+
+        async def run(choice: dict[str, Any]) -> Streamed:
+            stream, token_ids = client.stream(prompt, **choice), []
+            async for chunk in stream:
+                former_length, token_ids = len(token_ids), [*token_ids, *chunk.token_ids]
+                if former_length < BEGUN <= len(token_ids):
+                    begun.release()
+            return Streamed(token_ids, stream.resumed)
+
+        streams = [asyncio.create_task(run(choice)) for choice in options]
+        for _ in streams:
+            await begun.acquire()
+        await asyncio.to_thread(disturb)
+        return await asyncio.gather(*streams)

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from sluice.launch import Ring
 from tests.engine_worker.lora import oracle
 from tests.fakes.pickles import Trap
 from tests.fakes.processes import LIMIT, wait_until
+from tests.system.followed_streams import disturbed_streams
 from tests.system.test_examples import run
 from tests.trtllm.lora_tensors import lora_config
 
@@ -32,8 +32,6 @@ PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
 SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
 LONG = {**SHORT, "max_tokens": 200}
 WEIGHTS = "adapter_model.safetensors"
-BEGUN = 10
-"""Number of tokens after which a stream counts as begun."""
 ENGINE = {"lora": True, "dtype": "float32", "threads": 1, "kv_cache_tokens": 16384}
 ADAPTERS = {
     "all": {"seed": 1, "rank": 8},
@@ -100,36 +98,10 @@ def tokens(client: Client, **options) -> list[int]:
     return list(client.generate(PROMPT, **SHORT, **options).outputs[0].token_ids)
 
 
-@dataclass
-class Stream:
-    """A stream that runs in the event loop."""
-
-    client: AsyncClient
-    options: dict
-    token_ids: list[int] = field(default_factory=list)
-    resumed: int = 0
-
-    async def run(self, begun: asyncio.Semaphore) -> None:
-        stream = self.client.stream(PROMPT, **LONG, **self.options)
-        before = 0
-        async for chunk in stream:
-            before, self.token_ids = len(self.token_ids), [*self.token_ids, *chunk.token_ids]
-            if before < BEGUN <= len(self.token_ids):
-                begun.release()
-        self.resumed = stream.resumed
-
-
-async def disturbed(addresses: list[str], options: list[dict], disturb: Callable[[], None]) -> list[Stream]:
-    """Run two streams with each of these options, and call `disturb` once all have begun."""
-    async with AsyncClient(addresses, timeout=2 * LIMIT) as client, asyncio.timeout(3 * LIMIT):
-        begun = asyncio.Semaphore(0)
-        streams = [Stream(client, choice) for choice in 2 * options]
-        running = asyncio.gather(*(stream.run(begun) for stream in streams))
-        for _ in streams:
-            await begun.acquire()
-        await asyncio.to_thread(disturb)
-        await running
-    return streams
+async def disturbed(addresses: list[str], options: list[dict], disturb: Callable[[], None]) -> list[list[int]]:
+    """Tokens of two streams with each of these options, which are disturbed once all have begun."""
+    streams = await disturbed_streams(addresses, PROMPT, [{**LONG, **choice} for choice in 2 * options], disturb)
+    return [stream.token_ids for stream in streams]
 
 
 async def undisturbed(addresses: list[str], options: list[dict]) -> list[list[int]]:
@@ -231,7 +203,7 @@ async def test_streams_keep_the_weights_with_which_they_began(ring, client, fold
         # Uploaded files may be lost with the engine. The stream then ends instead of continuing with other weights.
         assert how == "upload"
     else:
-        assert [stream.token_ids for stream in streams] == right
+        assert streams == right
     assert tokens(client, lora_id="a") == expected["other"]
 
 
@@ -242,7 +214,7 @@ async def test_streams_with_adapters_survive_the_death_of_a_service(ring, client
     options = [{"lora_id": "by-path"}, {"lora_id": "uploaded"}, {"lora_weights": read_lora(folders["other"])}, {}]
     right = await undisturbed(ring.addresses, options)
     streams = await disturbed(ring.addresses, options, lambda: kill(ring, service))
-    assert [stream.token_ids for stream in streams] == right
+    assert streams == right
     # The restarted engine and router know the loaded adapters.
     wait_for_engines(ring)
     for address in ring.addresses:

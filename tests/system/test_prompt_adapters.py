@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,20 +14,19 @@ import torch
 from peft import PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from sluice import AsyncClient, Client, tiny_model
+from sluice import Client, tiny_model
 from sluice.client import Unavailable
 from sluice.launch import Ring
 from sluice.ring.checkpoint import open_checkpoint
 from tests.fakes.processes import LIMIT, wait_until
 from tests.fakes.prompt_files import write
+from tests.system.followed_streams import disturbed_streams
 from tests.system.test_examples import run
 
 pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "def "
 OPTIONS = {"max_tokens": 200, "ignore_eos": True, "seed": 5, "token_ids": True}
-BEGUN = 10
-"""Number of tokens after which a stream counts as begun."""
 NAMES = ("terse", "wordy", "")
 
 
@@ -93,30 +92,6 @@ def known(address: str) -> dict[str, str]:
         return {}
 
 
-async def disturbed_streams(address: str, disturb: Callable[[], None]) -> tuple[list[list[int]], int]:
-    """Run two streams with each adapter through one router, and call `disturb` once all have begun.
-
-    Returns their tokens, and how often they were resumed.
-    """
-    begun = asyncio.Semaphore(0)
-    async with AsyncClient(address, timeout=2 * LIMIT) as client, asyncio.timeout(2 * LIMIT):
-
-        async def run(name: str) -> tuple[list[int], int]:
-            stream, output = client.stream(PROMPT, **OPTIONS, **adapter(name)), []
-            async for chunk in stream:
-                before, output = len(output), [*output, *chunk.token_ids]
-                if before < BEGUN <= len(output):
-                    begun.release()
-            return output, stream.resumed
-
-        streams = [asyncio.create_task(run(name)) for name in 2 * NAMES]
-        for _ in streams:
-            await begun.acquire()
-        await asyncio.to_thread(disturb)
-        results = await asyncio.gather(*streams)
-    return [output for output, _ in results], sum(resumed for _, resumed in results)
-
-
 def test_folders_that_peft_saved_return_the_tokens_of_peft(ring, prompts) -> None:
     text = "def area(radius):"
     initial = {
@@ -176,9 +151,8 @@ async def test_a_restarted_router_receives_the_tables_from_the_engines(ring) -> 
         def kill(pid: int = pid) -> None:
             os.kill(pid, signal.SIGKILL)
 
-        outputs, resumed = await disturbed_streams(other, kill)
-        assert outputs == 2 * [expected[name] for name in NAMES]
-        assert resumed == 0
+        streams = await disturbed_streams(other, PROMPT, [{**OPTIONS, **adapter(name)} for name in 2 * NAMES], kill)
+        assert streams == 2 * [(expected[name], 0) for name in NAMES], "a stream changed or was resumed"
         assert await asyncio.to_thread(wait_until, lambda address=address: known(address) == versions)
         assert ring.pids[router] != pid
         for name in NAMES:
