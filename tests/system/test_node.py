@@ -56,8 +56,8 @@ def test_a_completion_streams(ring, example) -> None:
     prompt = "def fibonacci(n):"
     with Client(ring.address) as client:
         expected = client.generate(prompt, temperature=0, max_tokens=32).text
-    found = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
-    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    done = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
 
 
 def spec_of(page: str) -> dict:
@@ -67,15 +67,15 @@ def spec_of(page: str) -> dict:
 
 
 def test_the_call_in_guided_md(ring, example) -> None:
-    found = run(example, ring.address, "Is a whale a fish? ", spec_of("guided.md"))
-    assert (found.returncode, found.stdout) in ((0, "yes\n"), (0, "no\n"))
+    done = run(example, ring.address, "Is a whale a fish? ", spec_of("guided.md"))
+    assert (done.returncode, done.stdout) in ((0, "yes\n"), (0, "no\n"))
 
 
 def test_the_call_in_beams_md(ring, example) -> None:
     with Client(ring.address) as client:
         expected = client.generate("import os", beam_search={"width": 4}, max_tokens=24).text
-    found = run(example, ring.address, "import os", spec_of("beams.md"))
-    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    done = run(example, ring.address, "import os", spec_of("beams.md"))
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
 
 
 def test_the_call_in_speculation_md(ring, example) -> None:
@@ -90,15 +90,15 @@ def test_the_call_in_processors_md(example, tmp_path, monkeypatch) -> None:
     (tmp_path / "engine.yaml").write_text(settings)
     monkeypatch.chdir(tmp_path)
     with Ring(engines=1, detokenizers=1, engine_args={"config": tmp_path / "engine.yaml"}) as ring:
-        found = run(example, ring.address, "x = ", spec_of("processors.md"))
-    assert (found.returncode, found.stderr) == (0, "")
-    assert re.fullmatch("[0-9]{8}\n", found.stdout)
+        done = run(example, ring.address, "x = ", spec_of("processors.md"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch("[0-9]{8}\n", done.stdout)
 
 
 def test_the_call_in_prompt_logprobs_md(ring, example) -> None:
-    found = run(example, ring.address, "def add(a, b):", spec_of("prompt_logprobs.md"))
-    assert found.returncode == 0
-    rows = [row.split("\t") for row in found.stderr.splitlines()]
+    done = run(example, ring.address, "def add(a, b):", spec_of("prompt_logprobs.md"))
+    assert done.returncode == 0
+    rows = [row.split("\t") for row in done.stderr.splitlines()]
     assert "".join(json.loads(row[2]) for row in rows) == "def add(a, b):"
     assert rows[0][:2] == ["", ""]
     with Client(ring.address) as client:
@@ -107,9 +107,9 @@ def test_the_call_in_prompt_logprobs_md(ring, example) -> None:
 
 
 def test_the_call_in_tensors_md(ring, example) -> None:
-    found = run(example, ring.address, "def add(a, b):", spec_of("tensors.md"))
-    assert found.returncode == 0
-    rows = re.findall(r"^0 generation_logits: rows (\d) to (\d), each float32 \[\d{4}\]$", found.stderr, re.MULTILINE)
+    done = run(example, ring.address, "def add(a, b):", spec_of("tensors.md"))
+    assert done.returncode == 0
+    rows = re.findall(r"^0 generation_logits: rows (\d) to (\d), each float32 \[\d{4}\]$", done.stderr, re.MULTILINE)
     assert [int(first) for first, _ in rows] == [0, *(int(last) + 1 for _, last in rows[:-1])]
     assert rows[-1][1] == "3"
 
@@ -122,9 +122,9 @@ def test_the_call_in_prompt_tables_md(ring, example) -> None:
         more = {"temperature": 0, "max_tokens": 16}
         expected, plain = (client.generate("import os", prompt_adapter_id=name, **more).text for name in ("terse", ""))
         spec = spec_of("prompt_tables.md") | {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 16}}
-        found = run(example, ring.address, "import os", spec)
+        done = run(example, ring.address, "import os", spec)
         client.unload_prompt_adapter("terse")
-    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
     assert expected != plain
 
 
@@ -151,10 +151,10 @@ def test_a_resumed_stream_repeats_no_tensor_row(example) -> None:
     tensors = {"context_logits": True, "tensors": [{"name": "a"}]}
     plan = Plan(deque([(4, GONE), (5, GONE), (2, GONE), (6, GONE)]))
     with tell_all(2, plan) as addresses:
-        found = run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}, "n": 2, "output": tensors})
-    assert (found.returncode, len(plan.seen)) == (0, 5)
+        done = run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}, "n": 2, "output": tensors})
+    assert (done.returncode, len(plan.seen)) == (0, 5)
     rows: dict[str, list[int]] = {}
-    for key, first, last in re.findall(r"^(.*): rows (\d+) to (\d+), ", found.stderr, re.MULTILINE):
+    for key, first, last in re.findall(r"^(.*): rows (\d+) to (\d+), ", done.stderr, re.MULTILINE):
         rows.setdefault(key, []).extend(range(int(first), int(last) + 1))
     assert rows == {"prompt context_logits": [*range(5)], "0 a": [*range(9)], "1 a": [*range(10)]}
 
@@ -193,9 +193,9 @@ def test_a_resumed_stream_keeps_the_rest_of_its_time_limit(example) -> None:
 
 
 def test_an_invalid_request_prints_its_invalid_fields(ring, example) -> None:
-    found = run(example, ring.address, "x", {"sampling": {"temperature": 9, "top_p": 0}})
-    assert found.returncode == 1
-    assert found.stdout == ""
-    violations = json.loads(found.stderr)
+    done = run(example, ring.address, "x", {"sampling": {"temperature": 9, "top_p": 0}})
+    assert done.returncode == 1
+    assert done.stdout == ""
+    violations = json.loads(done.stderr)
     assert {violation["field"] for violation in violations} == {"spec.sampling.temperature", "spec.sampling.top_p"}
     assert all(violation["description"] for violation in violations)

@@ -50,12 +50,12 @@ def client(ring):
         yield client
 
 
-def check(found, prompt, oracle) -> None:
-    assert [entry.token_id for entry in found] == list(prompt)
-    assert (found[0].logprob, found[0].rank, found[0].top) == (None, 0, ())
+def check(entries, prompt, oracle) -> None:
+    assert [entry.token_id for entry in entries] == list(prompt)
+    assert (entries[0].logprob, entries[0].rank, entries[0].top) == (None, 0, ())
     right = oracle(prompt)[range(len(prompt) - 1), list(prompt)[1:]]
     # The engine's KV cache may have a lower precision than that of transformers.
-    assert [entry.logprob for entry in found[1:]] == pytest.approx(right.tolist(), abs=0.02)
+    assert [entry.logprob for entry in entries[1:]] == pytest.approx(right.tolist(), abs=0.02)
 
 
 def test_the_calls_of_the_page_work(client, oracle, capsys):
@@ -66,8 +66,7 @@ def test_the_calls_of_the_page_work(client, oracle, capsys):
     check(names["found"].prompt_logprobs, [entry.token_id for entry in names["found"].prompt_logprobs], oracle)
     assert b"".join(entry.token for entry in names["found"].prompt_logprobs) == b"def add(a, b):\n    return a + b"
     exec(second, names)
-    whole = [*names["context"], *names["continuation"]]
-    row = oracle(whole)[len(names["context"]) - 1 :]
+    row = oracle([*names["context"], *names["continuation"]])[len(names["context"]) - 1 :]
     right = row[range(len(names["continuation"])), names["continuation"]].sum().item()
     assert names["likelihood"] == pytest.approx(right, abs=0.02)
     assert names["greedy"] == (row.argmax(-1).tolist() == list(names["continuation"]))
@@ -160,14 +159,14 @@ def test_the_scores_of_lm_eval_equal_those_of_transformers(client, adapter, orac
     scores = model.loglikelihood([SimpleNamespace(args=args) for args in EXAMPLES])
     for (context, continuation), (likelihood, greedy) in zip(EXAMPLES, scores, strict=True):
         cut = len(context.rstrip())
-        whole = client.tokenize(context + continuation, add_special_tokens=False).token_ids
+        ids = client.tokenize(context + continuation, add_special_tokens=False).token_ids
         before = client.tokenize(context[:cut], add_special_tokens=False).token_ids if context else ()
-        rows = oracle([*(before or [prefix]), *whole[len(before) :]])[-(len(whole) - len(before)) :]
-        tokens = list(whole[len(before) :])
+        rows = oracle([*(before or [prefix]), *ids[len(before) :]])[-(len(ids) - len(before)) :]
+        tokens = list(ids[len(before) :])
         assert likelihood == pytest.approx(rows[range(len(tokens)), tokens].sum().item(), abs=0.05)
         assert greedy == (rows.argmax(-1).tolist() == tokens)
     text = "import os\n\n\ndef main():\n    pass\n"
-    ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
-    right = oracle([prefix, *ids])[range(len(ids)), ids].sum().item()
+    text_ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
+    right = oracle([prefix, *text_ids])[range(len(text_ids)), text_ids].sum().item()
     assert model.loglikelihood_rolling([SimpleNamespace(args=(text,))]) == [pytest.approx(right, abs=0.1)]
     assert model.generate_until([SimpleNamespace(args=("import os\n", {"until": ["\n\n"], "max_gen_toks": 8}))])

@@ -92,10 +92,10 @@ def first_method(service: str) -> str:
 def test_generate_can_be_called_from_descriptors_alone(reflection) -> None:
     service = "sluice.v1.GenerationService"
     spec = {"text": "import os", "sampling": {"temperature": 0}, "stopping": {"max_tokens": 8}}
-    whole = reflection.call(service, "Generate")(reflection.request(service, "Generate", spec=spec), timeout=60)
-    assert whole.usage.completion_tokens == 8
+    answer = reflection.call(service, "Generate")(reflection.request(service, "Generate", spec=spec), timeout=60)
+    assert answer.usage.completion_tokens == 8
     events = list(
         reflection.call(service, "GenerateStream")(reflection.request(service, "GenerateStream", spec=spec), timeout=60)
     )
-    assert "".join(event.delta.text for event in events) == whole.outputs[0].text
+    assert "".join(event.delta.text for event in events) == answer.outputs[0].text
     assert [event.WhichOneof("event") for event in events][-2:] == ["finished", "done"]

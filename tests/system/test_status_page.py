@@ -20,7 +20,7 @@ MODELS = "[...document.querySelectorAll('#engines tbody tr')].map(row => row.chi
 NO_SCOPE = "[...document.querySelectorAll('th:not([scope])')].length"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CUT = """[...document.querySelectorAll('.card')]
-    .filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"""
+    .filter(card => card.scrollWidth > card.clientWidth).map(card => card.innerText)"""
 # The contrast of each visible text with its background, as defined by WCAG 2.
 CONTRASTS = """(() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
@@ -28,20 +28,20 @@ CONTRASTS = """(() => {
   const luminance = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
   const behind = node => {
     for (; node; node = node.parentElement) {
-      const found = rgb(getComputedStyle(node).backgroundColor);
-      if (found.length < 4 || found[3]) return found;
+      const color = rgb(getComputedStyle(node).backgroundColor);
+      if (color.length < 4 || color[3]) return color;
     }
     return [255, 255, 255];
   };
-  const found = {};
+  const contrasts = {};
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("script, style")) continue;
     const two = [luminance(rgb(getComputedStyle(node).color)), luminance(behind(node))].sort((a, b) => b - a);
-    found[walker.currentNode.data.trim()] = (two[0] + 0.05) / (two[1] + 0.05);
+    contrasts[walker.currentNode.data.trim()] = (two[0] + 0.05) / (two[1] + 0.05);
   }
-  return found;
+  return contrasts;
 })()"""
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is missing")
