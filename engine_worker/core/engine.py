@@ -213,7 +213,7 @@ class Engine:
         """None if the step failed. Raises DeviceLostError."""
         try:
             return step.collect()
-        except Exception:  # noqa: BLE001 - whatever went wrong, only the sequences of this step fail
+        except Exception:  # noqa: BLE001 - only the sequences of this step fail
             names = sorted({entry.sequence.request.spec.name for entry in step.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.

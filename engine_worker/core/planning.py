@@ -97,7 +97,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
         return self.entries[len(self.schedule.generation) :]
 
     def collect(self) -> "StepResults":
-        """Wait for the results. Raises whatever the runner raises, RuntimeError on a wrong count."""
+        """Wait for the results. Raises the runner's exception, or RuntimeError if the number of results is wrong."""
         if isinstance(self.launched, Exception):
             raise self.launched
         drawn = self.launched.collect()
