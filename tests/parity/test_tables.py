@@ -237,7 +237,7 @@ def test_a_model_whose_embeddings_have_another_size_takes_no_tables(tmp_path):
     assert harness.engine.intake._terms.hidden_size == 0
     number = submit(harness, [97, 3], torch.ones(1, 48))
     harness.run()
-    assert "takes no prompt tables" in harness.stream(number).end.fault.message
+    assert "does not support prompt tables" in harness.stream(number).end.fault.message
 
 
 def test_a_tuned_prompt_equals_peft(prompts, tmp_path):
