@@ -312,7 +312,7 @@ def test_a_descriptor_above_1024(serve, logits) -> None:
             os.close(file)
 
 
-def test_closing_leaves_no_socket_or_thread(logits) -> None:
+def test_closing_leaves_no_folder_or_thread(logits) -> None:
     served = Callbacks()
     found = served.settings({"left": lambda *_: None}, None)
     folder = Path(found["logits_processors"]["left"].removeprefix("ipc://")).parent

@@ -85,7 +85,7 @@ def test_ties_are_in_the_order_of_ids():
 
 @pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf, torch.inf])
 def test_rows_without_a_bound(value):
-    """All logits equal or NaN, next to a row of other logits."""
+    """All logits equal or not finite, next to an ordinary row."""
     logits = torch.randn(2, 40 * GROUP, generator=torch.Generator().manual_seed(2))
     logits[1] = value
     found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10)
