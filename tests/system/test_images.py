@@ -69,7 +69,7 @@ def test_malformed_images_are_refused(pair):
     with Client(pair.address, timeout=100) as client:
         for data, reason in (
             (good[:-50], r"images\[0\].data: is broken or truncated"),
-            (b"GIF89a", "is no PNG, JPEG or WebP image"),
+            (b"GIF89a", "is not a PNG, JPEG or WebP image"),
             (b"", "is empty"),
         ):
             with pytest.raises(InvalidRequest, match=reason):

@@ -200,7 +200,7 @@ def blank(width: int, height: int) -> bytes:
 NOISE = picture(3, (1000, 1000), "PNG")
 REFUSED = [
     (text_spec("<image>", images=images(ONE[:-30])), "spec.images[0].data", "is broken or truncated"),
-    (text_spec("<image>", images=images(b"GIF89a" + ONE)), "spec.images[0].data", "is no PNG, JPEG or WebP image"),
+    (text_spec("<image>", images=images(b"GIF89a" + ONE)), "spec.images[0].data", "is not a PNG, JPEG or WebP image"),
     (text_spec("<image>" * 2, images=images(ONE, bomb())), "spec.images[1].data", "pixels, at most"),
     (text_spec("<image>", images=images(blank(4097, 4096))), "spec.images[0].data", "at most"),
     (text_spec("<image>", images=images(b"")), "spec.images[0].data", "is empty"),
