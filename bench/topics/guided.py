@@ -20,6 +20,7 @@ from engine_worker.backend import load_runner
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.extensions import Extensions
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.sampling.program import Program, build_programs
 from engine_worker.step import Draw, Slice
@@ -155,8 +156,8 @@ def _points(folder: Checkpoint, guides: Guides, plan: GuidedPlan, threads: int, 
         max_tokens_per_step=max(512, most),
         kv_cache_tokens=most * (plan.prompt + plan.steps + 64),
     )
-    runner = load_runner(folder, config, lambda *_: None, lambda *_: None, lambda *_: None)
-    runner.guides = guides
+    extensions = Extensions(guides=guides)
+    runner = load_runner(folder, config, lambda *_: None, lambda *_: None, lambda *_: None, extensions=extensions)
     for count in plan.streams:
         contenders = {name: Streams(runner, guides, guide, count, plan) for name, guide in _kinds().items()}
         rounds: dict[str, list[float]] = {name: [] for name in contenders}

@@ -72,7 +72,7 @@ def _ids(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, limits
 def _check_virtual(field: str, ids: tuple[int, ...], table: GivenTable, vocab_size: int, bad: Violations) -> None:
     largest, source = max(ids), ADAPTER_FIELD if table.version else TABLE_FIELD
     if largest >= vocab_size + table.rows:
-        found = f"is {largest}, the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
+        found = f"is {largest}, but the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
         bad.add(f"{field}[{ids.index(largest)}]", found, reason=Reason.OUT_OF_RANGE)
     elif largest < vocab_size:
         bad.add(field, f"has no row of {source}: {vocab_size} is row 0, and so on", reason=Reason.OUT_OF_RANGE)

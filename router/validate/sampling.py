@@ -137,7 +137,7 @@ def _logit_bias(
         if token >= model.vocab_size:
             bad.add(
                 f"{field}[{token}]",
-                f"is for token {token}, the vocabulary has {model.vocab_size} tokens",
+                f"is for token {token}, but the vocabulary has {model.vocab_size} tokens",
                 reason=Reason.OUT_OF_RANGE,
             )
         bad.within(f"{field}[{token}]", bias, LOGIT_BIAS_RANGE)

@@ -242,7 +242,7 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
     text = shown.decode()
     parts = rf"status page on port {page}, 1 router, 1 engine, 2 detokenizers"
     assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Ctrl-C stops it. Try: .* generate", text)
-    assert "draining; Ctrl-C again stops at once" in text
+    assert "draining; press Ctrl-C again to stop immediately" in text
     assert "{" not in text
 
 

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 @pytest.fixture

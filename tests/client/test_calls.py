@@ -7,7 +7,7 @@ import pytest
 
 from sluice.client import AsyncClient, Client, DeadlineExceeded, Unavailable
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 PATIENCE = 60
 STEPS = [

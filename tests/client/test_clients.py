@@ -11,7 +11,7 @@ import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import Cancelled, Chunk, FinishReason, LostEvents, ServerError, Unavailable
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 @pytest.mark.process

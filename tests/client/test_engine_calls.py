@@ -5,7 +5,8 @@ import pytest
 
 from sluice.client import AsyncClient, Client, InvalidRequest, RankAnswer, Unavailable
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure, bad_request, serve
+from tests.fakes.failures import Failure, bad_request
+from tests.fakes.server import serve
 
 ANSWERS = [
     admin_pb2.RankAnswer(engine_id="e0", rank=0, value_json='{"a": [1, null]}'),

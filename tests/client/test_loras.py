@@ -22,7 +22,9 @@ from sluice.client import (
 from sluice.client.loras import PART_BYTES, Upload, is_cut_short
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.server import Failure, Script, serve
+from tests.fakes.failures import Failure
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 CONFIG, WEIGHTS = b'{"r": 8}', bytes(range(256)) * (PART_BYTES // 256) + b"the end"
 

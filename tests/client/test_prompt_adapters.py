@@ -14,7 +14,8 @@ from sluice.client import (
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.prompt_files import some_rows, write
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 ROWS = some_rows(0)
 

@@ -143,7 +143,7 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
         (["--model", str(MODEL), "--draft-model", "/nowhere"], "neither a folder here nor a hub id"),
         (
             ["--model", str(MODEL), "--draft-model", str(MODEL), "--tensor-parallel", "2"],
-            "draft_model: is not built yet with tensor_parallel",
+            "draft_model: is not supported with tensor_parallel",
         ),
     ],
 )
@@ -190,11 +190,11 @@ def test_settings_by_flag_environment_and_default(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--output-layers", "1,2,1"], "output_layers: must name each layer once"),
+        (["--output-layers", "1,2,1"], "output_layers: must not name a layer twice"),
         (["--output-layers", "-1"], "output_layers"),
-        (["--output-tensors", '{"layers.1": "module:function"}'], "'layers.1' cannot be the name of a tensor"),
-        (["--output-tensors", '{"logits": "module:function"}'], "'logits' cannot be the name of a tensor"),
-        (["--debug-tensors", "logits,k"], r"debug_tensors: must be of input_ids, .*, logits \(got 'k'\)"),
+        (["--output-tensors", '{"layers.1": "module:function"}'], "'layers.1' is not a valid name of a tensor"),
+        (["--output-tensors", '{"logits": "module:function"}'], "'logits' is not a valid name of a tensor"),
+        (["--debug-tensors", "logits,k"], r"debug_tensors: must be among input_ids, .*, logits \(got 'k'\)"),
         (["--debug-tensors", "logits"], r"debug_tensors: needs debug_folder \(got logits\)"),
     ],
 )

@@ -15,8 +15,8 @@ from sluice.executor import GenerationExecutor, LoRARequest, PeftCacheConfig, Re
 from sluice.executor.adapters import MAX_LOADS, AdaptersOfKind
 from sluice.executor.session import Session
 from sluice.v1 import admin_pb2
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2
 from sluice.client import Overloaded
 from sluice.executor import GenerationRequest, KvCacheRetentionConfig, LoRARequest, RequestError, SamplingParams
 from sluice.executor.batch import BatchRun, is_batch
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 
 class StubResult:

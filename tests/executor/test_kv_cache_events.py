@@ -19,8 +19,8 @@ from sluice.executor import (
 )
 from sluice.executor.kv_cache_events import KVCacheEventLog
 from sluice.v1 import admin_pb2 as pb
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 DEVICE, HOST = pb.CACHE_TIER_DEVICE, pb.CACHE_TIER_HOST
 EVENTS = [

@@ -9,8 +9,8 @@ import pytest
 
 from sluice.client import InvalidRequest, NotImplementedByServer, Unavailable
 from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
+from tests.fakes.failures import Failure, bad_request
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure, bad_request
 from tests.fakes.storyteller import GONE, Plan, tell_all
 
 LIMIT = 60

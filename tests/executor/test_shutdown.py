@@ -9,7 +9,7 @@ import pytest
 from sluice.client import Cancelled
 from sluice.executor import GenerationExecutor, GenerationResult, RequestError
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Script
+from tests.fakes.server_script import Script
 
 LIMIT = 60
 

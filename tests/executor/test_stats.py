@@ -12,7 +12,7 @@ from sluice.executor import GenerationExecutor, RequestStage
 from sluice.executor.stats import STAGES
 from sluice.executor.steps_log import StepsLog
 from sluice.v1 import admin_pb2 as pb
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 def step(number: int, **given) -> pb.EngineStats:

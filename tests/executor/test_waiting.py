@@ -12,8 +12,8 @@ from grpc import StatusCode
 from sluice.executor import GenerationExecutor, SamplingParams
 from sluice.executor.waiting import in_seconds
 from sluice.v1 import admin_pb2 as pb
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 LIMIT = 60
 LONG = 3600

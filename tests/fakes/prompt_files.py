@@ -1,4 +1,4 @@
-"""What peft saves of a tuned prompt, without peft."""
+"""Prompt-tuning checkpoints in peft's format, valid and malformed."""
 
 import json
 from pathlib import Path
@@ -56,4 +56,4 @@ BAD_FILES = {
     "cut short": (config_of(_ROWS), weights_of(_ROWS)[:-4], "its header says (0, 24)"),
     "too large": (config_of(_ROWS), bytes(9 << 20), "are read"),
 }
-"""Configuration, weights, and what the error says."""
+"""Configuration, weights, and a part of the expected error message, by name of the case."""

@@ -20,6 +20,8 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.runner.config import DraftConfig, RunnerConfig
+from engine_worker.runner.debug_tensors import DebugTensors
+from engine_worker.runner.extensions import Extensions
 from engine_worker.sampling.processors import find_processors
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
@@ -75,6 +77,7 @@ class EngineHarness:
         draft_model: Path | None = None,
         output_layers: tuple[int, ...] = (),
         image_cache_size: int = 1 << 20,
+        debug: DebugTensors | None = None,
     ) -> None:
         if backend == "openvino":
             pytest.importorskip("openvino")
@@ -99,18 +102,23 @@ class EngineHarness:
             image_cache_size=image_cache_size,
         )
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
+        extensions = Extensions(
+            processors=find_processors(processors, lambda *_: None),
+            output_tensors=output_tensors or {},
+            debug=debug,
+            guides=guides,
+        )
         self.leader: Leader | None = None
         if tensor_parallel == 1:
             draft = None if draft_model is None else DraftConfig(open_checkpoint(str(draft_model)), max_draft_batch)
-            runner = load_runner(checkpoint, config, ignore, ignore, ignore, draft)
+            runner = load_runner(checkpoint, config, ignore, ignore, ignore, draft, extensions)
         else:
             self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
             replicated = processors if processors.logits_processor_replicate else None
-            runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore, processors=replicated)
-        runner.processors = find_processors(processors, lambda *_: None)
+            runner = self.leader.load(
+                str(folder), checkpoint, config, ignore, ignore, processors=replicated, extensions=extensions
+            )
         self.runner = runner
-        runner.guides = guides
-        runner.find_tensors(output_tensors or {})
         batching = Batching(
             max_batch_size,
             max_tokens_per_step,

@@ -136,7 +136,7 @@ def test_masks_that_are_asked_for_behind_the_model(model_folder, guides, plain):
     """As on a GPU, where the tokens of the step before are still being drawn."""
     asked, expected = plain
     harness = EngineHarness(model_folder, guides=guides, overlap=True)
-    harness.engine._runner._masks_first = False
+    harness.runner._computer._masks_first = False
     assert run(harness, asked) == expected
 
 

@@ -152,7 +152,7 @@ def test_a_checkpoint_without_its_tower(tmp_path, oracle):
     with pytest.raises(CheckpointError, match="missing: vision_tower"):
         EngineHarness(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match="cannot read how"):
+    with pytest.raises(CheckpointError, match="cannot read the image processing of"):
         EngineHarness(tmp_path)
 
 
@@ -223,8 +223,8 @@ def test_what_does_not_fit_is_refused(prompts, oracle):
     first, good = oracle.vocab_size, Image.of(ROWS, picture(1))
     ids = list(range(first, first + ROWS))
     forged = Image(bytes(16), ROWS, good.data)
-    assert "other data than its digest" in refused(harness, ids, PromptTables(images=(forged,)))
-    assert f"must have {ROWS} rows, not 5" in refused(harness, ids, PromptTables(images=(Image.of(5, good.data),) * 4))
+    assert "does not match its digest" in refused(harness, ids, PromptTables(images=(forged,)))
+    assert f"must have {ROWS} rows, got 5" in refused(harness, ids, PromptTables(images=(Image.of(5, good.data),) * 4))
     broken = PromptTables(images=(good, Image.of(ROWS, picture(2)[:-40])))
     assert "an image is broken or truncated" in refused(harness, ids, broken)
     assert "have no probability" in refused(harness, ids, PromptTables(images=(good,)), prompt_logprobs=0)

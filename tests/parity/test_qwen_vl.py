@@ -179,8 +179,8 @@ def test_what_does_not_fit_is_refused(prompts, oracle):
     data = picture(1, WIDE)
     ids, tables = spelled(oracle, [5, data, 6])
     assert open_checkpoint(str(oracle.folder)).vision.rows == 30
-    assert "must stand together" in refused(harness, ids[:-3], tables)
-    assert "must stand together" in refused(harness, ids[::-1], tables)
+    assert "must be consecutive" in refused(harness, ids[:-3], tables)
+    assert "must be consecutive" in refused(harness, ids[::-1], tables)
     (image,) = tables.images
     turned = Image.of(image.rows, data, image.rows // image.columns)
     for wrong in (turned, Image.of(30, data), Image.of(image.rows + image.columns, data, image.columns)):

@@ -101,7 +101,7 @@ def test_every_rank_answers_in_order(two_ranks):
         ("nothing", (), None, "engine-0, rank 0, nothing: LookupError: .*there are die, echo, .*(and 1 more)"),
         ("memory", (1,), None, "engine-0, rank 0, memory: TypeError: the arguments do not fit the method"),
         ("fail_on", (1,), None, "^engine-0, rank 1, fail_on: ValueError: not on 1$"),
-        ("ping", (), [1, 2], "^engine-0, rank 2, ping: there is no such rank: the engine has 2, counted from 0$"),
+        ("ping", (), [1, 2], "^engine-0, rank 2, ping: this rank does not exist: the engine's last rank is 1$"),
     ],
 )
 def test_errors_leave_the_engine_alone(two_ranks, method, args, ranks, expected):

@@ -30,8 +30,8 @@ def told_file(tmp_path_factory):
 def ring(told_file):
     """A ring of its own: nobody else works in it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOLD_FILE", str(told_file))
-        settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.told:write"}
+        patch.setenv("STATS_FILE", str(told_file))
+        settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.stats_file:write"}
         ring = start_with_metrics(1, 1, engine_args=settings)
     try:
         yield ring

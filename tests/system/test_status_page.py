@@ -169,7 +169,7 @@ def test_in_a_browser(ring, chromium, dark, width):
     contrasts = page.run(CONTRASTS)
     assert len(contrasts) > 30
     assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}
-    assert page.complaints == []
+    assert page.console_errors == []
 
 
 @needs_chromium
@@ -178,7 +178,7 @@ def test_pages_of_the_others(ring, chromium, service, shown):
     page = chromium.page(url(ring, service)).wait("document.querySelectorAll('#tiles dt').length > 0")
     assert "Ready" in page.text
     assert shown in page.text
-    assert page.complaints == []
+    assert page.console_errors == []
 
 
 @needs_chromium
@@ -195,4 +195,4 @@ def test_what_has_gone_is_said_to_be_gone(ring, chromium, width):
         assert "Ready" not in page.text
     page.wait("!document.body.innerText.includes('No answer')")
     assert "Ready" in page.text
-    assert page.complaints == []
+    assert page.console_errors == []

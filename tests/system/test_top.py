@@ -7,7 +7,7 @@ from textual.widgets import DataTable
 
 from sluice import Client
 from sluice.top.app import TopApp
-from sluice.top.snapshot import ask, combine
+from sluice.top.snapshot import combine, query
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def client(ring):
 
 async def test_it_shows_the_ring(client):
     client.generate(list(range(30)), request_id="seen-by-top", max_tokens=4, ignore_eos=True)
-    screen = TopApp(lambda: combine([ask(client)]), 0.1)
+    screen = TopApp(lambda: combine([query(client)]), 0.1)
     async with screen.run_test(size=(160, 50)) as pilot:
 
         def column(panel: str, at: int = 0) -> list[str]:

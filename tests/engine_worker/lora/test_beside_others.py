@@ -42,7 +42,6 @@ def rows_of(bench, number: int, *, context: bool) -> torch.Tensor:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_all_at_once(model, oracle, folders, overlap):
     runner = lora_runner(model, output_layers=(0,))
-    runner.find_tensors({})
     bench = EngineBench(
         runner=runner, max_sequence_tokens=400, max_tokens_per_step=40, max_batch_size=16, tensor_buffer=1 << 20,
         overlap=overlap,

@@ -95,7 +95,7 @@ def test_the_decoder_of_a_model_that_sees(decoder):
         ({"lora_alpha": "many"}, "lora_alpha"),
         ({"lora_alpha": 1e300}, "lora_alpha"),
         ({"rank_pattern": {"(a+)+$": 3}}, "names of modules"),
-        ({"rank_pattern": {"q_proj": 3}}, "rank 3 need"),
+        ({"rank_pattern": {"q_proj": 3}}, "rank 3 require"),
         ({"alpha_pattern": []}, None),
         ({"alpha_pattern": "x"}, "alpha_pattern"),
         ({"alpha_pattern": {f"m{i}": 1 for i in range(5000)}}, "alpha_pattern"),

@@ -163,7 +163,7 @@ def check_refused(bench, number: int, index: int) -> None:
     stream = bench.stream(number, index)
     assert not stream.tokens
     if stream.end.fault.code == "ADAPTER_MISSING":
-        assert "other files" in stream.end.fault.message
+        assert "have changed" in stream.end.fault.message
     else:
         assert stream.end.fault.code == "INVALID_ARGUMENT"
         assert "cannot be read" in stream.end.fault.message

@@ -164,7 +164,7 @@ def test_a_group_that_does_not_end(make_leader, group, ends, folder, monkeypatch
 def test_a_model_that_was_not_loaded(make_leader, group, ends, folder, monkeypatch):
     """The others end at once: they wait for nothing."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise ValueError("too long a name")
 
     monkeypatch.setattr(leader, "load_runner", fail)

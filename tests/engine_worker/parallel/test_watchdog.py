@@ -93,7 +93,7 @@ def test_one_that_does_not_get_on_is_lost(sender, watch):
 def test_one_that_has_gone_is_lost_at_once(sender, watch, lost, rank, why):
     """In its own thread."""
     watch.start()
-    sender.left.add(rank)
+    sender.disconnected_ranks.add(rank)
     assert wait_until(lambda: bool(lost))
     assert lost == [why]
 
@@ -147,6 +147,6 @@ def test_steps_that_come_back_one_after_the_other(sender, watch, since):
 def test_after_its_end_nobody_is_lost(sender, watch, lost):
     watch.start()
     watch.stop()
-    sender.left.add(1)
+    sender.disconnected_ranks.add(1)
     assert not watch.is_alive()
     assert not lost

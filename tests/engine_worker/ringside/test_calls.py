@@ -51,7 +51,7 @@ def test_too_many_at_a_time(calls, sent):
     ((router, answer),) = sent
     assert router == f"mem://router-{MAX_PENDING}"
     assert answer.answers[0].rank is None
-    assert f"already runs {MAX_PENDING} calls" in answer.answers[0].error
+    assert f"already running {MAX_PENDING} calls" in answer.answers[0].error
     calls.finish()
     calls.finish()
     assert len(sent) == MAX_PENDING + 1

@@ -58,7 +58,7 @@ def test_a_lane_is_used_as_long_as_its_requests_live():
 
 def test_without_a_descriptor_for_a_lane_requests_are_refused_and_the_routers_know_at_once():
     bench = EngineBench()
-    bench.receiver.descriptors = False
+    bench.receiver.lanes_open = False
     refused = bench.submit([1], n=2)
     bench.step()
     assert bench.outbox.cut_off == ["mem://a"]

@@ -45,7 +45,7 @@ def test_ranks_that_do_not_exist(alone):
     answers = alone.call(MethodCall("ping", ranks=(2, 0, 1, 2))).poll()
     assert [answer.rank for answer in answers] == [0, 1, 2]
     assert answers[0].value
-    assert answers[1].error == answers[2].error == "there is no such rank: the engine has 1, counted from 0"
+    assert answers[1].error == answers[2].error == "this rank does not exist: the engine's last rank is 0"
     assert [answer.rank for answer in alone.call(MethodCall("ping", ranks=(7,))).poll()] == [7]
 
 

@@ -1,6 +1,7 @@
 """A real engine writes the arrays of its steps: the right step's, within limits, and no error ends a step."""
 
 import itertools
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def read(folder: Path) -> list[dict[str, np.ndarray]]:
 
 
 def generate(settings: DebugOptions, prompts: list[list[int]], max_tokens: int, **more) -> list[list[int]]:
-    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, **more)) as engine:
-        engine.runner.debug = DebugTensors(settings, "e", lambda *_: None)
+    debug = DebugTensors(settings, "e", lambda *_: None)
+    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug, **more)) as engine:
         return engine.generate(prompts, GREEDY, max_tokens)
 
 
@@ -97,10 +98,11 @@ def test_the_steps_of_an_earlier_process_are_removed(tmp_path):
 
 def test_an_error_ends_the_writing_and_no_request(tmp_path):
     warnings = []
-    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048)) as engine:
+    debug = DebugTensors(options(tmp_path), "e", lambda *warning: warnings.append(warning))
+    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug)) as engine:
         (expected,) = engine.generate([PROMPT], GREEDY, 4)
-        engine.runner.debug = DebugTensors(options(tmp_path), "e", lambda *warning: warnings.append(warning))
-        (tmp_path / "e").rmdir()
+        assert read(tmp_path)
+        shutil.rmtree(tmp_path / "e")
         (tmp_path / "e").write_text("in the way")
         assert engine.generate([PROMPT], GREEDY, 4) == [expected]
     assert [event for event, _ in warnings] == ["debug_tensors_failed"]

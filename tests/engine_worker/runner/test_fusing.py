@@ -88,7 +88,7 @@ def test_an_update_that_is_not_kept_is_wrong():
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"gumbel_max": other_gumbel_max}, "sampling drew other tokens"),
+        ({"gumbel_max": other_gumbel_max}, "sampling chose other tokens"),
         ({"thresholds": lower_thresholds}, "other tokens passed top-k, top-p and min-p"),
         ({"thresholds": thresholds_for_nothing}, "a row without a finite score was reported as valid"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.runner import runner as runner_module
+from engine_worker.runner import compute
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.sampling import choose, sampler
@@ -132,15 +132,13 @@ def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_lo
 
     def run(waits: bool, kernels: SamplingKernels = TORCH) -> list:
         runner = load(folder, overlap=True)
-        runner._widen, runner._kernels = waits, kernels
+        runner._computer._widen, runner._computer._kernels = waits, kernels
         launched = [runner.launch(first), runner.launch(second)]
         return [step.collect() for step in launched]
 
     looks = []
     original = sampler.sample
-    monkeypatch.setattr(
-        runner_module, "sample", lambda *a, **o: looks.append(o.get("widen", True)) or original(*a, **o)
-    )
+    monkeypatch.setattr(compute, "sample", lambda *a, **o: looks.append(o.get("widen", True)) or original(*a, **o))
     expected = run(waits=True)
     assert run(waits=False) == expected
     assert looks == [True, True, False, True, False, True]

@@ -91,7 +91,7 @@ def test_on_a_gpu():
     with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free after loading and a step of the largest size, 90% "):
         count(free=2 << 20, block_bytes=4 << 20, device=CUDA)
     assert count(kv_cache_tokens=1 << 18, device=CUDA) == 1 << 14
-    with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 262160 take 1024 MiB, but 1023 MiB are free"):
+    with pytest.raises(MemoryTooSmallError, match=r"= 262160 need 1024 MiB, but only 1023 MiB are free"):
         count(kv_cache_tokens=(1 << 18) + 16, free=(1 << 30) - 1, device=CUDA)
     assert count(kv_cache_tokens=1 << 40, kv_memory_fraction=0.5, device=CUDA) == 1 << 13
 

@@ -105,7 +105,7 @@ def test_versions(methods):
         ("fail", ["disk full"], "OSError: disk full"),
         ("leave", [], "SystemExit: 3"),
         ("return_bytes", [], "TypeError: .*bytes is not JSON serializable"),
-        ("return_much", [MAX_JSON_BYTES], f"its value has {MAX_JSON_BYTES + 2} bytes, at most {MAX_JSON_BYTES}"),
+        ("return_much", [MAX_JSON_BYTES], f"value has {MAX_JSON_BYTES + 2} bytes as JSON, more than {MAX_JSON_BYTES}"),
         ("gone", [], "ModuleNotFoundError: No module named 'no_such_package'"),
     ],
 )

@@ -30,11 +30,13 @@ def events(monkeypatch):
 )
 def test_it_blocks_where_the_next_step_is_queued_and_nothing_waits_for_a_flag(events, overlap, flagged, blocks):
     on_device = torch.empty(2, device="meta")
-    StepResults(Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_PROGRAMS, hidden=overlap)
+    StepResults(
+        Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_PROGRAMS, overlapped=overlap
+    )
     assert events == [{"blocking": blocks}]
 
 
 def test_a_cpu_has_no_events(events):
     there = torch.zeros(0)
-    StepResults(Sampled(there, there, None, None), [], NO_PROGRAMS, hidden=True)
+    StepResults(Sampled(there, there, None, None), [], NO_PROGRAMS, overlapped=True)
     assert events == []

@@ -116,5 +116,5 @@ def test_a_function_that_returns_too_few_rows_fails_its_step():
         [Slice([1, 2, 3], 0, [0], kept=(Kept(0, 3, ("mine",), True),))],
         OutputTensors.of(FORWARD, {"mine": f"{HERE}:short_later"}).functions,
     )
-    with pytest.raises(ValueError, match="'mine' has 2 rows for 3 positions"):
+    with pytest.raises(ValueError, match="'mine' returned 2 rows for 3 positions"):
         tensors.add(0, 0, torch.zeros(3, 8), torch.zeros(3, 20))

@@ -264,7 +264,7 @@ def test_an_answer_that_is_none(tmp_path, answer) -> None:
 
         thread = threading.Thread(target=answers, daemon=True)
         thread.start()
-        callback = Callback(f"ipc://{tmp_path}/socket", LIMIT)
+        callback = Callback.of(f"ipc://{tmp_path}/socket", LIMIT)
         for _ in range(2):
             with pytest.raises(CallbackError) as caught:
                 callback.one("job", torch.zeros(1, 1, 4), [[1]], None, None)

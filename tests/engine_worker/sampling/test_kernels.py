@@ -23,7 +23,7 @@ THRESHOLD_TYPES = {
     "temperatures": "*fp32",
     "top_ks": "*i64",
     "top_ps": "*fp64",
-    "min_ps": "*fp32",
+    "log_min_ps": "*fp32",
     "thresholds": "*fp32",
     "valid": "*i1",
     "scratch": "*fp32",

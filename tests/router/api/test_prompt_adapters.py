@@ -17,7 +17,7 @@ from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.pickles import Trap
 from tests.fakes.prompt_files import BAD_FILES, config_of, some_rows, weights_of, write
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
 

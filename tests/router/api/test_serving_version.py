@@ -6,7 +6,7 @@ import pytest
 from grpc import StatusCode
 
 from sluice.v1 import admin_pb2
-from tests.fakes.ring_peers import generate
+from tests.fakes.ring_scripts import generate
 from tests.router.conftest import refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
 from tests.router.test_metrics import scrape

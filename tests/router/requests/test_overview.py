@@ -1,7 +1,7 @@
 """What a router says of its peers and requests at a moment."""
 
 from router.requests.overview import MOST_LISTED
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import text_spec
 
 

@@ -6,7 +6,7 @@ from grpc import StatusCode
 
 from sluice.v1 import admin_pb2
 from sluice.v1.sampling_pb2 import SamplingParams
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import refused, text_spec
 
 
