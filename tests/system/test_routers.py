@@ -12,7 +12,7 @@ import pytest
 from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import Ring
-from tests.client.joined import Joined, join
+from tests.client.joined import JoinedOutput, join
 
 LIMIT = 120
 OPTIONS: list[dict] = [
@@ -31,7 +31,7 @@ def two() -> Iterator[Ring]:
         yield ring
 
 
-async def play(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, Joined], int]:
+async def play(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, JoinedOutput], int]:
     """What stream number i told, and how often it was resumed."""
     options = {"max_tokens": 400, "ignore_eos": True} | OPTIONS[i % len(OPTIONS)]
     stream = client.stream(f"# {i}\ndef ", timeout=LIMIT, **options)
@@ -44,7 +44,9 @@ async def play(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[
     return join(chunks), stream.resumed
 
 
-async def play_all(client: AsyncClient, disturb: Callable[[], None] | None) -> tuple[list[dict[int, Joined]], int]:
+async def play_all(
+    client: AsyncClient, disturb: Callable[[], None] | None
+) -> tuple[list[dict[int, JoinedOutput]], int]:
     begun = asyncio.Semaphore(0)
     streams = [asyncio.create_task(play(client, i, begun.release)) for i in range(len(OPTIONS))]
     if disturb is not None:
@@ -66,11 +68,11 @@ async def serving(address: str) -> None:
     raise AssertionError(f"{address} does not come back")
 
 
-def approximately(told: dict[int, Joined]) -> dict:
+def approximately(told: dict[int, JoinedOutput]) -> dict:
     return {index: (output.text, output.token_ids, output.tokens, output.ends[0][:4]) for index, output in told.items()}
 
 
-def logprobs(told: dict[int, Joined]) -> list[float]:
+def logprobs(told: dict[int, JoinedOutput]) -> list[float]:
     return [entry.logprob for _, output in sorted(told.items()) for entry in output.logprobs]
 
 
