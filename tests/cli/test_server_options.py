@@ -78,7 +78,7 @@ def test_token_and_tenant(script, address) -> None:
     result = CliRunner().invoke(app, [*run, "--token", "two words"])
     assert (result.exit_code, result.stderr) == (
         1,
-        "error: token must be visible ASCII characters without spaces\n",
+        "error: token must be one or more printable ASCII characters other than spaces\n",
     )
 
 

@@ -9,7 +9,7 @@ from tests.fakes.server_script import Script
 
 @pytest.fixture
 def script() -> Script:
-    """What the fake server answers; change it before the call."""
+    """The answers of the fake server, which a test may change before a call."""
     return Script()
 
 

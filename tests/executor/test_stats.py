@@ -161,7 +161,7 @@ def test_every_stage_has_a_name() -> None:
         (grpc.StatusCode.PERMISSION_DENIED, Forbidden),
     ],
 )
-def test_a_server_that_cannot_tell(address, script, code, kind) -> None:
+def test_a_server_without_statistics(address, script, code, kind) -> None:
     script.no_stats = Failure(code, "not here: StreamSteps")
     with GenerationExecutor.connect(address) as executor:
         for ask in (executor.get_latest_iteration_stats, executor.get_latest_request_stats):
@@ -169,14 +169,14 @@ def test_a_server_that_cannot_tell(address, script, code, kind) -> None:
                 ask(timeout=60)
 
 
-def test_a_broken_stream_is_opened_again(address, script) -> None:
+def test_a_broken_stream_is_reopened(address, script) -> None:
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "draining")
     with GenerationExecutor.connect(address) as executor:
         script.steps, script.failure = [pb.StreamStepsResponse(steps=[step(1)])], None
         assert [each.iter for each in executor.get_latest_iteration_stats(timeout=60)] == [1]
 
 
-def test_only_the_newest_are_kept() -> None:
+def test_only_the_newest_statistics_are_kept() -> None:
     log = StepsLog(3)
     requests = [pb.RequestStats(request_id=str(i)) for i in (0, 1, 2, 3, 1)]
     log.put(pb.StreamStepsResponse(steps=[step(i) for i in range(5)], requests=requests))

@@ -53,7 +53,8 @@ def check_await_responses(out: str) -> None:
 
 
 def check_monitoring(out: str) -> None:
-    assert re.search(r"^engine-0 step \d+: [\d.]+ ms, \d+ in context, \d+ in generation", out, re.MULTILINE)
+    step = r"^engine-0 step \d+: [\d.]+ ms, \d+ requests in context phase, \d+ in generation phase"
+    assert re.search(step, out, re.MULTILINE)
     assert re.search(r'^\d+ steps so far; the last one as JSON: {"engine_id": "engine-0"', out, re.MULTILINE)
     assert len(re.findall(r"^request \d+: queued", out, re.MULTILINE)) == 8
 

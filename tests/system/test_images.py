@@ -90,7 +90,7 @@ def test_the_example_of_the_page_works(pair, capsys, tmp_path, monkeypatch):
 def test_the_python_example_works(pair, tmp_path):
     (tmp_path / "photo.png").write_bytes(picture(4))
     size, *lines = run("images.py", pair.address, str(tmp_path / "photo.png"), "What is this?").stdout.splitlines()
-    assert size == f"an image is up to {ROWS} tokens"
+    assert size == f"an image takes up to {ROWS} tokens"
     assert [line.partition("? ")[0] for line in lines[::2]] == ["What is this", "Which colours does it have"]
     counts = [re.fullmatch(r"(\d+) of (\d+) prompt tokens were cached", line).groups() for line in lines[1::2]]
     # How many are cached depends on which engine answers.

@@ -12,7 +12,7 @@ import pytest
 from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import Ring
-from tests.client.joined import Joined, join
+from tests.client.joined import JoinedOutput, join
 
 LIMIT = 120
 OPTIONS: list[dict] = [
@@ -31,7 +31,7 @@ def two() -> Iterator[Ring]:
         yield ring
 
 
-async def stream(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, Joined], int]:
+async def stream(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, JoinedOutput], int]:
     """Read stream number i, and call `begun` after its first chunks. Returns how often it was resumed, too."""
     options = {"max_tokens": 400, "ignore_eos": True} | OPTIONS[i % len(OPTIONS)]
     reading = client.stream(f"# {i}\ndef ", timeout=LIMIT, **options)
@@ -44,7 +44,9 @@ async def stream(client: AsyncClient, i: int, begun: Callable[[], None]) -> tupl
     return join(chunks), reading.resumed
 
 
-async def stream_all(client: AsyncClient, disturb: Callable[[], None] | None) -> tuple[list[dict[int, Joined]], int]:
+async def stream_all(
+    client: AsyncClient, disturb: Callable[[], None] | None
+) -> tuple[list[dict[int, JoinedOutput]], int]:
     """Run all streams, and call `disturb` once all have begun. Returns their outputs and the number of resumptions."""
     begun = asyncio.Semaphore(0)
     streams = [asyncio.create_task(stream(client, i, begun.release)) for i in range(len(OPTIONS))]
@@ -67,11 +69,11 @@ async def until_serving(address: str) -> None:
     raise AssertionError(f"{address} does not serve again")
 
 
-def without_logprobs(outputs: dict[int, Joined]) -> dict:
+def without_logprobs(outputs: dict[int, JoinedOutput]) -> dict:
     return {i: (output.text, output.token_ids, output.tokens, output.ends[0][:4]) for i, output in outputs.items()}
 
 
-def logprobs(outputs: dict[int, Joined]) -> list[float]:
+def logprobs(outputs: dict[int, JoinedOutput]) -> list[float]:
     return [entry.logprob for _, output in sorted(outputs.items()) for entry in output.logprobs]
 
 

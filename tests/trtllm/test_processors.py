@@ -1,4 +1,4 @@
-"""Logits post-processors that are functions of the program itself, in TensorRT-LLM's forms."""
+"""Logits post-processors that run in the program, with TensorRT-LLM's signatures."""
 
 import gc
 import weakref
@@ -81,11 +81,11 @@ def test_batched(executor, calls) -> None:
     assert token_ids[0][0][:4] == PROMPT
 
 
-def test_a_lambda_whose_result_does_not_count(executor) -> None:
+def test_the_return_value_is_ignored(executor) -> None:
     assert tokens(executor, "adds") == GREEDY
 
 
-def test_one_that_raises(executor) -> None:
+def test_a_processor_that_raises(executor) -> None:
     (response,) = run(executor, logits_post_processor_name="raises")
     assert "the logits processor 'raises' raised ZeroDivisionError" in response.error_msg
     assert tokens(executor, "only", client_id=123) == [42] * 5
@@ -145,7 +145,7 @@ def test_the_function_of_a_request_is_dropped_with_the_request(executor) -> None
     wait_until(lambda: gc.collect() >= 0 and reference() is None)
 
 
-def test_a_function_of_a_request_without_a_configuration() -> None:
+def test_the_function_of_a_request_needs_no_configuration() -> None:
     def older(request_id, logits, ids, stream):
         logits[..., 57] = 1000.0
 
@@ -153,7 +153,7 @@ def test_a_function_of_a_request_without_a_configuration() -> None:
         assert tokens(executor, None, logits_post_processor=older) == [57] * 5
 
 
-def test_what_a_function_of_a_request_cannot_be(executor) -> None:
+def test_invalid_functions_of_requests(executor) -> None:
     with pytest.raises(trtllm.OptionError, match="logits_post_processor and logits_post_processor_name cannot be"):
         run(executor, logits_post_processor=print, logits_post_processor_name="only")
     with pytest.raises(trtllm.UnsupportedOptionError, match=r"Request\.logits_post_processor = 'my:function'"):

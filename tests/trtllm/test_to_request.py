@@ -1,4 +1,4 @@
-"""A request as the executor's: what each option becomes, and what is refused."""
+"""Translation of requests: what each option becomes, and which options are refused."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -75,7 +75,7 @@ def test_ends_and_words(translator) -> None:
     assert (found.bad, found.bad_token_ids) == (["return x"], one)
 
 
-def test_words_that_are_no_usual_tokens(translator) -> None:
+def test_words_in_unusual_tokens_are_refused(translator) -> None:
     letters = [translator.words._tokenizer.token_to_id(each) for each in "def"]
     with pytest.raises(NotImplementedError, match=r"Request\.stop_words .* several tokens are matched as text"):
         params(translator, stop_words=[letters])
@@ -148,7 +148,7 @@ def test_a_bias(translator) -> None:
 
 
 @pytest.mark.parametrize("bias", [torch.ones(3), torch.full((VOCABULARY,), torch.nan)])
-def test_a_wrong_bias_fails_by_the_response(translator, bias) -> None:
+def test_an_invalid_bias_fails_the_request(translator, bias) -> None:
     found = params(translator, embedding_bias=bias)
     with pytest.raises(ValueError, match="embedding bias"):
         found.options()
@@ -189,7 +189,7 @@ GDS = trtllm.KvCacheTransferMode.GDS
         ({"kv_cache_retention_config": trtllm.KvCacheRetentionConfig([], transfer_mode=GDS)}, "transfer_mode"),
     ],
 )
-def test_what_cannot_be_done_is_named(translator, options, named) -> None:
+def test_unsupported_options(translator, options, named) -> None:
     with pytest.raises(NotImplementedError, match=named):
         translator.translate(trtllm.Request([1], 1, **options))
 
@@ -199,7 +199,7 @@ def test_drafts_with_logits(translator, caplog) -> None:
     found = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], logits, 0.5)))
     assert (found.draft_token_ids, found.draft_logits, found.acceptance_threshold) == ([3, 4], logits, 0.5)
     assert not caplog.records
-    # As in TensorRT-LLM, where tokens are then compared.
+    # As in TensorRT-LLM, which compares tokens in this case.
     found = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], None, 0.5)))
     assert (found.draft_token_ids, found.draft_logits, found.acceptance_threshold) == ([3, 4], None, None)
     assert "acceptance_threshold has no effect" in caplog.text
