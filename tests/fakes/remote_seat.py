@@ -28,7 +28,7 @@ class FakeRemoteSeat:
                 getattr(self.seat, method)(*arguments)
 
     def restart(self) -> None:
-        """As Ray restarts an actor whose process was killed, and with it the service.
+        """Restart the seat without its service, as Ray restarts an actor whose process was killed.
 
         Calls are excluded meanwhile: the old seat would report that its service was killed.
         """
