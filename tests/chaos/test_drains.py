@@ -35,19 +35,19 @@ def check_streams_survive_restarts(ring: Ring, requests: list[StreamRequest]) ->
     assert (totals["failed"], totals["wrong"], totals["repeated"], totals["faults"]) == (0, 0, 0, [])
 
 
-def test_streams_with_adapters(tmp_path):
+def test_streams_with_adapters_survive_the_restart_of_every_service(tmp_path):
     adapters.write_adapters(tmp_path)
     with adapters.ring(WITH_ADAPTERS, tmp_path, drain_timeout=DRAIN_SECONDS) as ring:
         check_streams_survive_restarts(ring, adapters.requests(WITH_ADAPTERS, tmp_path))
 
 
-def test_streams_with_images(tmp_path):
+def test_streams_with_images_survive_the_restart_of_every_service(tmp_path):
     model = images.write_model(tmp_path / "llava")
     with WITH_IMAGES.ring({}, model=model, drain_timeout=DRAIN_SECONDS) as ring:
         check_streams_survive_restarts(ring, images.requests(WITH_IMAGES))
 
 
-def test_streams_with_images_of_any_size(tmp_path):
+def test_streams_with_images_of_any_size_survive_the_restart_of_every_service(tmp_path):
     model = qwen_vl.write_model(tmp_path / "qwen_vl")
     # The streams are short.
     with WITH_QWEN_VL.ring({}, model=model, drain_timeout=0.5) as ring:

@@ -56,11 +56,11 @@ class Receiver:
         self.opens: dict[tuple[int, int], Open] = {}
         self.streams: dict[tuple[int, int, int], Stream] = {}
         self.prompt_logprobs: dict[tuple[int, int], list[Row]] = {}
-        """By request and attempt."""
+        """Rows received so far, by request and attempt."""
         self.lanes_open = True
         """Whether new lanes are open; False: as if no file descriptor were left."""
         self.tensors: dict[tuple[int, int, int, str, bool], list[TensorRows]] = {}
-        """By request, attempt, sequence, tensor name, and whether the rows are the prompt's."""
+        """Parts received so far, by request, attempt, sequence, tensor name, and whether the rows are the prompt's."""
         self.first_rows: dict[tuple[int, int, int, bool], int] = {}
         """The first row to be sent if it is not 0, by request, attempt, sequence, and whether it is the prompt's."""
         self.keep_alives = 0

@@ -261,7 +261,7 @@ def test_a_tuned_prompt_equals_peft(prompts, tmp_path):
 
 
 HIDDEN_SIZE, VOCABULARY = 256, 4096
-"""Of the tiny model."""
+"""Sizes of the tiny model."""
 GOOD_TABLE = table_of(torch.ones(3, HIDDEN_SIZE))
 GOOD_PROMPT = [VOCABULARY, VOCABULARY + 2, 5]
 

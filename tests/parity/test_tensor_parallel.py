@@ -105,7 +105,7 @@ def test_two_ranks_run_random_models(tmp_path, name, options):
     check(tmp_path, 97, **options)
 
 
-def test_more_ranks_than_kv_heads(tmp_path):
+def test_ranks_may_outnumber_kv_heads(tmp_path):
     """Four ranks share two KV heads."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     check(tmp_path, 97, size=4)

@@ -73,7 +73,7 @@ class Transcript:
     usage: tuple[int, int] | None = None
     """Prompt tokens and completion tokens."""
     violations: list[str] = field(default_factory=list)
-    """What no stream may contain."""
+    """What was wrong with the stream, in words."""
     error: str = ""
     """The reason of the error that ended the stream."""
     resumed: int = 0

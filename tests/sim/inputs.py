@@ -25,9 +25,9 @@ class Fault:
     target: str
     """Name of a process; for the network the address of an inbox, "*" for all."""
     seconds: float
-    """Until a process is restarted or thawed, or the network is well again."""
+    """How long a process stays dead or frozen, or the network is disturbed."""
     probability: float = 1.0
-    """That a frame is affected."""
+    """The probability with which a frame is affected."""
 
 
 def random_request(random: Random) -> ClientPlan:

@@ -43,7 +43,7 @@ def run(program: Path, address: str, prompt: str) -> subprocess.CompletedProcess
     return subprocess.run([str(program), prompt], capture_output=True, text=True, timeout=60, env=environment)
 
 
-def test_a_completion_streams(ring, program) -> None:
+def test_the_example_prints_the_completion(ring, program) -> None:
     with Client(ring.address) as client:
         expected = client.generate(PROMPT, temperature=0, max_tokens=32).text
     done = run(program, ring.address, PROMPT)

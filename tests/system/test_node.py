@@ -52,7 +52,7 @@ def run(example: Path, address: str, prompt: str, spec: dict) -> subprocess.Comp
     )
 
 
-def test_a_completion_streams(ring, example) -> None:
+def test_the_example_prints_the_completion(ring, example) -> None:
     prompt = "def fibonacci(n):"
     with Client(ring.address) as client:
         expected = client.generate(prompt, temperature=0, max_tokens=32).text

@@ -24,7 +24,7 @@ ALL = {
     "tensors": [{"name": name, "context": True} for name in NAMES],
 }
 TOLERANCE = 0.05
-"""Of logits: the engine's KV cache may have a lower precision than that of transformers."""
+"""Absolute tolerance, since the engine's KV cache may have a lower precision than that of transformers."""
 
 
 @pytest.fixture(scope="module")

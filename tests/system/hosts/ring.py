@@ -75,7 +75,7 @@ class Ring:
         self.network = network
         self.keys = MountedKeys(folder / "keys")
         self.services: dict[str, Service] = {}
-        """By seat."""
+        """The running services, by seat."""
         self._started: list[Service] = []
         self._folder = folder
         self._naming = naming
