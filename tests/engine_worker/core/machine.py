@@ -1,8 +1,8 @@
-"""The whole engine but its model and its sockets, as a hypothesis state machine.
+"""The whole engine except its model and its sockets, as a hypothesis state machine.
 
-In any order of submits, cancels, next attempts, steps, failures, passing time and full lanes: the books balance, blocks
-hold what they are said to hold, routers know what is in the cache, users' events lead to it, and every sequence ends
-right.
+In any order of submits, cancels, next attempts, steps, failures, passing time and full lanes: the cache is consistent,
+blocks have the content that the index says, routers know the findable blocks, replayed KV cache events give the same
+blocks, and every sequence ends correctly.
 """
 
 from random import Random
@@ -40,7 +40,7 @@ from tests.fakes.runner import (
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
 BASES = [[(7 * i + 31 * base) % 97 for i in range(40)] for base in range(5)]
-"""What prompts begin with."""
+"""Beginnings of prompts."""
 LANES = ["mem://a", "mem://b"]
 OWN, OTHER = "generation_logits", "hidden_states"
 TENSORS = [
@@ -51,16 +51,16 @@ TENSORS = [
 ]
 ADAPTERS = [adapter(name) for name in "abc"]
 SIZES = {ADAPTERS[0].version: 1, ADAPTERS[1].version: 2, ADAPTERS[2].version: 2}
-"""In pages."""
+"""Sizes of the adapters, in pages."""
 TABLES = [
     PromptTables(tuple(Table.of(len(rows) // 4, HIDDEN_SIZE, "float16", rows) for rows in tables))
     for tables in ([b"same" * 5], [b"same" * 4 + b"last"], [b"same" * 2, b"same" * 3], [b"more" * 2, b"same" * 3])
 ]
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 EVENT_BUFFER = 1 << 16
-"""More events than one rule brings."""
+"""More events than one rule causes."""
 MOST_STEPS = 10_000
-"""Until what was submitted has ended; a thousand is a lot."""
+"""Limit on the steps until all requests have ended; a thousand is unusual."""
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
 
@@ -69,12 +69,12 @@ def version_of(spec: Submit) -> str | None:
 
 
 def prompt_of(spec: Submit) -> list[int]:
-    """As the model sees it."""
+    """The prompt as the model sees it."""
     return shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables))
 
 
 class RouterView:
-    """A router that reads the changes of the prefix cache now and then."""
+    """A router that reads the changes of the prefix cache from time to time."""
 
     def __init__(self) -> None:
         self.known = 0
@@ -92,14 +92,14 @@ class RouterView:
 
 
 class Alarm:
-    """The log of a scheduler that must not warn."""
+    """The log of a scheduler that must not log warnings."""
 
     def error(self, event: str, **_) -> None:
         raise AssertionError(event)
 
 
 def always_grows(cache: KvCacheManager) -> None:
-    """Whoever holds memory gets what it needs more."""
+    """Check that holders can always grow."""
     grow = cache._grow
 
     def must_grow(sequence) -> bool:
@@ -123,10 +123,10 @@ def retentions(draw) -> RetentionParams:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Its rules are what can happen; its invariants and the bench's own checks are what must hold after each."""
+    """Its rules are events; its invariants and the checks of the bench must hold after each of them."""
 
     def count(self, rules: int, engine_steps: int) -> None:
-        """For who wants to know."""
+        """Called with the numbers of executed rules and engine steps; for subclasses."""
 
     @initialize(
         tokens=st.sampled_from([60, 48, 80, 36, 120]),
@@ -197,15 +197,15 @@ class EngineMachine(RuleBasedStateMachine):
             always_grows(self.bench.cache)
         self.failures = 0
         self.pauses = 0
-        """Pauses where nobody may be paused: after failed steps."""
+        """Preemptions under a policy that never preempts: after failed steps only."""
         self.routers = [RouterView(), RouterView()]
         self.follower = CacheFollower()
         self.disturbed: set[int] = set()
-        """Requests that may end otherwise than by themselves."""
+        """Requests that need not end by themselves."""
         self.superseded: set[tuple[int, int]] = set()
-        """Attempts that were followed by a next one."""
+        """Attempts that were followed by another one."""
         self.found: dict[tuple[int, int], list[list[int]]] = {}
-        """What beam searches find, by request and attempt."""
+        """Results of beam searches, by request and attempt."""
         self.checked: dict[tuple[int, int, int], int] = {}
 
     @rule(
@@ -247,22 +247,22 @@ class EngineMachine(RuleBasedStateMachine):
         proposing=False,
         threshold=None,
         beams=None,
-        **asked,
+        **fields,
     ):
         if self.bench.runner.adapters is None:
-            asked.pop("adapter", None)
+            fields.pop("adapter", None)
         prompt = base[:shared] + own
-        if rows := asked.get("tables", NO_TABLES).num_rows:
+        if rows := fields.get("tables", NO_TABLES).num_rows:
             # Most prompts begin with some of them, and end with one.
             prompt = [*range(VOCAB, VOCAB + rows), *prompt[: shared % 7], VOCAB, *prompt[shared % 7 :], VOCAB + 1]
-            asked.pop("prompt_logprobs", None)
+            fields.pop("prompt_logprobs", None)
         if beams is not None:
-            asked["n"], drafts, proposing = min(asked["n"], beams.width), 0, False
-            asked["tensors"] = NO_TENSORS
-        if not self.bench.engine.intake._chunked and asked.get("tensors", NO_TENSORS).context:
-            asked["tensors"] = NO_TENSORS
+            fields["n"], drafts, proposing = min(fields["n"], beams.width), 0, False
+            fields["tensors"] = NO_TENSORS
+        if not self.bench.engine.intake._chunked and fields.get("tensors", NO_TENSORS).context:
+            fields["tensors"] = NO_TENSORS
         if left is not None:
-            asked.pop("prompt_logprobs", None)
+            fields.pop("prompt_logprobs", None)
         for _ in range(times):
             number = len(self.bench.specs) + 1
             spec = spec_of(
@@ -273,7 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
                 eos_token_ids=ends[::2],
                 stop_token_ids=ends[1::2],
                 beams=beams,
-                **asked,
+                **fields,
             )
             if drafts or proposing:
                 spec = replace(spec, speculation=self._speculation(spec, drafts, wrong))
@@ -284,13 +284,13 @@ class EngineMachine(RuleBasedStateMachine):
                     speculation=replace(spec.speculation, draft_logits=logits, acceptance_threshold=threshold),
                 )
             self.bench.send(spec if left is None else self._resuming(spec, left))
-            if asked["time_limit"] is not None:
+            if fields["time_limit"] is not None:
                 self.disturbed.add(number)
 
     @precondition(lambda self: self.bench.specs)
     @rule(pick=st.randoms(use_true_random=False), lane=st.sampled_from(LANES))
     def next_attempt(self, pick, lane):
-        """Whether the one before it lives or not, with any part of what it had to bring."""
+        """The previous attempt may be live or not; the next one resumes from any part of its output."""
         number, _ = pick.choice(sorted(self.bench.specs)[-6:])
         former = max(spec.attempt for spec in self.bench.specs.values() if spec.request == number)
         spec = replace(self.bench.specs[number, former], attempt=former + 1, detokenizer=lane)
@@ -404,7 +404,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert not +self.bench.runner.adapters.users
 
     def continuation(self, spec: Submit, sequence: int) -> list[int]:
-        """What an undisturbed sequence gets."""
+        """The output of an undisturbed sequence."""
         if spec.sampling.beam_search is not None:
             key = (spec.request, spec.attempt)
             if key not in self.found:
@@ -414,19 +414,20 @@ class EngineMachine(RuleBasedStateMachine):
         return continuation(prompt_of(spec), spec.stopping, seed, sequence, spec.speculation, version_of(spec))
 
     def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
-        """Those that came are those of an undisturbed request."""
+        """Check that the received rows are those of an undisturbed request."""
         top = spec.prompt_logprobs or 0
         assert rows == [prompt_row(spec.prompt, i, top, version_of(spec)) for i in range(len(rows))]
 
     def _check_tensors(self, spec: Submit, sequence: int, *, complete: bool) -> None:
-        """Those that came are right, and all have come of a sequence that is complete; of the prompt, if none of the
-        request's sequences was ended early, which may have been the one that had still to compute it."""
+        """Check that the received rows are right, and that those of a complete sequence are complete. Those of the
+        prompt are complete unless a sequence of the request was ended early: it may have been the one to compute
+        them."""
         key, found = (spec.request, spec.attempt), self.bench.receiver.tensors
         output = self.bench.output(spec.request, sequence, spec.attempt)
-        wanted = [(0, name, True, spec.tensors.context_rows) for name in spec.tensors.context]
-        have = spec.tensors.output_rows.get(sequence, 0)
-        wanted += [(sequence, name, False, have) for name in spec.tensors.output]
-        for index, name, context, first in wanted:
+        requested = [(0, name, True, spec.tensors.context_rows) for name in spec.tensors.context]
+        num_sent = spec.tensors.output_rows.get(sequence, 0)
+        requested += [(sequence, name, False, num_sent) for name in spec.tensors.output]
+        for index, name, context, first in requested:
             parts = found.get((*key, index, name, context), [])
             count = len(spec.prompt) if context else len(output)
             if complete and (not context or self._all_complete(spec)):
@@ -434,7 +435,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_rows(spec, sequence, parts)
 
     def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
-        """These of one tensor are those of an undisturbed request."""
+        """Check that the rows of one tensor are those of an undisturbed request."""
         for part in parts:
             tokens = [*prompt_of(spec), *([] if part.context else self.continuation(spec, sequence))]
             before = 0 if part.context else len(spec.prompt) - 1
@@ -447,14 +448,14 @@ class EngineMachine(RuleBasedStateMachine):
         return all(end is not None and end.reason in COMPLETE for end in ends)
 
     def _speculation(self, spec: Submit, drafts: int, wrong: int) -> Speculation:
-        """Expects what the first sequence gets, but for every token number `wrong`, if that is not 0."""
+        """Draft tokens: the output of the first sequence, with every `wrong`-th token changed unless `wrong` is 0."""
         expected = [*self.continuation(spec, 0)]
         if wrong:
             expected[wrong - 1 :: wrong] = [(token + 1) % VOCAB for token in expected[wrong - 1 :: wrong]]
         return Speculation(drafts, tuple(expected))
 
     def _resuming(self, spec: Submit, random: Random) -> Submit:
-        """Some sequences with any part of their output, some that have ended, at least one that has not."""
+        """The request resumed with any part of the output of some sequences. Some have ended, at least one has not."""
         ended = random.sample(range(spec.n), random.choice([0, 0, random.randrange(spec.n)]))
         resume = {}
         for sequence in range(spec.n):
@@ -476,12 +477,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         ran, active = self.bench.step(), self.bench.engine.live.active
-        assert ran or not active or any(sequence.gated for sequence in active), "nobody runs"
+        assert ran or not active or any(sequence.gated for sequence in active), "no sequence runs"
         self._note_failures()
         assert self.may_pause or self.bench.cache.preemptions == self.pauses, "paused"
 
     def _note_failures(self) -> None:
-        """A step that was told to fail may do so later, when it is collected."""
+        """A failing step may raise only later, when it is collected."""
         if self.bench.runner.failures > self.failures:
             self.failures = self.bench.runner.failures
             self.disturbed |= {number for number, _ in self.bench.specs}

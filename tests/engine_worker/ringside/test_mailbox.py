@@ -5,7 +5,7 @@ import pytest
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 
 def test_a_cancelled_request_makes_room_for_the_one_behind_it():
