@@ -73,16 +73,16 @@ def walk(guides, sequence, seed: int, most: int = 30) -> tuple[list[int], list[s
 def test_masks_are_the_same_step_by_step_together_and_with_drafts(guides, guide):
     rng = random.Random(5)
     for seed in range(6):
-        stepwise, at_once, guessing = followed(guides, guide, size=3)
+        stepwise, together, drafting = followed(guides, guide, size=3)
         output, expected = walk(guides, stepwise, seed)
         for count in rng.sample(range(len(expected)), min(5, len(expected))):
-            assert allowed(mask(guides, at_once, output[:count])) == expected[count]
+            assert allowed(mask(guides, together, output[:count])) == expected[count]
         known = 0
         while known < len(expected):
             right = output[known : known + rng.randrange(4)]
             wrong = [rng.randrange(4096) for _ in range(rng.randrange(3))]
             drafts = [*right, *wrong]
-            rows = [MaskRequest(guessing, output, known, drafts[:i], True) for i in range(len(drafts) + 1)]
+            rows = [MaskRequest(drafting, output, known, drafts[:i], True) for i in range(len(drafts) + 1)]
             found = masked(guides, *rows)
             for i in range(len(right) + 1):
                 if known + i < len(expected):
