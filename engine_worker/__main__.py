@@ -117,6 +117,7 @@ def load(
     from engine_worker.guided.processes import Model
     from engine_worker.runner.config import DraftConfig, RunnerConfig
     from engine_worker.runner.debug_tensors import DebugTensors
+    from engine_worker.runner.extensions import Extensions
     from engine_worker.sampling.processors import find_processors
 
     gc.freeze()
@@ -125,9 +126,16 @@ def load(
     def warn(event: str, reason: str) -> None:
         log.warning(event, reason=reason)
 
-    # Before the model, so that errors in these settings are reported early.
-    processors = find_processors(settings, warn)
-    debug = DebugTensors.of(settings, settings.id, warn)
+    guides = Guides(Model.of(checkpoint), settings)
+    # Its processes end with the engine.
+    stack.callback(guides.close)
+    # Built before the model, which takes long to load, so that invalid settings are reported early.
+    extensions = Extensions(
+        processors=find_processors(settings, warn),
+        output_tensors=settings.output_tensors,
+        debug=DebugTensors.of(settings, settings.id, warn),
+        guides=guides,
+    )
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
     if (setting := requires_openvino(config)) is not None:
@@ -136,7 +144,7 @@ def load(
         draft = None
         if settings.draft_model is not None:
             draft = DraftConfig(open_checkpoint(settings.draft_model), settings.max_draft_batch)
-        runner = load_runner(checkpoint, config, progress, capturing, warn, draft)
+        runner = load_runner(checkpoint, config, progress, capturing, warn, draft, extensions)
     else:
         from engine_worker.parallel.leader import Leader
 
@@ -144,13 +152,10 @@ def load(
             closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
         )
         replicated = section_of(settings, ProcessorNames) if settings.logits_processor_replicate else None
-        runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision, replicated)
-    runner.processors = processors
-    runner.debug = debug
-    runner.find_tensors(settings.output_tensors)
-    runner.guides = Guides(Model.of(checkpoint), settings)
+        runner = leader.load(
+            settings.model, checkpoint, config, progress, capturing, settings.revision, replicated, extensions
+        )
     runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"
-    stack.callback(runner.guides.close)
     return runner
 
 

@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
 from engine_worker.runner.runner import ModelRunner
@@ -21,6 +22,7 @@ def load_runner(
     capturing: Progress,
     warn: Warn,
     draft: DraftConfig | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
     """A runner on the backend that the settings select; see `engine_worker.runner.load.load_runner`.
 
@@ -29,7 +31,7 @@ def load_runner(
     """
     if draft is not None:
         check_draft_model(checkpoint, draft.checkpoint)
-    runner = _load(checkpoint, config, progress, capturing, warn, draft)
+    runner = _load(checkpoint, config, progress, capturing, warn, draft, extensions)
     if runner.choices["device"] == "cpu":
         # The import compiles a kernel, for which the first step would otherwise wait.
         import_module("engine_worker.sampling.cpu_logprobs")
@@ -45,18 +47,21 @@ def _load(
     capturing: Progress,
     warn: Warn,
     draft: DraftConfig | None,
+    extensions: Extensions,
 ) -> ModelRunner:
     setting = requires_openvino(config)
     if setting is not None:
         check_openvino(config, setting)
-        return _selected(checkpoint, config, progress, draft, setting)
+        return _selected(checkpoint, config, progress, draft, extensions, setting)
     reason = "selected by the setting"
     if config.backend == "auto":
         try:
-            return _by_openvino(checkpoint, config, progress, draft, "the default on a CPU")
+            return _by_openvino(checkpoint, config, progress, draft, extensions, "the default on a CPU")
         except _NoOpenVinoError as error:
             reason = str(error)
-    runner = load_torch(checkpoint, config, progress, capturing=capturing, warn=warn, draft=draft)
+    runner = load_torch(
+        checkpoint, config, progress, capturing=capturing, warn=warn, draft=draft, extensions=extensions
+    )
     runner.choices |= {"backend": "torch", "backend_reason": reason}
     return runner
 
@@ -115,7 +120,12 @@ class _NoOpenVinoError(Exception):
 
 
 def _by_openvino(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None, reason: str
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    draft: DraftConfig | None,
+    extensions: Extensions,
+    reason: str,
 ) -> ModelRunner:
     """`reason`: why OpenVINO is chosen. Raises _NoOpenVinoError, before the weights are read."""
     for setting, unsupported in _unsupported(config):
@@ -125,7 +135,7 @@ def _by_openvino(
     except ImportError as error:
         raise _NoOpenVinoError(f"the package openvino is not installed ({error})") from error
     try:
-        runner = load_openvino(checkpoint, config, progress, draft)
+        runner = load_openvino(checkpoint, config, progress, draft, extensions)
     except RefusedError as error:
         raise _NoOpenVinoError(f"OpenVINO cannot serve this model here: {error}") from error
     runner.choices["backend_reason"] = f"{reason}; {runner.choices['backend_reason']}"
@@ -133,10 +143,15 @@ def _by_openvino(
 
 
 def _selected(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None, setting: str
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    draft: DraftConfig | None,
+    extensions: Extensions,
+    setting: str,
 ) -> ModelRunner:
     """`setting`: from `requires_openvino`. Raises ValueError."""
     try:
-        return _by_openvino(checkpoint, config, progress, draft, f"selected by the setting {setting}")
+        return _by_openvino(checkpoint, config, progress, draft, extensions, f"selected by the setting {setting}")
     except _NoOpenVinoError as error:
         raise ValueError(f"{setting} cannot be used: {error}") from error

@@ -48,7 +48,7 @@ def test_settings_that_torch_does_not_support(options):
     [
         ({"tokens_per_block": 16}, "tokens_per_block = 16 contradicts .*: OpenVINO has blocks of 32 tokens"),
         ({"dtype": "float16"}, "dtype = float16 contradicts .*: OpenVINO computes in float32 or bfloat16"),
-        ({"kv_precision": "bfloat16"}, "kv_precision = bfloat16 contradicts dtype = float32: possible are float32, "),
+        ({"kv_precision": "bfloat16"}, "kv_precision = bfloat16 contradicts dtype = float32: use float32 or float16 "),
         ({"dtype": "bfloat16", "kv_precision": "float16"}, "kv_precision = float16 contradicts dtype = bfloat16: "),
         ({"attention": "reference"}, "attention = reference contradicts .*: OpenVINO has its own attention"),
     ],
