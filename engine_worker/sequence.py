@@ -80,7 +80,7 @@ class Sequence:
     """Rows of its output's tensors that are among the responses."""
     forced: int | None = None
     """The last token of a complete resumed sequence whose row of tensors is missing. The engine computes that row by
-    sampling the token again, and keeps this token whatever is sampled."""
+    sampling the token again, and keeps this token instead of the sampled one."""
     best: abc.Sequence[tuple[int, float]] | None = None
     """The candidates that a beam has delivered in this round; None: it has not."""
 

@@ -28,7 +28,7 @@ class Proposals:
     def of(spec: Submit) -> "Proposals | None":
         """None if the request has no draft logits, or if they make no difference."""
         speculation = spec.speculation
-        # In greedy sampling the most likely token is accepted and replaces any other, whatever the logits.
+        # In greedy sampling the draft logits do not matter: the most likely token is accepted and replaces any other.
         if speculation.draft_logits is None or spec.sampling.greedy:
             return None
         return Proposals(speculation.draft_token_ids, speculation.draft_logits, speculation.acceptance_threshold)

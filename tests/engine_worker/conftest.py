@@ -4,6 +4,6 @@ from tests.fakes.engine import EngineBench
 
 
 @pytest.fixture(params=[False, True], ids=["", "overlap"])
-def either_way(request, monkeypatch) -> None:
-    """The test runs twice: each step collected at once, and each launched before the one before it is collected."""
+def both_overlaps(request, monkeypatch) -> None:
+    """The test runs twice: without overlap, and with it (a step is launched before the previous one is collected)."""
     monkeypatch.setattr(EngineBench, "overlap", request.param)

@@ -1,4 +1,4 @@
-"""Which backend the settings select, and which settings contradict each other. No OpenVINO is needed."""
+"""Which backend the settings select, and which settings contradict each other. OpenVINO need not be installed."""
 
 import shutil
 import sys
@@ -20,7 +20,7 @@ def load(**options: object):
 
 
 @pytest.mark.parametrize(
-    ("options", "wish"),
+    ("options", "setting"),
     [
         ({}, None),
         ({"backend": "torch"}, None),
@@ -33,12 +33,12 @@ def load(**options: object):
         ({"backend": "openvino", "quantize": "int8"}, "backend = openvino"),
     ],
 )
-def test_what_selects_openvino(options, wish):
-    assert requires_openvino(config(**options)) == wish
+def test_settings_that_require_openvino(options, setting):
+    assert requires_openvino(config(**options)) == setting
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_precision": "float16"}, {"weights_folder": "tmp"}])
-def test_torch_has_neither(options):
+def test_settings_that_torch_does_not_support(options):
     with pytest.raises(ValueError, match=r"\w+ = \w+ needs backend = openvino, not torch"):
         load(backend="torch", **options)
 
@@ -53,12 +53,12 @@ def test_torch_has_neither(options):
         ({"attention": "reference"}, "attention = reference contradicts .*: OpenVINO has its own attention"),
     ],
 )
-def test_settings_that_it_cannot_follow(options, error):
+def test_settings_that_openvino_does_not_support(options, error):
     with pytest.raises(ValueError, match=error):
         load(backend="openvino", **options)
 
 
-def test_it_runs_in_one_process():
+def test_openvino_runs_in_one_process():
     with pytest.raises(ValueError, match=r"tensor_parallel = 2 contradicts quantize = int8: .* one process"):
         check_openvino(config(quantize="int8"), "quantize = int8", ranks=2)
 
@@ -71,7 +71,7 @@ def test_without_the_package(monkeypatch):
     assert load().choices["backend_reason"].startswith("the package openvino is not installed (")
 
 
-def test_torch_says_why():
+def test_the_reason_for_torch():
     assert load(tokens_per_block=16).choices["backend_reason"] == (
         "tokens_per_block = 16; OpenVINO has blocks of 32 tokens"
     )
@@ -80,7 +80,7 @@ def test_torch_says_why():
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_blocks_hold_the_keys_and_values_of_both_models(backend):
-    """The draft model is the model itself, so each takes half of the memory."""
+    """The draft model is the same as the model, so each uses half of the memory."""
     checkpoint = open_checkpoint(str(tiny_model.path()))
     fraction = {"kv_cache_tokens": None, "kv_memory_fraction": 1e-4, "backend": backend}
     ignore = [lambda *_: None] * 3
@@ -88,7 +88,7 @@ def test_blocks_hold_the_keys_and_values_of_both_models(backend):
     both = load_runner(checkpoint, config(**fraction), *ignore, DraftConfig(checkpoint, 8))
     assert (alone.draft_context, both.draft_context) == (None, checkpoint.max_context_tokens)
     assert both.choices["draft_model"] == checkpoint.name
-    # Other processes use some of the free memory meanwhile.
+    # Other processes may use some of the free memory between the two loads.
     assert both.num_blocks == pytest.approx(alone.num_blocks / 2, rel=0.2)
 
 

@@ -1,4 +1,4 @@
-"""The rules of beam search. That they are transformers' is tested in tests/parity/test_beams.py."""
+"""The rules of beam search. tests/parity/test_beams.py compares them with transformers."""
 
 import math
 
@@ -20,34 +20,34 @@ def tokens_of(search: BeamSearch) -> list[list[int]]:
     return [[step.token for step in found.path.steps()] for found in search.finished]
 
 
-def test_the_best_candidates_go_on_the_best_first():
+def test_the_best_candidates_continue_in_order():
     search = search_of()
     assert search.advance([[(4, -0.1), (5, -1.0), (6, -2.0)]]) == [Child(0, 4), Child(0, 5)]
     assert search.advance([[(1, -3.0), (2, -4.0)], [(1, -0.5), (2, -0.7)]]) == [Child(1, 1), Child(1, 2)]
 
 
-def test_an_end_among_the_best_finishes_and_another_candidate_takes_its_place():
+def test_an_end_among_the_best_finishes_and_the_next_candidate_replaces_it():
     search = search_of()
     assert search.advance([[(EOS, -0.1), (5, -1.0), (6, -2.0)]]) == [Child(0, 5), Child(0, 6)]
     assert tokens_of(search) == [[EOS]]
     assert search.finished[0].reason is FinishReason.EOS
 
 
-def test_an_end_behind_the_best_does_not_count():
+def test_an_end_after_the_best_candidates_does_not_count():
     search = search_of()
     assert search.advance([[(5, -1.0), (6, -2.0), (STOP, -2.1), (EOS, -2.2)]]) == [Child(0, 5), Child(0, 6)]
     assert search.finished == []
 
 
 @pytest.mark.parametrize("impossible", [-math.inf, math.nan])
-def test_what_is_impossible_never_becomes_a_beam(impossible):
+def test_impossible_tokens_never_become_beams(impossible):
     search = search_of(width=3)
     assert search.advance([[(4, -0.5), (5, impossible), (6, impossible)]]) == [Child(0, 4)]
-    # With one beam, as few candidates as there are; then it may grow again.
+    # With a single beam there are fewer candidates than `width`; later there may be enough again.
     assert search.advance([[(4, -0.5), (5, -1.0), (6, impossible)]]) == [Child(0, 4), Child(0, 5)]
 
 
-def test_without_a_possible_candidate_it_ends_with_what_it_has():
+def test_without_possible_candidates_the_search_ends():
     search = search_of(width=2)
     search.advance([[(EOS, -0.1), (5, -1.0)]])
     assert search.advance([[(5, -math.inf)]]) == []
@@ -65,14 +65,14 @@ def test_at_max_tokens_the_best_candidates_finish():
 
 
 @pytest.mark.parametrize(("stop", "rounds"), [({"early_stopping": True}, 2), ({}, 3), ({"exhaustive": True}, 4)])
-def test_when_it_ends(stop, rounds):
+def test_when_a_search_ends(stop, rounds):
     following = [
         [[(EOS, -1.0), (4, -1.1), (5, -1.2)]],
-        # Now two have finished, with scores of -0.6 and -1.0; the best live beam would get -0.625.
+        # Then two beams have finished, with scores of -0.6 and -1.0; the score of the best live beam is -0.625.
         [[(EOS, -0.1), (6, -0.15)], [(7, -0.2), (8, -9.0)]],
-        # -1.08 if it ended here, -0.325 at the end.
+        # Then its score is -1.08, or -0.325 at max_tokens.
         [[(4, -2.0), (5, -2.5)], [(4, -5.0), (5, -6.0)]],
-        # -1.125 at the end.
+        # Then its score is -1.125 at max_tokens.
         [[(4, -8.0), (5, -8.0)], [(4, -8.0), (5, -8.0)]],
     ]
     search = search_of(max_tokens=10, **stop)
@@ -83,7 +83,7 @@ def test_when_it_ends(stop, rounds):
     assert tokens_of(search) == [[4, EOS], [EOS]]
 
 
-def test_the_length_penalty_weighs_lengths():
+def test_the_length_penalty_prefers_longer_outputs():
     for penalty, best in ((0.0, [EOS]), (2.0, [4, EOS])):
         search = search_of(length_penalty=penalty, max_tokens=2)
         search.advance([[(4, -0.5), (EOS, -0.6), (5, -9.0)]])
@@ -91,7 +91,7 @@ def test_the_length_penalty_weighs_lengths():
         assert tokens_of(search)[0] == best
 
 
-def test_diversity_favours_other_beams_and_leaves_the_sums_alone():
+def test_diversity_prefers_other_beams_without_changing_sums():
     plain, diverse = search_of(max_tokens=2), search_of(max_tokens=2, diversity_rate=1.0)
     for search in (plain, diverse):
         search.advance([[(4, -0.1), (5, -1.0)]])
@@ -102,7 +102,7 @@ def test_diversity_favours_other_beams_and_leaves_the_sums_alone():
     assert totals == pytest.approx({1: -1.5})
 
 
-def test_each_beam_brings_enough_for_all_that_go_on():
+def test_each_beam_delivers_enough_candidates():
     assert search_of(width=4).num_candidates == 8
     many = StopParams(5, eos_token_ids=tuple(range(20)))
     assert BeamSearch(BeamSearchParams(4), many).num_candidates == 24

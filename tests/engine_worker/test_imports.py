@@ -1,4 +1,4 @@
-"""What holds no tensors runs without torch."""
+"""Modules without tensors can be imported without torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The real process: a model, the ring, signals."""
+"""The engine's process: a model, the ring, signals."""
 
 import json
 import os
@@ -49,15 +49,15 @@ def events(process: subprocess.Popen[str], until: str) -> list[dict]:
     raise AssertionError(found)
 
 
-def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
+def test_it_serves_the_bundled_model_and_drains(tmp_path):
     flags = ["--id", "e0", "--listen", f"ipc://{tmp_path}/engine", "--threads", "1", "--kv-cache-tokens", "4096"]
     process = start("--model", str(MODEL), *flags)
     try:
         *loading, ready = events(process, "ready")
         assert {entry["event"] for entry in loading} == {"loading"}
         assert loading[-1]["done"] == loading[-1]["total"] > 0
-        wanted = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "openvino", "kv_tokens": 4096}
-        assert wanted.items() <= ready.items()
+        expected = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "openvino", "kv_tokens": 4096}
+        assert expected.items() <= ready.items()
         with zmq.Context() as context:
             router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
             detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | KeepAlive)
@@ -76,7 +76,7 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
                 ]
             ends = {row.end.reason for row in rows if row.end}
             codes = {row.end.fault.code for row in rows if row.end and row.end.fault}
-            # The signal may overtake the request.
+            # The signal may arrive before the request.
             assert ends == {FinishReason.LENGTH} or (ends == {FinishReason.ERROR} and codes == {"DRAINING"})
             assert process.wait(60) == 0
             for socket in (lane, router, detokenizer):
@@ -106,7 +106,7 @@ def unused(*_): ...
 
 
 def test_its_metrics_port_answers_while_it_loads(tmp_path):
-    # It loads on when the test has seen what it answers meanwhile.
+    # Loading blocks until the test has checked the answers during loading.
     (tmp_path / "waiting.py").write_text(WAITING)
     port = free_ports(1)
     process = start(
@@ -150,7 +150,7 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(flags, message):
+def test_invalid_settings_are_one_line(flags, message):
     process = start(*flags, "--insecure-ring")
     _, errors = process.communicate(timeout=200)
     assert process.returncode != 0
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_told_in_a_line(flags, message):
     assert "Traceback" not in errors
 
 
-def test_an_address_in_use_is_told_in_a_line(tmp_path):
+def test_an_address_in_use_is_one_line(tmp_path):
     with zmq.Context() as context:
         inbox = Inbox(context, f"ipc://{tmp_path}/engine", Hello)
         process = start("--model", str(MODEL), "--threads", "1", "--listen", inbox.address)
@@ -223,17 +223,17 @@ def test_attention_windows_are_one_number_or_several(monkeypatch, tmp_path):
         windows("--max-attention-window", "64,0")
 
 
-def test_loading_is_told_now_and_then_and_at_its_end():
-    told, clock = [], Clock()
+def test_progress_is_logged_periodically_and_at_the_end():
+    logged, clock = [], Clock()
 
     class Log:
         def info(self, event, **fields):
-            told.append((event, fields["done"], fields["total"]))
+            logged.append((event, fields["done"], fields["total"]))
 
     progress = progress_log(Log(), "loading", clock)
     for done in range(1, 101):
         clock.now += 0.01
         progress(done, 100)
-    assert told[0] == ("loading", 1, 100)
-    assert told[-1] == ("loading", 100, 100)
-    assert 8 <= len(told) <= 13
+    assert logged[0] == ("loading", 1, 100)
+    assert logged[-1] == ("loading", 100, 100)
+    assert 8 <= len(logged) <= 13

@@ -1,4 +1,4 @@
-"""Positions of M-RoPE: those of transformers for the whole prompt, also when asked for in parts."""
+"""Positions of M-RoPE equal those of transformers, also if they are computed in parts."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def virtual_of(*images: Image, tables: tuple[Table, ...] = ()) -> VirtualTokens:
 
 
 def whole(model, prompt: list[int], images: list[Image]) -> tuple[np.ndarray, int]:
-    """As transformers has them: positions, and what to add to indexes behind the prompt."""
+    """By transformers: positions of the prompt, and the difference between positions and indexes after it."""
     ids = torch.tensor([[PAD if token >= VOCAB else 5 for token in prompt]])
     grids = torch.tensor([[1, 2 * image.rows // image.columns, 2 * image.columns] for image in images])
     found, deltas = model.get_rope_index(ids, (ids == PAD).int(), grids)
@@ -39,10 +39,10 @@ def whole(model, prompt: list[int], images: list[Image]) -> tuple[np.ndarray, in
 
 @examples(100)
 @given(st.data())
-def test_any_part_equals_transformers(model, data):
+def test_positions_equal_those_of_transformers(model, data):
     prompt, images, first = [], [], VOCAB
     for _ in range(data.draw(st.integers(1, 4))):
-        # Text between: transformers takes two images side by side for one.
+        # With text in between, because transformers treats two adjacent images as one.
         prompt += [5] * data.draw(st.integers(1, 5))
         lines, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
         images.append(Image.of(lines * columns, bytes([len(images)]), columns))
@@ -59,7 +59,7 @@ def test_any_part_equals_transformers(model, data):
         assert behind == (delta if all(token < VOCAB for token in prompt[index:]) else None)
 
 
-def test_images_out_of_order_and_tables_beside_them():
+def test_images_out_of_order_and_with_tables():
     table = Table.of(2, 1, "float32", bytes(8))
     one, other = Image.of(4, b"one", 2), Image.of(3, b"other", 3)
     virtual = virtual_of(one, other, tables=(table,))
@@ -72,12 +72,12 @@ def test_images_out_of_order_and_tables_beside_them():
     assert columns == [0, 1, 2, 3, 4, 5, 6, 5, 6, 7]
 
 
-def test_without_grids_there_are_none():
+def test_without_grids_there_are_no_positions():
     assert Positions.of([5, 6], None) is None
     assert Positions.of([VOCAB, VOCAB + 1], virtual_of(Image.of(2, b"one"))) is None
 
 
 @pytest.mark.parametrize("prompt", [[5], [VOCAB], [VOCAB, VOCAB + 2, VOCAB + 1], [VOCAB + 1, VOCAB + 2]])
-def test_an_image_in_pieces(prompt):
+def test_the_rows_of_an_image_must_be_consecutive(prompt):
     with pytest.raises(SplitImageError, match="must be consecutive"):
         Positions.of(prompt, virtual_of(Image.of(3, b"one", 3)))

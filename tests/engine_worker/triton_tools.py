@@ -1,4 +1,4 @@
-"""Triton's kernels where there is no GPU: by its interpreter, and through its compiler as far as machine code."""
+"""Tests Triton kernels without a GPU: by Triton's interpreter, and by compiling them to machine code."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ CAPABILITIES = (80, 90)
 
 
 def interpret(tests: Path) -> None:
-    """Run tests in a process of its own: whether Triton interprets is settled when it is imported."""
+    """Run tests in a separate process, because Triton reads TRITON_INTERPRET when it is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -20,7 +20,7 @@ def interpret(tests: Path) -> None:
 
 
 def machine_code(kernel, capability: int, types: dict[str, str], constants: dict[str, object]) -> bytes:
-    """For GPUs of this compute capability. `types`: of all arguments but the constants."""
+    """Compile a kernel for GPUs of this compute capability. `types`: of all arguments except constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,7 +1,7 @@
-"""The engine's state machine for long: python -m tests.engine_worker.core.long_run --steps 1000000
+"""Long runs of the engine's state machine: python -m tests.engine_worker.core.long_run --steps 1000000
 
-Runs until as many rules of the machine have been carried out, and no fewer engine steps. Ends with one line that says
-how many of each; exit status 1 when something did not hold, with the shortest way there.
+Runs until at least that many rules and that many engine steps have been executed, and prints their numbers in one line.
+On a violation it prints the shortest sequence of rules that leads to it, and exits with status 1.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROUND = settings(
 
 
 class Count:
-    """What the machines have done so far."""
+    """The rules and engine steps that the machines have executed so far."""
 
     def __init__(self, progress: Progress, steps: int) -> None:
         self.rules = 0
@@ -48,7 +48,7 @@ class Count:
 
 
 def counting(count: Count) -> type[EngineMachine]:
-    """A machine that tells what it does."""
+    """A machine that adds its rules and steps to `count`."""
 
     class CountingMachine(EngineMachine):
         def __init__(self) -> None:
@@ -62,7 +62,7 @@ def counting(count: Count) -> type[EngineMachine]:
 
 
 def run(steps: int, start: int, console: Console) -> bool:
-    """Whether everything held. Rounds have the seeds `start`, `start` + 1 and so on; one that fails is the last."""
+    """Whether all invariants held. Rounds have the seeds `start`, `start` + 1, …; the first failure ends the run."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     began, number, held = time.monotonic(), start, True
     with Progress(*columns, console=console) as progress:
@@ -71,7 +71,7 @@ def run(steps: int, start: int, console: Console) -> bool:
         while held and count.least < steps:
             try:
                 run_state_machine_as_test(seed(number)(machine), settings=ROUND)
-            except Exception:  # noqa: BLE001 - whatever it is, it should not have happened
+            except Exception:  # noqa: BLE001 - any exception is a violation
                 held = False
                 console.print(traceback.format_exc(), markup=False, highlight=False)
             number += 1
@@ -86,14 +86,13 @@ def run(steps: int, start: int, console: Console) -> bool:
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.engine_worker.core.long_run", description=__doc__)
-    parser.add_argument("--steps", type=int, default=1_000_000, help="rules, and engine steps, at least")
-    parser.add_argument("--seed", type=int, default=None, help="of the first round; default: drawn")
-    given = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=1_000_000, help="least number of rules and of engine steps")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the first round; default: random")
+    arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    start = random.randrange(1 << 32) if given.seed is None else given.seed
-    raise SystemExit(0 if run(given.steps, start, Console()) else 1)
+    start = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
+    raise SystemExit(0 if run(arguments.steps, start, Console()) else 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a step holds: budgets, chunks, order."""
+"""Which sequences and tokens a step has: budgets, chunks, order."""
 
 import pytest
 from msgspec.structs import replace
@@ -6,18 +6,18 @@ from msgspec.structs import replace
 from sluice.ring.stats import StepStats
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
-step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
-"""For a test that says what each single step does."""
+pytestmark = pytest.mark.usefixtures("both_overlaps")
+step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indirect=True)
+"""For tests of single steps: without overlap only."""
 
 
 def sizes(bench: EngineBench) -> list[list[int]]:
-    """Tokens of every slice of every step."""
+    """Number of tokens of each slice of each step."""
     return [[len(part.tokens) for part in step.slices] for step in bench.runner.steps]
 
 
 @pytest.mark.parametrize("budget", range(1, 24))
-def test_chunk_edges_change_nothing(budget):
+def test_chunk_edges_do_not_change_the_output(budget):
     bench = EngineBench(max_batch_size=1, max_tokens_per_step=budget)
     request = bench.submit(range(21), max_tokens=4)
     bench.run()
@@ -30,7 +30,7 @@ def test_chunk_edges_change_nothing(budget):
 
 @pytest.mark.parametrize("first", range(1, 12))
 def test_chunk_edges_with_a_prefix_in_the_cache(first):
-    """Every split of a prompt into a part that another request left in the cache and chunks of three tokens."""
+    """All splits of a prompt into a part that is cached and chunks of three tokens."""
     bench = EngineBench(max_batch_size=1, max_tokens_per_step=3)
     bench.submit(range(first), max_tokens=1)
     request = bench.submit(range(12), max_tokens=5)
@@ -39,7 +39,7 @@ def test_chunk_edges_with_a_prefix_in_the_cache(first):
     assert bench.receiver.opens[request, 0].cached_tokens == first // 4 * 4
 
 
-def test_generation_goes_first_and_context_gets_what_is_left():
+def test_generation_runs_first_and_context_fills_the_rest_of_the_budget():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=8)
     bench.submit([1, 2], max_tokens=6)
     bench.step()
@@ -51,7 +51,7 @@ def test_generation_goes_first_and_context_gets_what_is_left():
 
 
 @step_by_step
-def test_a_higher_priority_context_takes_the_budget_first():
+def test_a_context_of_higher_priority_is_served_first():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=8)
     bench.submit(range(20), max_tokens=1, priority=1)
     bench.step()
@@ -62,7 +62,7 @@ def test_a_higher_priority_context_takes_the_budget_first():
 
 
 @step_by_step
-def test_the_stats_of_a_step():
+def test_statistics_of_a_step():
     bench = EngineBench(max_batch_size=3, max_tokens_per_step=8, max_requests=5)
     bench.submit([1, 2], max_tokens=6)
     bench.step()
@@ -87,7 +87,7 @@ def test_the_stats_of_a_step():
     )
 
 
-def test_without_chunks_a_context_waits_until_it_fits_whole():
+def test_without_chunking_a_context_waits_until_it_fits_whole():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=8, chunked_context=False)
     requests = [bench.submit(range(at, at + size), max_tokens=3) for at, size in [(0, 5), (20, 5), (40, 3), (60, 2)]]
     bench.run()
@@ -95,7 +95,7 @@ def test_without_chunks_a_context_waits_until_it_fits_whole():
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 
-def test_without_chunks_a_context_over_the_budget_runs_when_it_is_first():
+def test_without_chunking_a_context_over_the_budget_runs_when_it_is_first():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=8, chunked_context=False)
     short = bench.submit([1], max_tokens=4)
     long = bench.submit(range(30), max_tokens=2)
@@ -105,7 +105,7 @@ def test_without_chunks_a_context_over_the_budget_runs_when_it_is_first():
     assert all(bench.output(request) == bench.expected(request) for request in (short, long, after))
 
 
-def test_the_batch_is_bounded():
+def test_max_batch_size_is_respected():
     bench = EngineBench(max_batch_size=3)
     requests = [bench.submit([i, i + 1], max_tokens=3) for i in range(8)]
     bench.run()
@@ -113,7 +113,7 @@ def test_the_batch_is_bounded():
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 
-def test_priority_then_arrival():
+def test_order_is_by_priority_then_arrival():
     bench = EngineBench(max_batch_size=1)
     running = bench.submit([1], max_tokens=5)
     bench.step()

@@ -1,4 +1,4 @@
-"""Beam search in the engine: equal to the rules alone, whatever memory, batch, pauses and failures do to the beams."""
+"""Beam search in the engine equals the rules alone, regardless of memory, batch size, preemption and failures."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def free(bench: EngineBench) -> bool:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("width", [2, 3, 8])
-def test_a_search_beside_sampled_requests(width, overlap):
+def test_beam_search_alongside_sampled_requests(width, overlap):
     bench = EngineBench(max_batch_size=16, overlap=overlap)
     sampled = bench.submit(range(10), max_tokens=12)
     search = bench.submit(range(5, 18), max_tokens=10, n=2, beams=BeamSearchParams(width), eos_token_ids=(3, 4, 5))
@@ -42,7 +42,7 @@ def test_a_search_beside_sampled_requests(width, overlap):
     assert widest == width + 3 or overlap
 
 
-def test_the_first_child_copies_nothing_and_others_copy_one_block():
+def test_the_first_child_copies_no_block_and_others_copy_one():
     bench = EngineBench(tokens_per_block=4)
     search = bench.submit(range(6), max_tokens=3, beams=BeamSearchParams(3))
     bench.run()
@@ -54,7 +54,7 @@ def test_the_first_child_copies_nothing_and_others_copy_one_block():
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("blocks", [5, 6, 7, 9])
-def test_a_pool_for_one_beam_is_enough(blocks, overlap):
+def test_a_pool_that_holds_one_beam_is_enough(blocks, overlap):
     bench = EngineBench(num_blocks=blocks, tokens_per_block=4, overlap=overlap)
     search = bench.submit(range(9), max_tokens=9, n=3, beams=BeamSearchParams(4, length_penalty=0.5))
     sampled = bench.submit(range(4), max_tokens=8)
@@ -98,7 +98,7 @@ def test_a_failed_step_ends_the_search_and_frees_it(when):
     assert free(bench)
 
 
-def test_a_draw_that_fails_ends_the_search():
+def test_a_failed_draw_ends_the_search():
     bench = EngineBench()
     search = bench.submit(range(9), max_tokens=30, n=2, beams=BeamSearchParams(4), seed=5)
     bench.step()
@@ -108,18 +108,18 @@ def test_a_draw_that_fails_ends_the_search():
     assert free(bench)
 
 
-def test_a_later_attempt_searches_again_and_brings_the_outputs_that_lack():
+def test_a_later_attempt_searches_again_and_returns_the_missing_outputs():
     bench = EngineBench()
-    asked = {"max_tokens": 10, "n": 3, "beams": BeamSearchParams(4), "eos_token_ids": (3, 4, 5)}
-    first = bench.submit(range(9), **asked)
+    fields = {"max_tokens": 10, "n": 3, "beams": BeamSearchParams(4), "eos_token_ids": (3, 4, 5)}
+    first = bench.submit(range(9), **fields)
     bench.run()
-    bench.submit(range(9), request=first, attempt=1, ended=(0, 2), **asked)
+    bench.submit(range(9), request=first, attempt=1, ended=(0, 2), **fields)
     bench.run()
     check(bench, first, attempt=1)
     assert (first, 1, 0) not in bench.receiver.streams or not bench.stream(first, 0, 1).tokens
 
 
-def test_other_policies_refuse_it_by_name():
+def test_other_policies_refuse_beam_search():
     bench = EngineBench(schedulers=SchedulerNames("guaranteed_no_evict"))
     search = bench.submit(range(9), beams=BeamSearchParams(2))
     bench.run()
@@ -129,7 +129,7 @@ def test_other_policies_refuse_it_by_name():
 
 @given(st.data())
 @examples(60)
-def test_pressure_cancels_and_failures_change_no_output(data):
+def test_memory_pressure_cancels_and_failures_do_not_change_outputs(data):
     size = data.draw(st.sampled_from([1, 2, 3, 4]))
     bench = EngineBench(
         num_blocks=data.draw(st.integers(30, 60)) // size,

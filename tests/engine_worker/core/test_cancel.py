@@ -1,11 +1,11 @@
-"""A cancel in every state: one terminal, all blocks back, nobody else touched."""
+"""A cancel in any state yields one terminal row, releases all blocks, and does not affect other requests."""
 
 import pytest
 
 from sluice.ring.errors import Fault, FinishReason
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 
 def finish(bench: EngineBench, request: int, neighbour: int) -> None:
@@ -21,7 +21,7 @@ def finish(bench: EngineBench, request: int, neighbour: int) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("steps", range(12))
 def test_at_any_step(steps, n):
-    """Waiting behind the neighbour, in the middle of its context, generating."""
+    """While it waits for the neighbour, computes its context, and generates."""
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=5)
     neighbour = bench.submit(range(30, 43), max_tokens=12)
     request = bench.submit(range(13), max_tokens=20, n=n)
@@ -32,14 +32,14 @@ def test_at_any_step(steps, n):
     assert bench.dropped == {}
 
 
-def test_in_the_same_breath_as_its_submit():
+def test_in_the_same_step_as_its_submit():
     bench = EngineBench()
     neighbour, request = bench.submit([1]), bench.submit([2])
     bench.cancel(request)
     finish(bench, request, neighbour)
 
 
-def test_while_paused():
+def test_while_preempted():
     bench = EngineBench(num_blocks=8, max_batch_size=2)
     neighbour = bench.submit(range(8), max_tokens=22)
     request = bench.submit(range(20, 28), max_tokens=22)
@@ -49,7 +49,7 @@ def test_while_paused():
     finish(bench, request, neighbour)
 
 
-def test_after_the_end_and_for_the_unknown():
+def test_cancels_of_ended_and_unknown_requests_are_counted():
     bench = EngineBench()
     request = bench.submit([1])
     bench.run()
@@ -68,7 +68,7 @@ def test_after_the_end_and_for_the_unknown():
 @pytest.mark.parametrize("sequence", range(3))
 @pytest.mark.parametrize("steps", range(8))
 def test_one_sequence_of_several(steps, sequence):
-    """Sequence 0 too, while it computes the prompt for the others."""
+    """Also of sequence 0 while it computes the prompt for the others."""
     bench = EngineBench(max_tokens_per_step=8)
     request = bench.submit(range(22), max_tokens=9, n=3)
     for _ in range(steps):
@@ -81,7 +81,7 @@ def test_one_sequence_of_several(steps, sequence):
         assert bench.ended(request, other) is FinishReason.LENGTH
 
 
-def test_the_last_sequence_ends_the_request():
+def test_the_last_cancelled_sequence_ends_the_request():
     bench = EngineBench()
     request = bench.submit(range(6), max_tokens=50, n=2)
     bench.step()
@@ -105,7 +105,7 @@ def test_the_number_is_free_again_after_the_end():
     assert bench.stream(5, attempt=1).tokens == bench.expected(5, attempt=1)
 
 
-def test_64_at_once():
+def test_64_requests_in_one_step():
     bench = EngineBench(num_blocks=200, max_batch_size=64, max_tokens_per_step=128)
     requests = [bench.submit(range(i, i + 9), max_tokens=40) for i in range(64)]
     for _ in range(8):
@@ -117,7 +117,7 @@ def test_64_at_once():
     assert all(bench.ended(request) is FinishReason.ABORTED for request in requests)
 
 
-def test_requests_of_a_dead_router_end_and_others_go_on():
+def test_requests_of_a_dead_router_end_and_others_continue():
     bench = EngineBench()
     orphan, other = bench.submit([1, 2, 3], 50), bench.submit([4, 5], 5)
     bench.step()

@@ -1,4 +1,4 @@
-"""Which time limits were reached, found without a look at all requests."""
+"""Deadlines of requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def request(number: int, limit: float | None, now: float = 0.0) -> Request:
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 20)), max_size=40), st.lists(st.integers(0, 39)))
-def test_each_is_reported_once_when_its_time_has_come(limits, ended):
+def test_each_request_expires_once_at_its_deadline(limits, ended):
     deadlines = Deadlines()
     requests = [request(number, limit) for number, limit in enumerate(limits)]
     for one in requests:
@@ -30,7 +30,7 @@ def test_each_is_reported_once_when_its_time_has_come(limits, ended):
     assert len(expired) == len(set(expired))
 
 
-def test_ended_requests_with_far_deadlines_do_not_gather():
+def test_ended_requests_with_distant_deadlines_are_pruned():
     deadlines = Deadlines()
     for number in range(10_000):
         one = request(number, 1e6)

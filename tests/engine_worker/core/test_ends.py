@@ -1,4 +1,4 @@
-"""Why sequences end, and what their rows say."""
+"""The reasons for which sequences end, and their terminal rows."""
 
 import pytest
 from msgspec.structs import replace
@@ -7,15 +7,15 @@ from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
 from tests.fakes.runner import ScriptedRunner
 
-pytestmark = pytest.mark.usefixtures("either_way")
-step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
-"""For a test that says what each single step does."""
+pytestmark = pytest.mark.usefixtures("both_overlaps")
+step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indirect=True)
+"""For tests of single steps: without overlap only."""
 
 PROMPT = [1, 2, 3, 4, 5]
 
 
 def plain(max_tokens: int = 12) -> list[int]:
-    """What PROMPT continues to."""
+    """The continuation of PROMPT."""
     bench = EngineBench()
     request = bench.submit(PROMPT, max_tokens)
     bench.run()
@@ -61,7 +61,7 @@ def test_the_end_token_at_the_limit_counts_as_the_end():
     assert bench.ended(request) is FinishReason.EOS
 
 
-def test_nothing_stops_before_min_tokens_and_end_tokens_are_banned_until_then():
+def test_end_tokens_are_banned_before_min_tokens():
     bench = EngineBench()
     tokens = plain()
     request = bench.submit(PROMPT, 12, min_tokens=3, eos_token_ids=(tokens[0],), stop_token_ids=(tokens[1],))
@@ -72,7 +72,7 @@ def test_nothing_stops_before_min_tokens_and_end_tokens_are_banned_until_then():
     assert banned[:4] == [(tokens[0], tokens[1])] * 3 + [()]
 
 
-def test_a_banned_token_that_comes_all_the_same_does_not_stop():
+def test_a_banned_token_that_is_sampled_nevertheless_does_not_stop():
     bench = EngineBench()
     tokens = plain()
     request = bench.submit(PROMPT, 12, min_tokens=3, eos_token_ids=(tokens[1], tokens[2]))
@@ -112,7 +112,7 @@ def test_time_limit_while_queued():
     assert bench.output(first) == bench.expected(first)
 
 
-def test_a_draw_that_fails_ends_its_sequence_only():
+def test_a_failed_draw_ends_only_its_sequence():
     bench = EngineBench()
     bench.runner.faults.add((5, 1))
     request = bench.submit(PROMPT, n=3, seed=5)
@@ -124,7 +124,7 @@ def test_a_draw_that_fails_ends_its_sequence_only():
         assert bench.output(*key) == bench.expected(*key)
 
 
-def test_the_first_sequences_failing_leaves_the_prompt_to_the_others():
+def test_if_the_first_sequences_fail_the_others_compute_the_prompt():
     bench = EngineBench()
     bench.runner.faults |= {(5, 0), (5, 1)}
     request = bench.submit(PROMPT, n=4, seed=5)

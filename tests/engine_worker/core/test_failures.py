@@ -1,4 +1,4 @@
-"""A step that raises: its sequences end with an error, nobody else, and the engine goes on."""
+"""A step that raises ends only its own sequences, with an error, and the engine continues."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from sluice.ring.stats import Stage
 from tests.fakes.adapters import ScriptedAdapters, adapter
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
-step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
-"""For a test that says what each single step does."""
+pytestmark = pytest.mark.usefixtures("both_overlaps")
+step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indirect=True)
+"""For tests of single steps: without overlap only."""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_sequences_of_the_step_end(when):
+def test_the_sequences_of_a_failed_step_end(when):
     bench = EngineBench(max_batch_size=2)
     failing = [bench.submit([1, 2, 3]), bench.submit([4, 5])]
     waiting = bench.submit([6, 7])
@@ -29,8 +29,8 @@ def test_the_sequences_of_the_step_end(when):
     assert bench.output(later) == bench.expected(later)
 
 
-def test_whoever_is_not_in_the_step_goes_on():
-    """Under a budget of two tokens the second context is not in the step; later resumed ones are not either."""
+def test_sequences_that_are_not_in_the_failed_step_continue():
+    """With a budget of two tokens the second context is not in the step."""
     bench = EngineBench(max_batch_size=2, max_tokens_per_step=2)
     failing, other = bench.submit(range(8)), bench.submit(range(20, 26))
     bench.runner.fail = "after"
@@ -50,7 +50,7 @@ def test_all_sequences_that_await_the_prompt_end_with_it():
     assert len(bench.runner.steps) == 2
 
 
-def test_a_step_with_copies_that_fails():
+def test_a_failed_step_with_copies():
     bench = EngineBench(max_batch_size=3)
     request = bench.submit(range(6), n=6, seed=2)
     bench.step()
@@ -62,7 +62,7 @@ def test_a_step_with_copies_that_fails():
 
 
 @step_by_step
-def test_a_runner_that_draws_too_few():
+def test_a_runner_that_returns_too_few_results():
     bench = EngineBench()
     run = bench.runner.run
     bench.runner.run = lambda step: run(step)[1:]
@@ -74,7 +74,7 @@ def test_a_runner_that_draws_too_few():
 
 
 @pytest.mark.parametrize("when", ["launch", "before", "after"])
-def test_a_step_that_takes_the_device_with_it_ends_the_loop_and_no_request(when):
+def test_a_lost_device_ends_the_loop_and_no_request(when):
     bench = EngineBench(max_batch_size=2)
     requests = [bench.submit([1, 2, 3]), bench.submit([4, 5]), bench.submit([6])]
     bench.step()
@@ -89,8 +89,8 @@ def test_a_step_that_takes_the_device_with_it_ends_the_loop_and_no_request(when)
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_an_adapter_that_cannot_be_loaded_ends_the_requests_that_need_it_and_no_others(together):
-    """One of these joins before the failure is known."""
+def test_a_failed_adapter_load_ends_only_the_requests_that_need_it(together):
+    """One of the other requests is scheduled before the failure is known."""
     first, second = adapter("a"), adapter("b")
     library = ScriptedAdapters(4, {first.version: 2, second.version: 2})
     bench = EngineBench(max_batch_size=8, max_tokens_per_step=16, adapters=library)
@@ -113,8 +113,8 @@ def test_an_adapter_that_cannot_be_loaded_ends_the_requests_that_need_it_and_no_
     assert not +library.users
 
 
-def test_the_step_behind_one_that_was_to_load_an_adapter_and_failed():
-    """With overlap the one behind is on its way by then: it ends with the adapter's requests alone."""
+def test_the_step_after_a_failed_step_that_loads_an_adapter():
+    """With overlap the next step is in flight by then: only the requests with the adapter end."""
     first = adapter("a")
     bench = EngineBench(max_batch_size=8, max_tokens_per_step=8, adapters=ScriptedAdapters(2, {first.version: 2}))
     bench.runner.fail = "before"
@@ -126,7 +126,7 @@ def test_the_step_behind_one_that_was_to_load_an_adapter_and_failed():
     assert bench.output(other) == bench.expected(other)
 
 
-def test_ending_everything():
+def test_end_all():
     bench = EngineBench(max_batch_size=1)
     requests = [bench.submit([i], max_tokens=50, n=2) for i in range(3)]
     bench.step()
@@ -135,8 +135,8 @@ def test_ending_everything():
     assert [bench.fault(request, i) for request in requests for i in range(2)] == ["DRAINING"] * 6
 
 
-def test_whoever_starts_again_because_a_step_failed_has_not_paused():
-    """Two share a prefix that the host has: the first one's step was to load it for both, and fails."""
+def test_a_sequence_that_restarts_after_a_failed_step_is_not_preempted():
+    """Two requests share a prefix in host memory. The step that loads it for both, with the first request, fails."""
     bench = EngineBench(num_blocks=12, num_host_blocks=32, max_batch_size=4)
     shared = list(range(12))
     bench.submit(shared, max_tokens=1)
@@ -161,8 +161,8 @@ def test_whoever_starts_again_because_a_step_failed_has_not_paused():
 
 
 @pytest.mark.parametrize("steps", [(1, 3), (2, 4), (3, 5), (4, 6), (8, 10)])
-def test_two_steps_with_copies_that_fail(steps):
-    """Nobody copies from a sequence that ended because its own copy was never made."""
+def test_two_failed_steps_with_copies(steps):
+    """No sequence copies from one that ended because its own copy was not made."""
     bench = EngineBench(num_blocks=9, max_batch_size=2)
     request = bench.submit(range(6), max_tokens=6, n=9)
     for step in range(max(steps) + 1):

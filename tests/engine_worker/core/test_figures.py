@@ -1,4 +1,4 @@
-"""What the engine reports about memory, against what can be seen in its output and in its sequences."""
+"""The engine's memory statistics, compared with its sequences and outputs."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from tests.fakes.engine import EngineBench
 
 BLOCK = 4
 PROMPT = 10
-"""Tokens: two full blocks, and a part of one."""
+"""Tokens of a prompt: two full blocks and a part of one."""
 
 
 def reported(bench: EngineBench, request: int) -> list[RequestStats]:
@@ -19,7 +19,7 @@ def reported(bench: EngineBench, request: int) -> list[RequestStats]:
 
 
 class Begins:
-    """Watches who gets its first blocks, at first or again: `found` has the blocks that its first tokens came in."""
+    """Records each time that a sequence without blocks is allocated some: (request, blocks found in the cache)."""
 
     def __init__(self, bench: EngineBench) -> None:
         self.found: list[tuple[int, int]] = []
@@ -39,14 +39,14 @@ class Begins:
 
 @pytest.fixture
 def pressed():
-    """Four on memory for two, and three more in line."""
+    """Four running requests with memory for two, and three more in the queue."""
     bench = EngineBench(num_blocks=12, tokens_per_block=BLOCK, max_batch_size=4)
     begins = Begins(bench)
     requests = [bench.submit(range(12 * i, 12 * i + PROMPT), max_tokens=24) for i in range(7)]
     return bench, begins, requests
 
 
-def test_who_waits_and_who_paused_are_told_apart(pressed):
+def test_queued_and_paused_sequences_are_reported_separately(pressed):
     bench, _, _ = pressed
     seen: Counter[str] = Counter()
     while bench.step() or bench.engine.live.requests:
@@ -57,7 +57,7 @@ def test_who_waits_and_who_paused_are_told_apart(pressed):
     assert seen["both"]
 
 
-def test_blocks_that_were_found_and_missed_are_counted_anew_after_a_pause(pressed):
+def test_reused_and_missed_blocks_are_counted_again_after_preemption(pressed):
     bench, begins, requests = pressed
     bench.run()
     for request in requests:
@@ -70,7 +70,7 @@ def test_blocks_that_were_found_and_missed_are_counted_anew_after_a_pause(presse
     assert any(max(found[1:]) > 0 for found in paused)
 
 
-def test_what_a_pause_leaves_in_the_cache_is_no_cached_prompt(pressed):
+def test_blocks_reused_after_preemption_are_no_cached_prompt_tokens(pressed):
     bench, begins, requests = pressed
     bench.run()
     assert any(max(begins.of(request)[1:], default=0) for request in requests)
@@ -78,7 +78,7 @@ def test_what_a_pause_leaves_in_the_cache_is_no_cached_prompt(pressed):
     assert bench.cache.cached_tokens == 0
 
 
-def test_a_paused_request_is_reported_as_one(pressed):
+def test_a_preempted_request_is_reported_as_paused(pressed):
     bench, _, requests = pressed
     seen = set()
     while bench.step() or bench.engine.live.requests:
@@ -94,8 +94,8 @@ def test_a_paused_request_is_reported_as_one(pressed):
     assert paused == {request for request in requests if reported(bench, request)[-1].pauses}
 
 
-def test_blocks_behind_a_window_are_not_reused():
-    """The last of 33 tokens sees 8: of the eight blocks before it those of the last eight tokens."""
+def test_blocks_before_the_window_are_not_reused():
+    """The last of 33 tokens attends to 8: of the eight blocks before it, the last two are needed."""
     bench = EngineBench(tokens_per_block=BLOCK, window=8)
     first, second = (bench.submit(range(33), max_tokens=2) for _ in range(2))
     bench.run()
@@ -105,8 +105,8 @@ def test_blocks_behind_a_window_are_not_reused():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_steps_of_a_request_by_number(overlap):
-    """A prompt of one step, then a token per step."""
+def test_first_and_last_iteration_of_a_request(overlap):
+    """Each prompt takes one step, then each token takes one."""
     bench = EngineBench(overlap=overlap)
     lengths = (5, 1, 9, 3)
     requests = []
@@ -125,7 +125,7 @@ def test_steps_of_a_request_by_number(overlap):
         assert all(each.first_iteration == 0 for each in reports if each.first_scheduled is None)
 
 
-def test_the_host_tier_is_reported_with_what_lies_there():
+def test_host_blocks_are_reported():
     bench = EngineBench(num_blocks=8, tokens_per_block=BLOCK, num_host_blocks=16)
     latest = bench.engine.stats.latest
     assert (latest.max_host_blocks, latest.used_host_blocks) == (16, 0)

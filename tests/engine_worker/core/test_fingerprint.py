@@ -1,4 +1,4 @@
-"""What makes two engines serve one model."""
+"""The fingerprint of a model as an engine computes it."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def checkpoint():
     return open_checkpoint(str(path()))
 
 
-def test_what_makes_another_model(checkpoint):
+def test_model_weights_dtype_and_window_change_the_fingerprint(checkpoint):
     found = {
         fingerprint(checkpoint, "checkpoint", "float32", ()),
         fingerprint(replace(checkpoint, fingerprint="other"), "checkpoint", "float32", ()),
@@ -29,12 +29,12 @@ def test_what_makes_another_model(checkpoint):
     assert all(len(each) == 16 for each in found)
 
 
-def test_names_and_paths_do_not(checkpoint, tmp_path):
+def test_name_and_path_do_not_change_the_fingerprint(checkpoint, tmp_path):
     other = replace(checkpoint, path=tmp_path, name="another")
     assert fingerprint(other, "checkpoint", "float32", ()) == fingerprint(checkpoint, "checkpoint", "float32", ())
 
 
-def test_a_runner_reports_in_which_dtype_it_computes(checkpoint):
+def test_a_runner_reports_its_dtype(checkpoint):
     config = RunnerConfig(device="cpu", dtype="auto", kv_cache_tokens=64, threads=1)
     runner = load_runner(checkpoint, config, lambda *_: None)
     assert runner.dtype == runner.choices["dtype"] == "float32"

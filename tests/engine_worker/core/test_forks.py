@@ -1,4 +1,4 @@
-"""n sequences of one request: the prompt computed once, everything after it each one's own."""
+"""The n sequences of a request: their prompt is computed once."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
-step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
-"""For a test that says what each single step does."""
+pytestmark = pytest.mark.usefixtures("both_overlaps")
+step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indirect=True)
+"""For tests of single steps: without overlap only."""
 
 
 def good(bench: EngineBench, request: int) -> bool:
@@ -29,7 +29,7 @@ def test_the_prompt_is_computed_once(size, reuse):
     assert len(copies) == (3 if size % 4 else 0)
 
 
-def test_a_sequence_is_a_single_request_with_the_derived_seed():
+def test_a_sequence_equals_a_single_request_with_the_derived_seed():
     bench = EngineBench()
     several = bench.submit(range(7), n=4, seed=11)
     single = [bench.submit(range(7), seed=derive_seed(11, i)) for i in range(4)]
@@ -64,17 +64,17 @@ def test_128_sequences_in_a_small_pool():
     assert good(bench, request)
 
 
-def test_sequences_that_came_too_late_for_a_place_still_fork():
+def test_sequences_without_a_batch_slot_fork_later():
     bench = EngineBench(max_batch_size=2, block_reuse=False)
     request = bench.submit(range(10), max_tokens=6, n=6)
     bench.run()
     assert good(bench, request)
-    # The last ones may find nobody to fork from; without forks each of the five would compute the prompt.
+    # The last ones may find no sequence to fork from; without forks each of the five would compute the prompt.
     assert bench.runner.computed < 10 + 6 * 5 + 10 * 5
 
 
-def test_the_prompt_is_the_first_sequences_end():
-    """The first token ends sequence 0 before anybody could fork from it."""
+def test_the_first_sequence_may_end_with_its_first_token():
+    """The first token ends sequence 0 before a sibling could fork from it."""
     for reuse in (True, False):
         bench = EngineBench(block_reuse=reuse)
         first = bench.submit(range(10), max_tokens=1)
@@ -93,8 +93,8 @@ def test_one_token_each():
 
 
 @step_by_step
-def test_a_source_may_end_before_the_copy_is_made():
-    """A copy waits for the next step while its source ends and others take blocks."""
+def test_the_source_of_a_copy_may_end_before_the_copy_is_made():
+    """The source ends, and other sequences allocate blocks, before the step that makes the copy."""
     bench = EngineBench(num_blocks=16, max_batch_size=4, max_tokens_per_step=4)
     request = bench.submit(range(6), max_tokens=8, n=4)
     while not (copies := [move for move in bench.cache.tiers.moves if move.kind is MoveKind.COPY]):

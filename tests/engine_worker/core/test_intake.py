@@ -5,11 +5,11 @@ import pytest
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EPOCH, EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("fields", "code"),
     [
         ({"prompt": range(30), "max_tokens": 3}, "CONTEXT_OVERFLOW"),
         ({"prompt": range(90), "max_tokens": 1}, "CONTEXT_OVERFLOW"),
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("either_way")
         ({"prompt": [-1, 2]}, "INVALID_ARGUMENT"),
     ],
 )
-def test_refused_at_once_while_others_go_on(asked, code):
+def test_a_refusal_does_not_affect_other_requests(fields, code):
     bench = EngineBench(num_blocks=8)
     neighbour = bench.submit([1, 2, 3])
     bench.step()
-    request = bench.submit(**asked, n=3)
+    request = bench.submit(**fields, n=3)
     bench.step()
     for sequence in range(3):
         assert bench.fault(request, sequence) == code
@@ -33,14 +33,14 @@ def test_refused_at_once_while_others_go_on(asked, code):
     assert bench.output(neighbour) == bench.expected(neighbour)
 
 
-def test_what_just_fits_is_taken():
+def test_a_request_that_just_fits_is_accepted():
     bench = EngineBench(num_blocks=8)
     request = bench.submit(range(29), max_tokens=3, n=4)
     bench.run()
     assert [bench.ended(request, i) for i in range(4)] == [FinishReason.LENGTH] * 4
 
 
-def test_the_queue_is_bounded():
+def test_max_requests_is_respected():
     bench = EngineBench(max_requests=3)
     requests = [bench.submit([i]) for i in range(5)]
     bench.step()
@@ -49,7 +49,7 @@ def test_the_queue_is_bounded():
     assert all(bench.output(request) == bench.expected(request) for request in requests[:3])
 
 
-def test_a_draining_engine_takes_nothing_and_ends_what_it_has():
+def test_a_draining_engine_refuses_new_requests_and_finishes_the_others():
     bench = EngineBench()
     request = bench.submit([1])
     bench.step()
@@ -60,7 +60,7 @@ def test_a_draining_engine_takes_nothing_and_ends_what_it_has():
     assert bench.output(request) == bench.expected(request)
 
 
-def test_a_live_duplicate_of_the_same_attempt_leaves_the_first_alone():
+def test_a_duplicate_of_a_live_attempt_is_dropped():
     bench = EngineBench()
     request = bench.submit([1, 2], request=9)
     bench.step()
@@ -70,7 +70,7 @@ def test_a_live_duplicate_of_the_same_attempt_leaves_the_first_alone():
     assert bench.dropped == {"stale": 1}
 
 
-def test_messages_for_another_incarnation_are_dropped():
+def test_messages_for_another_epoch_are_dropped():
     bench = EngineBench()
     request = bench.submit([1], epoch=EPOCH)
     bench.submit([1], epoch=EPOCH - 1)
@@ -82,12 +82,12 @@ def test_messages_for_another_incarnation_are_dropped():
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("fields", "reason"),
     [({"detokenizer": "nowhere"}, "bad_address"), ({"n": 0}, "invalid"), ({"n": 129}, "invalid")],
 )
-def test_what_cannot_be_answered_is_counted(asked, reason):
+def test_messages_that_cannot_be_answered_are_counted(fields, reason):
     bench = EngineBench()
-    bench.submit([1], **asked)
+    bench.submit([1], **fields)
     bench.run()
     assert bench.dropped == {reason: 1}
     assert not bench.engine.live.requests

@@ -1,4 +1,4 @@
-"""The engine's core alone: four callables, a runner, and nothing of the ring."""
+"""The engine's core as a library: four callables and a runner, without the ring."""
 
 from itertools import count
 
@@ -16,7 +16,7 @@ from tests.fakes.scripted_tokens import VOCAB, continuation
 
 
 class Driver:
-    """Lists on the other side of the hooks."""
+    """An engine whose hooks are connected to lists."""
 
     def __init__(self, max_requests: int = 4) -> None:
         self.requests, self.stops, self.responses, self.reports = [], [], [], []
@@ -53,7 +53,7 @@ class Driver:
         return [(spec.request, fault.code) for responses in self.responses for spec, fault in responses.refused]
 
 
-def test_requests_in_rows_and_figures_out():
+def test_rows_and_statistics_of_requests():
     driver = Driver()
     specs = [spec_of(range(i, i + 9), max_tokens=5, request=i) for i in range(1, 4)]
     driver.requests += specs
@@ -71,7 +71,7 @@ def test_requests_in_rows_and_figures_out():
     assert driver.engine.stats.latest.active_requests == 0
 
 
-def test_requests_beyond_its_room_are_not_asked_for():
+def test_no_more_requests_are_fetched_than_there_is_room_for():
     driver = Driver(max_requests=2)
     driver.requests += [spec_of([i], max_tokens=3, request=i) for i in range(1, 8)]
     while driver.requests or driver.engine.live.requests:
@@ -81,7 +81,7 @@ def test_requests_beyond_its_room_are_not_asked_for():
     assert driver.refused() == []
 
 
-def test_a_number_in_use_is_refused_and_can_be_used_again_after_its_final_response():
+def test_a_number_in_use_is_refused_until_its_request_has_ended():
     driver = Driver()
     driver.requests.append(spec_of([1, 2], max_tokens=4, request=7))
     driver.engine.step()
@@ -97,7 +97,7 @@ def test_a_number_in_use_is_refused_and_can_be_used_again_after_its_final_respon
     assert driver.ends(7) == [FinishReason.LENGTH]
 
 
-def test_what_is_stopped_ends_once():
+def test_a_stopped_request_ends_once():
     driver = Driver()
     driver.requests += [spec_of([1], max_tokens=50, request=1, n=2), spec_of([2], max_tokens=3, request=2)]
     driver.stops.append(Stop(1, 0, 1))

@@ -1,4 +1,4 @@
-"""The command for long runs, on a short one."""
+"""A short run of the command for long runs."""
 
 import io
 
@@ -18,7 +18,7 @@ def console(monkeypatch):
     return Console(file=io.StringIO(), width=300)
 
 
-def test_it_runs_until_enough_was_done_and_says_how_much(console):
+def test_it_runs_as_many_rules_as_requested_and_reports_them(console):
     assert long_run.run(60, 5, console)
     last = console.file.getvalue().splitlines()[-1]
     assert last.startswith("everything held: ")
@@ -26,8 +26,8 @@ def test_it_runs_until_enough_was_done_and_says_how_much(console):
     assert min(rules, engine_steps) >= 60
 
 
-def test_a_violation_ends_it(console, monkeypatch):
-    # Not shrunk, which takes many times as long as to find it.
+def test_a_violation_ends_the_run(console, monkeypatch):
+    # Without shrinking, which takes much longer than finding the violation.
     monkeypatch.setattr(long_run, "ROUND", settings(long_run.ROUND, phases=(Phase.generate,)))
     monkeypatch.setattr(BlockPool, "release", lambda pool, block: None)
     assert not long_run.run(100_000, 5, console)

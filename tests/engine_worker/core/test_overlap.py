@@ -1,6 +1,6 @@
-"""What a step is launched with while the one before it is in flight, and what becomes of late results.
+"""Steps that are launched while the previous one is in flight, and late results.
 
-That streams do not depend on overlap is tested by all that runs `either_way`, and by the state machine.
+All tests with the fixture `both_overlaps`, and the state machine, test that streams do not depend on overlap.
 """
 
 import pytest
@@ -36,7 +36,7 @@ def test_a_step_is_launched_before_the_one_before_it_is_collected():
     assert not bench.step()
 
 
-def test_nothing_is_computed_for_a_sequence_whose_last_token_is_being_drawn():
+def test_nothing_is_computed_for_a_sequence_whose_last_token_is_being_sampled():
     bench = overlapping()
     requests = [bench.submit([i, i + 1, i + 2], max_tokens=3 + i) for i in range(4)]
     bench.run()
@@ -60,7 +60,7 @@ def test_the_late_result_of_an_ended_sequence_is_dropped():
     assert len(late) == 1
 
 
-def test_blocks_of_a_cancelled_request_go_back_when_its_step_is_through():
+def test_blocks_of_a_cancelled_request_are_released_after_its_step():
     bench = overlapping(num_blocks=16)
     request = bench.submit(range(9), max_tokens=20)
     bench.step()
@@ -85,7 +85,7 @@ def test_blocks_of_a_cancelled_request_go_back_when_its_step_is_through():
     assert bench.output(other) == bench.expected(other)
 
 
-def test_a_number_used_again_while_the_step_of_its_first_use_is_in_flight():
+def test_a_number_can_be_reused_while_its_first_step_is_in_flight():
     bench = overlapping()
     bench.submit([1, 2, 3], max_tokens=20, request=5)
     bench.step()
@@ -97,7 +97,7 @@ def test_a_number_used_again_while_the_step_of_its_first_use_is_in_flight():
     assert bench.stream(5, attempt=1).tokens == bench.expected(5, attempt=1)
 
 
-def test_a_failed_step_takes_with_it_what_was_built_on_it_and_nothing_else():
+def test_a_failed_step_ends_only_the_sequences_that_depend_on_it():
     bench = overlapping(max_batch_size=4)
     failing = [bench.submit([1, 2], max_tokens=9), bench.submit([3, 4], max_tokens=9)]
     bench.step()
@@ -111,7 +111,7 @@ def test_a_failed_step_takes_with_it_what_was_built_on_it_and_nothing_else():
     assert bench.output(newcomer) == bench.expected(newcomer)
 
 
-def test_a_step_that_cannot_be_launched_fails_in_its_turn():
+def test_a_step_that_cannot_be_launched_fails_when_it_is_collected():
     bench = overlapping()
     request = bench.submit([1, 2], max_tokens=9)
     bench.step()
@@ -125,7 +125,7 @@ def test_a_step_that_cannot_be_launched_fails_in_its_turn():
     assert bench.output(later) == bench.expected(later)
 
 
-def test_a_pause_waits_for_the_step_in_flight():
+def test_preemption_waits_for_the_step_in_flight():
     bench = overlapping(num_blocks=8, max_batch_size=2)
     requests = [bench.submit(range(i, i + 8), max_tokens=22) for i in (0, 20)]
     release = bench.cache.release
@@ -140,7 +140,7 @@ def test_a_pause_waits_for_the_step_in_flight():
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 
-def test_ending_everything_with_a_step_in_flight():
+def test_end_all_with_a_step_in_flight():
     bench = overlapping()
     request = bench.submit([1], max_tokens=50, n=2)
     for _ in range(3):
@@ -152,7 +152,7 @@ def test_ending_everything_with_a_step_in_flight():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_figures_come_with_the_results(overlap):
+def test_statistics_are_reported_with_the_results(overlap):
     bench = EngineBench(overlap=overlap)
     bench.submit([1, 2], max_tokens=5)
     bench.run()
@@ -162,27 +162,27 @@ def test_figures_come_with_the_results(overlap):
     assert sum(step.step_seconds for step in steps) <= bench.clock.now - 100.0
 
 
-ASKED = st.tuples(
-    st.integers(0, 9),  # step in which it comes
+REQUEST = st.tuples(
+    st.integers(0, 9),  # step in which it arrives
     st.integers(1, 20),  # prompt
     st.integers(1, 16),  # max_tokens
     st.sampled_from([1, 1, 2, 3]),  # n
     st.lists(st.integers(0, 96), max_size=6),  # ends
-    st.none() | st.tuples(st.integers(0, 12), st.none() | st.integers(0, 2)),  # cancelled: steps later, which sequence
+    st.none() | st.tuples(st.integers(0, 12), st.none() | st.integers(0, 2)),  # cancel: steps later, sequence
 )
 
 
 @examples(150)
-@given(st.lists(ASKED, min_size=1, max_size=7), st.integers(8, 24), st.sampled_from([6, 12, 32]), st.booleans())
-def test_the_same_streams_with_and_without(asked, num_blocks, budget, chunked):
-    """Cancelled ones may end a token earlier or later; all of them are prefixes of what they would have been."""
+@given(st.lists(REQUEST, min_size=1, max_size=7), st.integers(8, 24), st.sampled_from([6, 12, 32]), st.booleans())
+def test_streams_are_the_same_with_and_without_overlap(requests, num_blocks, budget, chunked):
+    """Cancelled streams may end a token earlier or later; all are prefixes of the undisturbed ones."""
     benches = [
         EngineBench(num_blocks, 4, 4, budget, chunked, max_sequence_tokens=8 * 4, overlap=overlap)
         for overlap in (False, True)
     ]
     for bench in benches:
         for now in range(24):
-            for i, (at, prompt, max_tokens, n, ends, cancel) in enumerate(asked):
+            for i, (at, prompt, max_tokens, n, ends, cancel) in enumerate(requests):
                 if at == now:
                     bench.submit(range(prompt), max_tokens, request=i, n=n, seed=i, eos_token_ids=tuple(ends))
                 if cancel is not None and at + cancel[0] == now:
@@ -199,8 +199,8 @@ def test_the_same_streams_with_and_without(asked, num_blocks, budget, chunked):
         assert cancelled or stream.end.reason is other.end.reason
 
 
-def test_nobody_runs_while_the_one_who_may_is_in_flight():
-    """A chunk of a windowed context is on its way: no reason to let one in who does not fit to its end."""
+def test_no_sequence_is_admitted_early_while_the_only_runnable_one_is_in_flight():
+    """While a chunk of a windowed context is in flight, no sequence is admitted that does not fit to its end."""
     policy = SchedulerNames("guaranteed_no_evict")
     bench = EngineBench(48, 1, max_batch_size=6, max_tokens_per_step=6, window=30, overlap=True, schedulers=policy)
     first, second = bench.submit(range(12), max_tokens=17), bench.submit(range(20, 32), max_tokens=17)

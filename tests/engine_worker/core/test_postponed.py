@@ -1,4 +1,4 @@
-"""Requests whose draws are postponed, such as those of guides that a new guide worker has not compiled yet."""
+"""Requests with postponed draws, for example because a new guide worker has not compiled their guide yet."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from tests.engine_worker.core.test_beams import check
 from tests.engine_worker.core.test_preparation import Making
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 PROMPT = [1, 2, 3, 4, 5]
 
 
-def postponed(bench: EngineBench, after: int = 4, **asked) -> tuple[int, Making]:
-    """After so many steps."""
-    request = bench.submit(PROMPT, 20, seed=7, **asked)
+def postponed(bench: EngineBench, after: int = 4, **fields) -> tuple[int, Making]:
+    """A request whose draws are postponed after `after` steps, and its preparation."""
+    request = bench.submit(PROMPT, 20, seed=7, **fields)
     for _ in range(after):
         bench.step()
     making = bench.runner.preparations[request] = Making()
@@ -34,10 +34,10 @@ def ready(bench: EngineBench, making: Making) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.parametrize("asked", [{}, {"n": 3}, {"speculation": Speculation(max_draft_tokens=3)}])
-def test_they_wait_and_get_the_tokens_that_they_would_have_got(after, asked):
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"speculation": Speculation(max_draft_tokens=3)}])
+def test_postponed_sequences_wait_and_have_the_same_tokens(after, fields):
     bench = EngineBench()
-    request, making = postponed(bench, after, **asked)
+    request, making = postponed(bench, after, **fields)
     neighbour = bench.submit([7, 8], 12)
     for _ in range(20):
         bench.step()
@@ -50,7 +50,7 @@ def test_they_wait_and_get_the_tokens_that_they_would_have_got(after, asked):
         assert bench.output(request, i) == bench.expected(request, i)
 
 
-def test_drafts_that_are_right_are_postponed_with_their_sequence():
+def test_accepted_drafts_of_a_postponed_sequence():
     bench = EngineBench()
     expected = EngineBench()
     twin = expected.submit(PROMPT, 20, seed=7)
@@ -63,7 +63,7 @@ def test_drafts_that_are_right_are_postponed_with_their_sequence():
     assert bench.engine.stats.accepted_draft_tokens > 0
 
 
-def test_one_that_needs_nothing_any_more_goes_on_at_once():
+def test_a_request_without_preparation_continues_immediately():
     bench = EngineBench()
     request, _ = postponed(bench)
     bench.runner.unready.clear()
@@ -89,7 +89,7 @@ def test_beams(after):
     check(bench, request)
 
 
-def test_what_cannot_be_made_any_more_ends_it():
+def test_a_failed_preparation_ends_a_postponed_request():
     bench = EngineBench()
     request, making = postponed(bench, n=2)
     making.end(Fault(ErrorCode.STEP_FAILED.name, "killed"))
@@ -97,7 +97,7 @@ def test_what_cannot_be_made_any_more_ends_it():
     assert [bench.fault(request, i) for i in range(2)] == ["STEP_FAILED"] * 2
 
 
-def test_it_can_be_cancelled_while_it_waits():
+def test_a_postponed_request_can_be_cancelled():
     bench = EngineBench()
     request, making = postponed(bench, n=2)
     bench.cancel(request)

@@ -1,11 +1,11 @@
-"""Requests that wait for something to be made, such as a compiled guide, before they compete for memory."""
+"""Requests that wait for their preparation, such as the compilation of a guide, before they compete for memory."""
 
 import pytest
 
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 FAULT = Fault(ErrorCode.INVALID_ARGUMENT.name, "unclosed group", "spec.guided.regex")
 
 
@@ -24,15 +24,15 @@ class Making:
         return self.done
 
 
-def waiting(bench: EngineBench, **asked) -> tuple[int, Making]:
+def waiting(bench: EngineBench, **fields) -> tuple[int, Making]:
     making = Making()
     bench.runner.preparations[len(bench.specs) + 1] = making
-    request = bench.submit([1, 2, 3, 4, 5], **asked)
+    request = bench.submit([1, 2, 3, 4, 5], **fields)
     bench.step()
     return request, making
 
 
-def test_it_waits_without_memory_and_then_runs():
+def test_a_request_waits_for_its_preparation_without_memory():
     bench = EngineBench()
     request, making = waiting(bench, n=2)
     neighbour = bench.submit([7, 8])
@@ -48,7 +48,7 @@ def test_it_waits_without_memory_and_then_runs():
     assert not bench.engine.intake.preparing
 
 
-def test_what_cannot_be_made_ends_it():
+def test_a_failed_preparation_ends_the_request():
     bench = EngineBench()
     request, making = waiting(bench, n=2)
     making.end(FAULT)
@@ -57,7 +57,7 @@ def test_what_cannot_be_made_ends_it():
     assert bench.receiver.opens[request, 0].n == 2
 
 
-def test_what_is_known_to_fail_is_refused_at_once():
+def test_a_preparation_that_has_already_failed_refuses_the_request():
     bench = EngineBench()
     making = Making()
     making.end(FAULT)
@@ -69,7 +69,7 @@ def test_what_is_known_to_fail_is_refused_at_once():
 
 
 @pytest.mark.parametrize("how", ["cancel", "expire", "drain"])
-def test_it_can_end_while_it_waits(how):
+def test_a_request_can_end_while_it_waits(how):
     bench = EngineBench()
     request, making = waiting(bench, n=2, time_limit=5.0)
     if how == "cancel":
@@ -90,7 +90,7 @@ def test_it_can_end_while_it_waits(how):
     assert not bench.engine.live.requests
 
 
-def test_one_of_its_sequences_is_cancelled_while_it_waits():
+def test_one_sequence_can_be_cancelled_while_its_request_waits():
     bench = EngineBench()
     request, making = waiting(bench, n=3)
     bench.cancel(request, 0)
@@ -118,7 +118,7 @@ def test_resumed_sequences_wait_too():
     assert bench.ended(resumed, 2) is FinishReason.LENGTH
 
 
-def test_alone_it_waits_too():
+def test_quarantined_requests_wait_too():
     bench = EngineBench()
     neighbour = bench.submit([7, 8])
     bench.step()

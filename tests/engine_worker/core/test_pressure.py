@@ -1,13 +1,13 @@
-"""A pool too small: who is paused, who resumes, and that everybody ends with the same tokens."""
+"""A pool that is too small: which sequences are preempted and resume, and that the tokens are the same."""
 
 import pytest
 
 from engine_worker.sequence import State
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
-step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
-"""For a test that says what each single step does."""
+pytestmark = pytest.mark.usefixtures("both_overlaps")
+step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indirect=True)
+"""For tests of single steps: without overlap only."""
 
 
 def paused(bench: EngineBench) -> set[int]:
@@ -16,7 +16,7 @@ def paused(bench: EngineBench) -> set[int]:
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_the_paused_resume_with_the_same_tokens(chunked, reuse):
+def test_preempted_sequences_resume_with_the_same_tokens(chunked, reuse):
     bench = EngineBench(num_blocks=10, max_batch_size=4, chunked_context=chunked, block_reuse=reuse)
     requests = [bench.submit(range(i, i + 6), max_tokens=24, seed=i) for i in range(5)]
     seen = set()
@@ -27,7 +27,7 @@ def test_the_paused_resume_with_the_same_tokens(chunked, reuse):
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 
-def test_the_last_in_order_is_paused():
+def test_the_last_in_order_is_preempted():
     bench = EngineBench(num_blocks=8, max_batch_size=3)
     bench.submit(range(8), max_tokens=22, request=1, priority=1)
     bench.step()
@@ -40,7 +40,7 @@ def test_the_last_in_order_is_paused():
     assert order[:2] == [1, 3]
 
 
-def test_nobody_overtakes_the_paused():
+def test_preempted_sequences_are_not_overtaken():
     bench = EngineBench(num_blocks=10, max_batch_size=3)
     bench.submit(range(8), max_tokens=28, request=1)
     bench.submit(range(20, 36), max_tokens=20, request=2)
@@ -56,7 +56,7 @@ def test_nobody_overtakes_the_paused():
 
 
 @step_by_step
-def test_the_first_is_never_paused_and_somebody_always_gets_on():
+def test_the_first_is_never_preempted_and_every_step_makes_progress():
     bench = EngineBench(num_blocks=9, max_batch_size=6, max_tokens_per_step=8)
     requests = [bench.submit(range(i, i + 5), max_tokens=30, n=2) for i in range(6)]
     while bench.engine.live.requests or bench.inbox:
@@ -74,7 +74,7 @@ def test_the_first_is_never_paused_and_somebody_always_gets_on():
 
 @pytest.mark.parametrize("budget", [6, 16, 64])
 def test_no_thrash(budget):
-    """Whoever resumes draws a block's worth of tokens before it can be paused again, so work is repeated seldom."""
+    """A resumed sequence samples at least one block of tokens before it is preempted again."""
     bench = EngineBench(
         num_blocks=24, tokens_per_block=4, max_batch_size=6, max_tokens_per_step=budget, block_reuse=False
     )
@@ -93,7 +93,7 @@ def test_no_thrash(budget):
 
 
 @step_by_step
-def test_two_that_need_most_of_the_pool_run_one_after_the_other():
+def test_two_large_requests_run_one_after_the_other():
     bench = EngineBench(num_blocks=10, max_tokens_per_step=8)
     requests = [bench.submit(range(i, i + 36), max_tokens=4) for i in (0, 50)]
     steps = bench.run()

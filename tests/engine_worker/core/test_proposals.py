@@ -1,4 +1,4 @@
-"""Draft tokens with logits decide how tokens are drawn: the same ones whatever is drafted in a step."""
+"""Draft tokens with logits change how tokens are sampled, in the same way for any number of drafts per step."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.fakes.scripted_tokens import VOCAB, continuation, draft_logits
 PROMPT = [1, 2, 3]
 DRAFT = tuple((7 * i + 2) % VOCAB for i in range(24))
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 
 def speculation(most: int | None, threshold: float | None = None, draft=DRAFT) -> Speculation:
@@ -17,7 +17,7 @@ def speculation(most: int | None, threshold: float | None = None, draft=DRAFT) -
 
 
 def following(seeds) -> int:
-    """A seed whose output follows the draft for some tokens, though without logits it would not."""
+    """A seed whose output follows the draft for some tokens, which it would not without logits."""
     return max(seeds, key=lambda seed: followed(seed, speculation(0)))
 
 
@@ -33,7 +33,7 @@ def spec_stopping():
 
 @pytest.mark.parametrize("most", [0, 1, 5, None])
 @pytest.mark.parametrize("threshold", [None, 0.5])
-def test_the_same_tokens_with_any_number_of_drafts(most, threshold):
+def test_the_number_of_drafts_does_not_change_the_tokens(most, threshold):
     bench = EngineBench()
     seeds = range(12)
     requests = [
@@ -48,7 +48,7 @@ def test_the_same_tokens_with_any_number_of_drafts(most, threshold):
     assert followed(0, Speculation(0, DRAFT)) == 0
 
 
-def test_a_resume_in_the_midst_of_the_draft():
+def test_a_resume_within_the_draft():
     seed = following(range(40))
     whole = continuation(PROMPT, spec_stopping(), seed, 0, speculation(0))
     for known in range(len(whole)):
@@ -79,7 +79,7 @@ def test_a_step_overlaps_again_once_the_draft_is_over():
     [DraftLogits("float32", b"\0" * 4), DraftLogits("float32", b"\0\0\xc0\x7f" * VOCAB * len(DRAFT))],
     ids=["size", "NaN"],
 )
-def test_refused_by_name(logits):
+def test_invalid_logits_are_refused(logits):
     bench = EngineBench()
     neighbour = bench.submit([4, 5])
     request = bench.submit(PROMPT, speculation=Speculation(None, DRAFT, logits))

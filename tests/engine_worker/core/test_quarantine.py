@@ -1,4 +1,4 @@
-"""A request that runs alone: others are handed back and refused until it has brought some tokens."""
+"""A quarantined request runs alone: others are ended and refused until it has sampled some tokens."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.wire import PROBATION_TOKENS
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 
-def submit_alone(bench, prompt, max_tokens=20, **asked):
-    request = bench.submit(prompt, max_tokens, alone=True, **asked)
+def submit_alone(bench, prompt, max_tokens=20, **fields):
+    request = bench.submit(prompt, max_tokens, alone=True, **fields)
     bench.step()
     return request
 
@@ -20,7 +20,7 @@ def holder(bench):
     return bench.engine.intake.quarantine.refresh()
 
 
-def test_others_are_handed_back_and_refused_until_its_first_tokens():
+def test_other_requests_are_refused_until_its_first_tokens():
     bench = EngineBench()
     before = bench.submit([1, 2], 50)
     bench.step()
@@ -44,7 +44,7 @@ def test_others_are_handed_back_and_refused_until_its_first_tokens():
     bench.check()
 
 
-def test_nothing_is_computed_before_the_routers_know():
+def test_nothing_is_computed_before_a_heartbeat_names_it():
     bench = EngineBench()
     alone = submit_alone(bench, [3])
     assert not bench.step()
@@ -55,7 +55,7 @@ def test_nothing_is_computed_before_the_routers_know():
 
 
 @pytest.mark.parametrize("end", ["cancel", "length", "time limit"])
-def test_it_ends_with_the_request(end):
+def test_quarantine_ends_with_its_request(end):
     bench = EngineBench()
     alone = submit_alone(bench, [3], 2 if end == "length" else 20, time_limit=0.01 if end == "time limit" else None)
     if end == "cancel":
@@ -68,7 +68,7 @@ def test_it_ends_with_the_request(end):
     assert holder(bench) == next_one
 
 
-def test_a_second_one_is_refused_meanwhile():
+def test_a_second_suspect_request_is_refused_meanwhile():
     bench = EngineBench()
     first = submit_alone(bench, [3])
     second = submit_alone(bench, [4])
@@ -76,7 +76,7 @@ def test_a_second_one_is_refused_meanwhile():
     assert holder(bench) == first
 
 
-def test_one_that_resumes_has_to_bring_tokens_of_its_own():
+def test_resumed_tokens_do_not_count_for_probation():
     bench = EngineBench()
     expected = EngineBench()
     whole = expected.submit([3], 20)

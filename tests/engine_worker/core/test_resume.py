@@ -1,4 +1,4 @@
-"""Requests that go on where an earlier attempt stopped, and those that take the place of one."""
+"""Requests that continue after the tokens of an earlier attempt, and attempts that replace a live one."""
 
 from itertools import product
 
@@ -13,14 +13,14 @@ from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.rows import rows_of
 from tests.fakes.scripted_tokens import continuation
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 PROMPT = list(range(10))
 
 
-def whole(max_tokens: int, sequence: int = 0, **asked) -> list[int]:
-    """What an undisturbed sequence of PROMPT gets."""
-    spec = spec_of(PROMPT, max_tokens, **asked)
+def whole(max_tokens: int, sequence: int = 0, **fields) -> list[int]:
+    """The output of an undisturbed sequence of PROMPT."""
+    spec = spec_of(PROMPT, max_tokens, **fields)
     return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
 
 
@@ -30,7 +30,7 @@ def reported(bench: EngineBench, request: int):
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_goes_on_from_every_token(policy, reuse):
+def test_a_sequence_resumes_after_any_token(policy, reuse):
     expected = whole(9)
     for cut in range(9):
         bench = EngineBench(schedulers=SchedulerNames(policy), block_reuse=reuse, max_tokens_per_step=8)
@@ -41,8 +41,8 @@ def test_it_goes_on_from_every_token(policy, reuse):
 
 
 @pytest.mark.parametrize("cached", [0, 4, 8, 12, 16])
-def test_it_goes_on_over_any_cached_prefix(cached):
-    """Even where it has only its last token to compute, and is no context."""
+def test_a_sequence_resumes_with_any_cached_prefix(cached):
+    """Even if only its last token remains to be computed, so that it counts as generation."""
     expected = whole(9)
     bench = EngineBench()
     if cached:
@@ -57,8 +57,8 @@ def test_it_goes_on_over_any_cached_prefix(cached):
     assert last.first_scheduled is not None
 
 
-def test_sequences_resume_each_on_its_own():
-    """0 is in its middle, 1 has ended, 2 has its prompt alone, and so has 4, which awaits it; 3 has one token."""
+def test_sequences_resume_independently():
+    """Sequence 0 has some tokens, 1 has ended, 2 and 4 have none (4 awaits the prompt), 3 has one."""
     for reuse in (True, False):
         bench = EngineBench(block_reuse=reuse)
         outputs = [whole(8, i, seed=5) for i in range(5)]
@@ -75,17 +75,17 @@ def test_sequences_resume_each_on_its_own():
         assert (opened.n, opened.resume, opened.ended) == (5, resume, [1])
 
 
-def test_those_without_a_token_share_the_prompt():
+def test_sequences_without_tokens_share_the_prompt():
     bench = EngineBench(block_reuse=False)
     outputs = [whole(6, i) for i in range(4)]
     request = bench.submit(PROMPT, max_tokens=6, n=4, attempt=1, resume={0: outputs[0][:3]})
     bench.run()
     assert [bench.output(request, i, 1) for i in range(4)] == outputs
-    # Sequence 0 computes its prompt and what it resumes, another the prompt for the three.
+    # Sequence 0 computes its prompt and its resumed tokens, another sequence the prompt for the other three.
     assert bench.runner.computed == (10 + 3 + 2) + 10 + 3 * 5
 
 
-def test_whoever_was_to_compute_the_prompt_may_go():
+def test_the_sequence_that_computes_the_prompt_may_be_cancelled():
     bench = EngineBench(max_tokens_per_step=8)
     outputs = [whole(6, i) for i in range(4)]
     request = bench.submit(PROMPT, max_tokens=6, n=4, attempt=1, resume={0: outputs[0][:3]})
@@ -96,16 +96,16 @@ def test_whoever_was_to_compute_the_prompt_may_go():
     assert [bench.output(request, i, 1) for i in (0, 2, 3)] == [outputs[i] for i in (0, 2, 3)]
 
 
-def test_what_is_complete_ends_without_a_step():
+def test_complete_sequences_end_without_a_step():
     output = whole(8)
-    for asked, size, reason, stop_token in [
+    for fields, size, reason, stop_token in [
         ({"max_tokens": 5}, 5, FinishReason.LENGTH, None),
         ({"eos_token_ids": (output[2],)}, 3, FinishReason.EOS, None),
         ({"stop_token_ids": (output[2],)}, 3, FinishReason.STOP_TOKEN, output[2]),
         ({"stop_token_ids": (output[2],), "min_tokens": 2}, 3, FinishReason.STOP_TOKEN, output[2]),
     ]:
         bench = EngineBench()
-        request = bench.submit(PROMPT, attempt=1, resume={0: output[:size]}, **asked)
+        request = bench.submit(PROMPT, attempt=1, resume={0: output[:size]}, **fields)
         assert not bench.step()
         stream = bench.stream(request, attempt=1)
         assert (stream.end.reason, stream.end.stop_token) == (reason, stop_token)
@@ -113,7 +113,7 @@ def test_what_is_complete_ends_without_a_step():
         assert reported(bench, request)[-1].stage is Stage.ENDED
 
 
-def test_an_end_token_before_min_tokens_ends_nothing():
+def test_a_resumed_end_token_before_min_tokens_does_not_end():
     output = whole(8)
     bench = EngineBench()
     request = bench.submit(PROMPT, attempt=1, resume={0: output[:3]}, eos_token_ids=(output[2],), min_tokens=3)
@@ -121,7 +121,7 @@ def test_an_end_token_before_min_tokens_ends_nothing():
     assert bench.stream(request, attempt=1).tokens[:4] == output[:4]
 
 
-def test_a_complete_one_beside_one_that_goes_on():
+def test_a_complete_sequence_alongside_one_that_continues():
     outputs = [whole(6, i) for i in range(3)]
     bench = EngineBench(num_blocks=8, max_tokens_per_step=8)
     neighbour = bench.submit(range(20, 40), max_tokens=11)
@@ -138,7 +138,7 @@ def test_a_complete_one_beside_one_that_goes_on():
     assert (last.generated_tokens, last.stage, last.first_scheduled is None) == (4 + 6, Stage.ENDED, False)
 
 
-def test_times_begin_with_this_attempt():
+def test_times_start_with_this_attempt():
     bench = EngineBench()
     request = bench.submit(PROMPT, 6, attempt=1, resume={0: whole(6)[:3]})
     bench.run()
@@ -149,14 +149,14 @@ def test_times_begin_with_this_attempt():
     assert bench.engine.stats.generated_tokens == 3
 
 
-def test_logprobs_come_for_new_tokens_alone():
+def test_logprobs_are_sent_for_new_tokens_only():
     bench = EngineBench()
     request = bench.submit(PROMPT, 6, attempt=1, resume={0: whole(6)[:4]}, logprobs=0)
     bench.run()
     assert len(bench.stream(request, attempt=1).logprobs) == 2
 
 
-def test_more_than_fit_are_paused_and_go_on():
+def test_more_resumed_sequences_than_fit():
     for policy, size in product(POLICIES, (8, 9, 11)):
         bench = EngineBench(num_blocks=size, max_batch_size=4, schedulers=SchedulerNames(policy))
         outputs = [whole(14, i) for i in range(9)]
@@ -169,7 +169,7 @@ def test_more_than_fit_are_paused_and_go_on():
         assert policy == "max_utilization" or bench.cache.preemptions == 0
 
 
-def test_a_paused_one_that_had_resumed():
+def test_a_resumed_sequence_is_preempted():
     bench = EngineBench(num_blocks=9)
     expected = whole(20)
     first = bench.submit(range(50, 58), max_tokens=20)
@@ -180,8 +180,8 @@ def test_a_paused_one_that_had_resumed():
     assert bench.output(first) == bench.expected(first)
 
 
-def test_its_step_may_fail():
-    """With it whoever awaits the prompt, if the prompt was in it; not those that have tokens."""
+def test_a_step_with_resumed_sequences_may_fail():
+    """Sequences that await the prompt end with the step that computes it; resumed ones do not."""
     outputs = [whole(6, i) for i in range(3)]
     bench = EngineBench(max_tokens_per_step=13)
     request = bench.submit(PROMPT, 6, n=3, attempt=1, resume={0: outputs[0][:2]})
@@ -196,7 +196,7 @@ def test_its_step_may_fail():
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("fields", "message"),
     [
         ({"resume": {2: [1]}}, "resume must name sequences from 0 to 1, got 2"),
         ({"resume": {-1: [1]}}, "resume must name sequences from 0 to 1, got -1"),
@@ -206,21 +206,21 @@ def test_its_step_may_fail():
         ({"resume": {0: [-1]}}, "resume token ids must be from 0 to 96, got -1 in sequence 0"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(asked, message):
+def test_invalid_resumes_are_refused(fields, message):
     bench = EngineBench()
-    request = bench.submit(PROMPT, n=2, **asked)
+    request = bench.submit(PROMPT, n=2, **fields)
     bench.engine.step()
     (batch,) = bench.receiver.lanes["mem://a"].messages
     rows = list(rows_of(batch))
-    assert {row.sequence for row in rows} == {0, 1}.difference(asked.get("ended", ()))
+    assert {row.sequence for row in rows} == {0, 1}.difference(fields.get("ended", ()))
     assert {(row.end.fault.code, row.end.fault.message) for row in rows} == {("INVALID_ARGUMENT", message)}
-    assert all(row.offset == len(asked.get("resume", {}).get(row.sequence, ())) for row in rows)
+    assert all(row.offset == len(fields.get("resume", {}).get(row.sequence, ())) for row in rows)
     assert not bench.engine.live.requests
     assert bench.mailbox._submits == {} == bench.mailbox._num_live
     assert request
 
 
-def test_a_request_of_which_nothing_is_left_cannot_be_answered():
+def test_a_request_without_remaining_sequences_is_dropped():
     bench = EngineBench()
     bench.submit(PROMPT, n=2, ended=[1, 0])
     bench.run()
@@ -228,7 +228,7 @@ def test_a_request_of_which_nothing_is_left_cannot_be_answered():
     assert bench.receiver.streams == {}
 
 
-def test_a_refused_one_ends_where_it_stood():
+def test_a_refused_resume_keeps_its_tokens():
     bench = EngineBench()
     bench.mailbox.draining = True
     request = bench.submit(PROMPT, n=3, resume={0: [1, 2], 2: [3]}, ended=[1])
@@ -237,7 +237,7 @@ def test_a_refused_one_ends_where_it_stood():
     assert {bench.fault(request, 0), bench.fault(request, 2)} == {"DRAINING"}
 
 
-def test_a_cancel_of_what_had_ended_names_nothing():
+def test_a_cancel_of_an_ended_sequence_is_unknown():
     bench = EngineBench()
     request = bench.submit(PROMPT, n=2, ended=[0])
     bench.cancel(request, 0)
@@ -247,7 +247,7 @@ def test_a_cancel_of_what_had_ended_names_nothing():
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_the_next_attempt_takes_the_place_of_one_that_lives(steps):
+def test_the_next_attempt_replaces_a_live_one(steps):
     bench = EngineBench(max_requests=1)
     bench.submit(PROMPT, 9, n=2, request=5)
     for _ in range(steps):
@@ -264,7 +264,7 @@ def test_the_next_attempt_takes_the_place_of_one_that_lives(steps):
     assert bench.outbox._peers["mem://a"].users == 0
 
 
-def test_many_attempts_in_one_breath_and_the_last_is_done():
+def test_of_many_attempts_in_one_step_the_last_runs():
     bench = EngineBench()
     for attempt in range(4):
         bench.submit(PROMPT, 6, request=5, attempt=attempt)
@@ -275,7 +275,7 @@ def test_many_attempts_in_one_breath_and_the_last_is_done():
     assert bench.output(5, attempt=3) == bench.expected(5, attempt=3)
 
 
-def test_a_cancel_of_one_sequence_does_not_keep_the_next_attempt_waiting():
+def test_a_cancel_of_one_sequence_does_not_delay_the_next_attempt():
     bench = EngineBench()
     bench.submit(PROMPT, 6, n=2, request=5)
     bench.step()
@@ -287,7 +287,7 @@ def test_a_cancel_of_one_sequence_does_not_keep_the_next_attempt_waiting():
     assert bench.dropped == {}
 
 
-def test_an_attempt_that_comes_late_is_dropped():
+def test_a_late_attempt_is_dropped():
     bench = EngineBench()
     bench.submit(PROMPT, 6, request=5, attempt=2)
     bench.step()
@@ -299,7 +299,7 @@ def test_an_attempt_that_comes_late_is_dropped():
     assert list(bench.receiver.opens) == [(5, 2)]
 
 
-def test_an_attempt_meant_for_another_incarnation_ends_nobody():
+def test_an_attempt_for_another_epoch_does_not_end_the_current_one():
     bench = EngineBench()
     bench.submit(PROMPT, 6, request=5)
     bench.step()
@@ -309,7 +309,7 @@ def test_an_attempt_meant_for_another_incarnation_ends_nobody():
     assert bench.output(5) == bench.expected(5)
 
 
-def test_the_blocks_of_the_former_attempt_make_the_next_one_cheap():
+def test_the_next_attempt_reuses_the_blocks_of_the_previous_one():
     bench = EngineBench()
     bench.submit(range(40), 20, request=5)
     for _ in range(12):
@@ -321,7 +321,7 @@ def test_the_blocks_of_the_former_attempt_make_the_next_one_cheap():
     assert bench.runner.computed - computed <= 20 - len(had) + 4 + 2
 
 
-def test_a_resumed_one_waits_before_it_holds_memory():
+def test_a_resumed_sequence_waits_without_memory():
     bench = EngineBench(num_blocks=6)
     bench.submit(range(20), 4, request=1)
     bench.step()

@@ -1,4 +1,4 @@
-"""Equal prompt tables and images of live requests are in memory once, and all of them are bounded."""
+"""Equal prompt tables and images of live requests are kept once; their total size is limited."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ def bench():
 
 
 def send(bench, *seeds: int) -> int:
-    """With tables in memory of their own; the request's number."""
+    """Send a request whose tables share no memory with others; returns its number."""
     tables = [random_table(ROWS, bench.runner.hidden_size, seed) for seed in seeds]
     number = len(bench.specs) + 1
     ids = [*range(VOCAB, VOCAB + ROWS * len(seeds)), 1, 2]
@@ -32,7 +32,7 @@ def held(bench) -> list:
     return [table for request in bench.engine.live.requests.values() for table in request.spec.tables.tables]
 
 
-def test_equal_ones_are_one(bench):
+def test_equal_tables_share_memory(bench):
     for seeds in ((1,), (1, 2), (1, 1)):
         send(bench, *seeds)
     bench.step()
@@ -59,9 +59,9 @@ def test_they_are_bounded(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [0, 1])
-def test_so_are_images(bench, monkeypatch, columns):
+def test_equal_images_share_memory(bench, monkeypatch, columns):
     def send_image(data: bytes, number: int, **changed) -> None:
-        # In memory of its own.
+        # A copy, which shares no memory with others.
         image = replace(Image.of(ROWS, bytes(bytearray(data)), columns), **changed)
         bench.send(spec_of([*range(VOCAB, VOCAB + ROWS), 1], 4, request=number, tables=PromptTables(images=(image,))))
 
@@ -82,7 +82,7 @@ def test_so_are_images(bench, monkeypatch, columns):
     assert bench.engine.live.tables.num_bytes == 0
 
 
-def test_a_known_digest_is_not_believed_with_another_shape(bench):
+def test_a_known_digest_with_another_shape_is_refused(bench):
     send(bench, 1)
     bench.step()
     table = random_table(ROWS, bench.runner.hidden_size, 1)

@@ -1,4 +1,4 @@
-"""The engine's state machine, short. `python -m tests.engine_worker.core.long_run` is the long one."""
+"""A short run of the engine's state machine; `python -m tests.engine_worker.core.long_run` runs it for longer."""
 
 import pytest
 from hypothesis import HealthCheck
@@ -8,15 +8,15 @@ from tests.engine_worker.core.machine import EngineMachine
 from tests.engine_worker.core.machine_inputs import BASES
 from tests.examples import examples
 
-# Ten seconds alone, many times that on a busy machine. Steps that lead nowhere end by a bound of their own.
+# Ten seconds on an idle machine, many times that on a busy one. The machine itself limits the number of steps.
 pytestmark = pytest.mark.timeout(600)
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = examples(250, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
-def test_what_a_failed_step_was_to_offload_and_the_next_brings_back():
-    """Found by a long run: whoever counts on it is computed anew."""
+def test_a_failed_step_should_have_offloaded_what_the_next_one_loads():
+    """Found by a long run: holders that rely on the lost content compute it again."""
     machine = EngineMachine()
     machine.start(
         tokens=48, tokens_per_block=1, host=1, window=None, batch=6, budget=6, chunked=True, reuse=True,

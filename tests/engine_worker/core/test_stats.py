@@ -1,4 +1,4 @@
-"""What the engine reports: each step, each request, and nothing while it rests."""
+"""The engine's reports: of each step and each request, and none while it is idle."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_the_rate_of_a_long_step_is_spread_over_it():
     assert rate.at(4.0) == 2.0
 
 
-def test_a_snapshot_never_changes_and_an_idle_engine_makes_none():
+def test_snapshots_never_change_and_an_idle_engine_creates_none():
     bench = EngineBench()
     bench.submit([1], max_tokens=2)
     bench.step()
@@ -57,7 +57,7 @@ def test_a_snapshot_never_changes_and_an_idle_engine_makes_none():
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "static_batch"])
-def test_nobody_runs_in_the_snapshot_of_an_engine_at_rest(policy):
+def test_the_snapshot_of_an_idle_engine_shows_nothing_scheduled(policy):
     bench = EngineBench(schedulers=SchedulerNames(policy))
     bench.submit(range(9), max_tokens=3)
     bench.submit([7], max_tokens=3)
@@ -70,14 +70,14 @@ def test_nobody_runs_in_the_snapshot_of_an_engine_at_rest(policy):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_with_overlap_two_micro_batches_take_turns(overlap):
+def test_with_overlap_two_micro_batches_alternate(overlap):
     bench = EngineBench(overlap=overlap)
     bench.submit(range(9), max_tokens=6)
     bench.run()
     assert [step.micro_batch_id for step in steps(bench)] == ([0, 1, 0, 1, 0, 1] if overlap else [0] * 6)
 
 
-def test_prometheus_sees_the_latest_step():
+def test_metrics_show_the_latest_step():
     bench = EngineBench(max_tokens_per_step=16, schedulers=SchedulerNames("static_batch"))
     bench.submit([1], max_tokens=3)
     bench.submit(range(20), max_tokens=3)
@@ -93,7 +93,7 @@ def test_prometheus_sees_the_latest_step():
     assert read["tokens_per_second",] == bench.engine.stats.latest.tokens_per_second > 0
 
 
-def test_every_step_is_reported_once_and_rest_is_silent():
+def test_every_step_is_reported_once_and_an_idle_engine_is_silent():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=16)
     requests = [bench.submit(range(i, i + 9 + i), max_tokens=5 + i) for i in range(1, 4)]
     bench.run()
@@ -103,7 +103,7 @@ def test_every_step_is_reported_once_and_rest_is_silent():
     cached = sum(last(bench, request).cached_tokens for request in requests)
     assert sum(step.total_context_tokens for step in found) == sum(prompts) - cached
     tokens = [len(bench.output(request)) for request in requests]
-    # The first token of each comes out of its context.
+    # The first token of each request is sampled in a context step.
     assert sum(step.generation_requests for step in found) == sum(tokens) - len(requests)
     for step in found:
         assert step.scheduled_requests == step.context_requests + step.generation_requests > 0
@@ -117,7 +117,7 @@ def test_every_step_is_reported_once_and_rest_is_silent():
     assert len(bench.reports) == reports
 
 
-def test_times_are_those_of_the_unix_epoch_by_the_engines_clock(monkeypatch):
+def test_times_are_unix_times_by_the_engines_clock(monkeypatch):
     bench = EngineBench()
     run = bench.runner.run
 
@@ -139,7 +139,7 @@ def test_times_are_those_of_the_unix_epoch_by_the_engines_clock(monkeypatch):
     assert ended.arrival > 1_700_000_000
 
 
-def test_a_request_is_followed_from_its_arrival_to_its_end():
+def test_a_request_is_reported_from_its_arrival_to_its_end():
     bench = EngineBench(max_batch_size=1, max_tokens_per_step=4)
     first, second = bench.submit(range(8), max_tokens=3), bench.submit(range(20, 28), max_tokens=3)
     bench.step()
@@ -178,7 +178,7 @@ def test_all_sequences_of_a_request_count():
     assert sum(step.generation_requests for step in steps(bench)) == 9
 
 
-def test_what_runs_on_is_reported_now_and_then_a_few_at_a_time():
+def test_running_requests_are_refreshed_a_few_per_step():
     bench = EngineBench(num_blocks=256, max_batch_size=10, max_tokens_per_step=64)
     requests = [bench.submit([i], max_tokens=30) for i in range(10)]
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_what_runs_on_is_reported_now_and_then_a_few_at_a_time():
     assert min(last(bench, request).generated_tokens for request in requests) >= 3
 
 
-def test_pauses_are_counted_with_the_request_and_with_the_engine():
+def test_preemptions_are_counted_per_request_and_per_engine():
     bench = EngineBench(num_blocks=8, max_batch_size=4)
     requests = [bench.submit(range(10 * i, 10 * i + 6), max_tokens=20) for i in range(3)]
     most = 0
@@ -215,7 +215,7 @@ def test_a_static_batch_reports_its_tokens_and_its_empty_slots():
         bench.submit([i], max_tokens=length)
     bench.run()
     found = [(step.total_generation_tokens, step.empty_generation_slots) for step in steps(bench)]
-    # Two side by side until the longer one has ended, then the third alone.
+    # Two requests together until the longer one has ended, then the third alone.
     assert found == [(2, 0), (4, 1), (5, 1), (6, 1), (7, 2), (1, 0), (2, 0), (3, 1)]
 
 

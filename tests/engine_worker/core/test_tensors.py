@@ -1,4 +1,4 @@
-"""Rows of tensors: each once, and never more than there is room for on the way to their router."""
+"""Rows of tensors: each is sent once, and no more are computed than there is room for on the lane to their router."""
 
 import pytest
 
@@ -18,22 +18,22 @@ pytestmark = pytest.mark.parametrize("overlap", [False, True])
 
 
 def rows(bench: EngineBench, request: int, sequence: int = 0, *, context: bool = False) -> range:
-    """Those that have come; the receiver has seen to their order."""
+    """The rows that were received; the receiver has checked their order."""
     name = CONTEXT_LOGITS if context else GENERATION_LOGITS
     parts = bench.receiver.tensors.get((request, 0, sequence, name, context), [])
     return range(parts[0].start, parts[-1].end) if parts else range(0)
 
 
-def test_a_full_lane_holds_up_its_own_requests_alone(overlap):
+def test_a_full_lane_delays_only_its_own_requests(overlap):
     bench = EngineBench(overlap=overlap, tensor_buffer=4 * ROW)
     waiting = bench.submit(PROMPT, 30, tensors=BOTH)
     bench.step()
     bench.receiver.lanes[ROUTER].full = True
-    # With the same prompt: it does not wait for what the other one computes.
+    # It has the same prompt, but does not wait for the blocks of the other request.
     other = bench.submit(PROMPT, 30)
     for _ in range(60):
         bench.step()
-        # The rows that one step may bring are counted before it is launched.
+        # The rows of a step are counted before it is launched.
         assert bench.tensor_outbox.waiting <= 4 * ROW
     assert bench.ended(other) is FinishReason.LENGTH
     assert bench.ended(waiting) is None
@@ -43,8 +43,8 @@ def test_a_full_lane_holds_up_its_own_requests_alone(overlap):
     assert (rows(bench, waiting), rows(bench, waiting, context=True)) == (range(30), range(10))
 
 
-def test_requests_share_the_room_in_turn(overlap):
-    """None waits until another has ended."""
+def test_requests_share_the_room_fairly(overlap):
+    """No request waits until another has ended."""
     bench = EngineBench(overlap=overlap, tensor_buffer=ROW)
     numbers = [bench.submit([*PROMPT, i], 20, tensors=BOTH) for i in range(3)]
     for _ in range(45):
@@ -55,7 +55,7 @@ def test_requests_share_the_room_in_turn(overlap):
         assert (rows(bench, number), rows(bench, number, context=True)) == (range(20), range(11))
 
 
-def test_the_rows_of_a_prompt_come_once_for_all_outputs(overlap):
+def test_the_rows_of_a_prompt_are_sent_once_for_all_outputs(overlap):
     bench = EngineBench(overlap=overlap, max_tokens_per_step=4, max_batch_size=4)
     number = bench.submit(PROMPT, 5, n=3, tensors=BOTH)
     bench.run()
@@ -63,7 +63,7 @@ def test_the_rows_of_a_prompt_come_once_for_all_outputs(overlap):
     assert [rows(bench, number, i) for i in range(3)] == [range(5)] * 3
 
 
-def test_reuse_ends_where_rows_are_wanted(overlap):
+def test_cached_blocks_are_reused_up_to_the_first_requested_row(overlap):
     bench = EngineBench(overlap=overlap)
     bench.submit(PROMPT, 1)
     bench.run()
@@ -76,8 +76,8 @@ def test_reuse_ends_where_rows_are_wanted(overlap):
     assert rows(bench, half, context=True) == range(5, 10)
 
 
-def test_an_output_that_lacks_its_last_rows_ends_again(overlap):
-    """Its tokens have come, not all of their rows: no token is sent twice."""
+def test_a_complete_output_without_its_last_rows(overlap):
+    """All of its tokens were sent, but not all rows: no token is sent twice."""
     bench = EngineBench(overlap=overlap)
     plain = bench.submit(PROMPT, 6)
     bench.run()
@@ -89,7 +89,7 @@ def test_an_output_that_lacks_its_last_rows_ends_again(overlap):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
-def test_one_that_lacks_rows_and_is_cancelled_has_all_of_its_tokens(overlap, num_tokens):
+def test_a_cancelled_resume_without_its_last_rows_keeps_its_tokens(overlap, num_tokens):
     bench = EngineBench(overlap=overlap, tensor_buffer=ROW)
     plain = bench.submit(PROMPT, num_tokens)
     bench.run()
@@ -102,8 +102,8 @@ def test_one_that_lacks_rows_and_is_cancelled_has_all_of_its_tokens(overlap, num
     assert (bench.output(again), bench.ended(again)) == (tokens, FinishReason.ABORTED)
 
 
-def test_outputs_of_one_prompt_that_have_different_rows(overlap):
-    """Of the first token, one has come with its row, one without, one has not."""
+def test_outputs_of_one_prompt_with_different_rows(overlap):
+    """The first token of one sequence was sent with its row, that of another without, that of the third not at all."""
     bench = EngineBench(overlap=overlap)
     plain = bench.submit(PROMPT, 1, n=3)
     bench.run()
@@ -122,7 +122,7 @@ def test_outputs_of_one_prompt_that_have_different_rows(overlap):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_another_sequence_keeps_the_rows_of_the_prompt_when_the_first_one_ends(overlap, steps):
+def test_when_the_keeper_ends_another_sequence_keeps_the_rows_of_the_prompt(overlap, steps):
     bench = EngineBench(overlap=overlap, max_tokens_per_step=4, max_batch_size=4)
     number = bench.submit(PROMPT, 4, n=2, tensors=BOTH)
     for _ in range(steps):
@@ -134,7 +134,7 @@ def test_another_sequence_keeps_the_rows_of_the_prompt_when_the_first_one_ends(o
     assert (rows(bench, number, context=True), rows(bench, number, 1)) == (range(10), range(4))
 
 
-def test_a_pause_changes_no_row(overlap):
+def test_preemption_does_not_change_rows(overlap):
     bench = EngineBench(overlap=overlap, num_blocks=14, block_reuse=False)
     numbers = [bench.submit([*PROMPT, i], 24, tensors=BOTH) for i in range(3)]
     bench.run()
@@ -145,7 +145,7 @@ def test_a_pause_changes_no_row(overlap):
 
 
 @pytest.mark.parametrize("when", ["launch", "before"])
-def test_a_failed_step_counts_as_nothing_on_the_way(overlap, when):
+def test_rows_of_a_failed_step_do_not_count_as_in_flight(overlap, when):
     bench = EngineBench(overlap=overlap, tensor_buffer=ROW)
     failed = bench.submit(PROMPT, 6, tensors=BOTH)
     bench.step()

@@ -1,4 +1,4 @@
-"""Ends and failures that a step in flight did not foresee: what was promised, counted and reserved for it."""
+"""Ends and failures while a step is in flight: its promised tokens, counts and reserved blocks."""
 
 from typing import ClassVar
 
@@ -15,8 +15,8 @@ OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 
 @pytest.mark.parametrize("n", [2, 3])
 @OVERLAP
-def test_a_promise_of_a_failed_step_is_taken_back(overlap, n):
-    """Whoever was to compute the prompt is cancelled while it does, and then that step fails."""
+def test_a_promise_of_a_failed_step_is_dropped(overlap, n):
+    """The sequence that computes the prompt is cancelled, and then its step fails."""
     bench = EngineBench(overlap=overlap)
     request = bench.submit([1, 2, 3], max_tokens=4, n=n)
     bench.runner.fail = "after" if overlap else None
@@ -30,7 +30,7 @@ def test_a_promise_of_a_failed_step_is_taken_back(overlap, n):
     assert bench.output(again) == bench.expected(again)
 
 
-def test_steps_are_reported_in_order_and_take_their_time():
+def test_steps_are_reported_in_order_with_their_durations():
     bench = EngineBench(overlap=True)
     results = bench.engine._results
 
@@ -52,7 +52,7 @@ def test_steps_are_reported_in_order_and_take_their_time():
 
 @OVERLAP
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_the_next_begins_as_soon_as_the_blocks_are_back(policy, overlap):
+def test_the_next_request_begins_as_soon_as_blocks_are_released(policy, overlap):
     probe = EngineBench()
     probed = probe.submit(range(40, 64), max_tokens=8, seed=3)
     probe.run()
@@ -90,7 +90,7 @@ def test_late_results_are_not_counted(overlap):
 
 
 @OVERLAP
-def test_the_heir_of_a_prompt_begins_its_request(overlap):
+def test_the_successor_that_computes_the_prompt_begins_the_request(overlap):
     bench = EngineBench(overlap=overlap)
     request = bench.submit([1, 2, 3], max_tokens=6, n=2)
     bench.cancel(request, 0)
@@ -101,7 +101,7 @@ def test_the_heir_of_a_prompt_begins_its_request(overlap):
 
 
 class Scripted(RequestScheduler):
-    """What runs is what the test says; else everybody."""
+    """Schedules by `plans`; without plans, all sequences run."""
 
     plans: ClassVar = []
 
@@ -114,8 +114,8 @@ class Scripted(RequestScheduler):
         return Schedule(chunks[:4], [sequence for sequence in held if sequence.generating])
 
 
-def test_moves_that_were_decided_and_not_launched_fail_with_what_they_move(monkeypatch):
-    """A user's scheduler takes blocks, and only then wants to pause somebody in flight, whose step fails."""
+def test_pending_moves_are_undone_with_a_failed_step(monkeypatch):
+    """A custom scheduler allocates blocks and then preempts a sequence whose step is in flight and fails."""
     monkeypatch.setattr(Scripted, "plans", [])
     bench = EngineBench(
         8, 4, 4, num_host_blocks=16, overlap=True, schedulers=SchedulerNames(scheduler=f"{__name__}:Scripted")

@@ -12,8 +12,8 @@ def guides():
 
 
 @pytest.fixture
-def own() -> Guides:
-    """Guides whose processes a test may do anything to."""
+def fresh_guides() -> Guides:
+    """Guides with separate processes, which the test may kill."""
     found = make()
     yield found
     found.close()

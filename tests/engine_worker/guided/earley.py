@@ -1,38 +1,38 @@
-"""An Earley parser over bytes (Earley 1970): which bytes can come next, by nothing but the definition of a grammar."""
+"""An Earley parser over bytes (Earley 1970): which bytes a grammar allows next."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 Symbol = str | frozenset[int]
-"""Name of a rule, or the bytes of which one is meant."""
+"""Name of a rule, or a set of bytes, of which one matches."""
 Rules = Mapping[str, Sequence[tuple[Symbol, ...]]]
-"""Each with its alternatives. Every rule can become a text."""
+"""Alternatives of each rule. Every rule matches some text."""
 
 
 class Item(NamedTuple):
-    """A part of an alternative that has been read."""
+    """An alternative of which a part has been read."""
 
     rule: str
     alternative: int
     read: int
-    """Symbols."""
+    """Number of symbols read."""
     origin: int
-    """Byte at which it began."""
+    """Index of the byte at which it began."""
 
 
 class Items(NamedTuple):
-    """All that may be going on after a byte."""
+    """All items after a byte."""
 
     reading: dict[frozenset[int], list[Item]]
-    """By the bytes of which one is next."""
+    """Items whose next symbol is a set of bytes, by that set."""
     calling: dict[str, list[Item]]
-    """By the rule that is next."""
+    """Items whose next symbol is a rule, by its name."""
     complete: bool
-    """Whether the whole text is."""
+    """Whether the text so far matches."""
 
 
 class Parser:
-    """Where it stands after a text that some text of the grammar begins with."""
+    """The state after a prefix of a matching text."""
 
     def __init__(self, rules: Rules, start: str = "root") -> None:
         self._rules = rules
@@ -46,18 +46,18 @@ class Parser:
         return self._chart[-1].complete
 
     def feed(self, byte: int) -> bool:
-        """Whether it can come next; it is not read otherwise."""
+        """Read a byte; False, with no effect, if it cannot follow."""
         after = [_advanced(item) for each, items in self._chart[-1].reading.items() if byte in each for item in items]
         if after:
             self._chart.append(self._closed(after))
         return bool(after)
 
     def undo(self) -> None:
-        """The last byte that was read."""
+        """Undo the last byte that was read."""
         self._chart.pop()
 
     def _closed(self, items: list[Item]) -> Items:
-        """With what these begin and complete."""
+        """All items that follow from `items` without reading a byte."""
         here = Items({}, {}, complete=False)
         known, waiting = set(items), [*items]
         while waiting:
@@ -70,7 +70,7 @@ class Parser:
     def _followers(self, item: Item, here: Items) -> list[Item]:
         symbols, place = self._rules[item.rule][item.alternative], len(self._chart)
         if item.read == len(symbols):
-            # What is empty was skipped where it was called.
+            # An empty rule was skipped where it was called.
             callers = [] if item.origin == place else self._chart[item.origin].calling.get(item.rule, [])
             return list(map(_advanced, callers))
         symbol = symbols[item.read]
@@ -92,7 +92,7 @@ def _advanced(item: Item) -> Item:
 
 
 def _empty_rules(rules: Rules) -> set[str]:
-    """Those that can be the empty text."""
+    """Names of the rules that match the empty text."""
     found: set[str] = set()
     while new := {
         name

@@ -1,4 +1,4 @@
-"""What each kind of guide means, and how it is refused."""
+"""Each kind of guide: the outputs that match, and errors of invalid guides."""
 
 import json
 
@@ -18,7 +18,7 @@ WRITTEN = [
     *(json.dumps(NESTED, indent=indent) for indent in (0, 2, 4, "\t")),
     json.dumps(NESTED, indent=2).replace("\n", "\r\n"),
 ]
-"""As programs write JSON."""
+"""JSON as programs write it."""
 CASES = [
     (GuideKind.JSON_OBJECT, "", ["{}", '{"a": [1, null]}'], ["[]", "1", "{", "{}x"]),
     (GuideKind.JSON_SCHEMA, '{"enum": ["a", 2]}', ['"a"', "2"], ["a", "22", '"2"']),
@@ -49,7 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "text", "right", "wrong"), CASES)
-def test_what_matches(guides, kind, text, right, wrong):
+def test_outputs_that_match(guides, kind, text, right, wrong):
     guide = Guide(kind, text)
     for output in right:
         (sequence,) = followed(guides, guide)
@@ -93,7 +93,7 @@ def test_what_matches(guides, kind, text, right, wrong):
         (GuideKind.STRUCTURAL_TAG, json.dumps({"structures": [1], "triggers": ["<g"]}), "structures[0] must be"),
     ],
 )
-def test_what_is_refused(guides, kind, text, message):
+def test_invalid_guides_are_refused(guides, kind, text, message):
     fault = prepared(guides, Guide(kind, text))
     assert fault.error_code is ErrorCode.INVALID_ARGUMENT
     assert fault.field == f"spec.guided.{kind.value}"
@@ -101,7 +101,7 @@ def test_what_is_refused(guides, kind, text, message):
     assert len(fault.message) < 700
 
 
-def test_the_longer_of_two_literals_is_meant(guides):
+def test_the_longer_of_two_literals_has_precedence(guides):
     """As docs/guided.md says."""
     (sequence,) = followed(guides, Guide(GuideKind.EBNF, 'root ::= [a-z] root | "self"'))
     assert texts(mask(guides, sequence, ids("se"))) == {"l"}

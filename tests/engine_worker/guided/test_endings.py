@@ -1,4 +1,4 @@
-"""Where a sequence may end: where its text is complete, and where its grammar says so."""
+"""End ids in masks: where the text is complete, and where the grammar names them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, 
 pytestmark = pytest.mark.process
 
 
-def test_an_end_where_the_text_is_complete(guides):
+def test_end_ids_are_allowed_where_the_text_is_complete(guides):
     (sequence,) = followed(guides, regex("[ab]{2,3}"), ends=(END, 7))
     assert texts(mask(guides, sequence, ids("a"))) == {"a", "b", "ab"}
     assert allowed(mask(guides, sequence, ids("a") * 2)) == {END, 7, *ids("a"), *ids("b")}
@@ -23,7 +23,7 @@ def test_an_end_that_is_text_is_allowed_only_where_the_text_is_complete(guides):
     assert allowed(mask(guides, sequence, ids("a"))) == {b, *ids("c")}
 
 
-def test_nothing_more_can_follow(guides):
+def test_complete_outputs(guides):
     (without,) = followed(guides, regex("ab"), ends=())
     assert not mask(guides, without, ids("a")).complete
     assert mask(guides, without, [*ids("a"), *ids("b")]).complete
@@ -36,7 +36,7 @@ def test_nothing_more_can_follow(guides):
 
 def test_min_tokens_before_the_end(guides):
     (sequence,) = followed(guides, regex("a+"))
-    # The end stays in the mask, and is banned elsewhere.
+    # The end id stays in the mask: `Draw.banned` forbids it.
     assert set(ids("a")) <= allowed(mask(guides, sequence, ids("a"), may_end=False))
 
 
@@ -46,7 +46,7 @@ def test_a_grammar_may_name_an_end(guides, named):
     (ended,), (ignoring,) = followed(guides, guide), followed(guides, guide, ends=())
     assert allowed(mask(guides, ended, [])) == set(ids("a"))
     assert allowed(mask(guides, ended, ids("a"))) == {END}
-    # As ignore_eos has it.
+    # With ignore_eos.
     assert allowed(mask(guides, ignoring, ids("a"))) == {END}
     assert allowed(mask(guides, ignoring, [*ids("a"), END])) == set(ids("b"))
 

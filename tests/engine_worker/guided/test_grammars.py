@@ -1,4 +1,4 @@
-"""Masks of generated grammars, for the whole vocabulary, beside what an Earley parser says."""
+"""Masks of random grammars, for the whole vocabulary, compared with an Earley parser."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.engine_worker.guided.tools import TOKENIZER_FILE, VOCAB, tokenizer
 
 TEXTS = ["a", " if", " in", "=", "_", "(", "é", "0", " self", "\n"]
 BEGUN_BY_OTHERS = [*TEXTS, "self", "ab", "in"]
-"""The longest is meant where one begins another or a class begins it, so that fewer texts match than should."""
+"""Texts that begin others, or that a class begins: the longest has precedence, so that fewer texts match."""
 CLASSES = {"[a-z]": "abcdefghijklmnopqrstuvwxyz", "[0-9]": "0123456789", "[(+]": "(+", "[ab]": "ab"}
 
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 class Grammar:
-    """A random one, as text and as rules of the parser."""
+    """A random grammar, as text and as rules of the parser."""
 
     def __init__(self, rng: random.Random, texts: list[str], *, lark: bool) -> None:
         self._rng = rng
@@ -38,9 +38,9 @@ class Grammar:
         self.rules: dict[str, list[tuple[Symbol, ...]]] = {}
         lines = []
         for name in self._names:
-            # The first alternative calls no rule, so that every rule can become a text.
+            # The first alternative calls no rule, so that every rule matches some text.
             parts = [self._sequence(1, calls=i > 0) for i in range(rng.randrange(1, 4))]
-            # The last one calls it, so that the library does not make a single terminal of it.
+            # The last alternative calls the rule itself, so that llguidance does not turn the rule into a terminal.
             parts.append(Part(f'"~" {self._shown(name)}', (frozenset(b"~"), name)))
             self.rules[name] = [part.symbols for part in parts]
             lines.append(f"{self._shown(name)} {':' if lark else '::='} " + " | ".join(part.text for part in parts))
@@ -88,7 +88,7 @@ class Grammar:
 
 
 class Trie:
-    """Of the texts of tokens."""
+    """A trie of the texts of tokens."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -130,7 +130,7 @@ def trie(texts) -> Trie:
 
 
 def check_masks(tokens, texts: list[bytes], trie: Trie, grammar: Grammar, rng: random.Random, *, exact: bool) -> bool:
-    """On a random walk. Returns whether the library could go on to its end."""
+    """Compare masks on a random walk; returns whether llguidance could follow it to its end."""
     matcher, parser = compile_guide(tokens.tokenizer, Guide(GuideKind.EBNF, grammar.text)), Parser(grammar.rules)
     output = b""
     for _ in range(8):
@@ -174,5 +174,5 @@ def test_masks_of_many_grammars(tokens, texts, trie, lark):
     check_grammars(range(30, 200), tokens, texts, trie, given=TEXTS, lark=lark, exact=True)
 
 
-def test_nothing_else_is_allowed_where_one_text_begins_another(tokens, texts, trie):
+def test_masks_are_subsets_where_one_text_begins_another(tokens, texts, trie):
     check_grammars(range(20), tokens, texts, trie, given=BEGUN_BY_OTHERS, lark=False, exact=False)

@@ -1,4 +1,4 @@
-"""Guides that take too much: each ends by itself, within a budget, with an error that names it."""
+"""Guides that need too much time or memory: each ends within its budget, with an error, and affects no other."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 COMPILE_SECONDS, STEPS = 0.6, 60
 PATIENCE = 200.0
-"""Seconds: the budgets are CPU time, of which a busy machine leaves little to what compiles guides."""
+"""Seconds to wait: the budgets are CPU time, and on a busy machine trials have a small share of it."""
 
 
 def schema(value) -> Guide:
@@ -73,7 +73,7 @@ HOSTILE = {
         None,
     ),
 }
-"""Each with what fails as too complex; None: it may also be invalid, or harmless."""
+"""Guides, each with the phase that exceeds its budget; None: the guide may also be invalid or harmless."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def strict():
 
 
 def follow(guides, guide: Guide, neighbour) -> Fault | None:
-    """Some steps of it beside a neighbour, whose masks do not change; its fault."""
+    """Follow a guide for some steps alongside a neighbour, whose masks must not change; returns the guide's fault."""
     (sequence,) = followed(guides, guide, ends=())
     output: list[int] = []
     expected = allowed(masked(guides, MaskRequest(neighbour, [], 0, (), True))[0])
@@ -100,7 +100,7 @@ def follow(guides, guide: Guide, neighbour) -> Fault | None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_ends_within_its_budget(strict, name):
+def test_a_hostile_guide_ends_within_its_budget(strict, name):
     guide, work = HOSTILE[name]
     (neighbour,) = followed(strict, regex("[0-9]{3}"))
     fault = prepared(strict, guide, PATIENCE) or follow(strict, guide, neighbour)
@@ -115,7 +115,7 @@ def test_it_ends_within_its_budget(strict, name):
         assert (again.done, again.fault) == (True, fault)
 
 
-def test_memory_is_bounded_and_comes_back():
+def test_memory_is_bounded_and_released():
     guides = make(guided_memory=40 << 20, guided_compile_seconds=30.0)
     try:
         guide, _ = HOSTILE["many properties"]

@@ -1,4 +1,4 @@
-"""Masks and outputs beside what others say: `regex` with partial matches, and jsonschema."""
+"""Masks and outputs compared with other implementations: `regex` with partial matches, and jsonschema."""
 
 import json
 import random
@@ -32,20 +32,20 @@ def tokens():
 
 
 def allowed(matcher) -> np.ndarray:
-    """Ids below the one that stands for the end, then whether that is allowed."""
+    """The mask as one value per id; the id after the vocabulary is the end."""
     return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[bytes]:
-    """Of each token; empty for special ones, which never stand for text."""
+    """The text of each token; empty for special tokens, which are never text."""
     vocabulary = Vocabulary(tokenizer())
     special = {vocabulary.tokenizer.token_to_id(each) for each in vocabulary.special}
     return [b"" if i in special else vocabulary.bytes_of(i) for i in range(VOCAB)]
 
 
 def check_masks(tokens, texts: list[bytes], pattern: str, rng: random.Random, most: int = 8) -> None:
-    """On a random walk, for the whole vocabulary."""
+    """Compare masks of the whole vocabulary on a random walk."""
     expected = regex.compile(pattern.encode())
     matcher = compile_guide(tokens.tokenizer, Guide(GuideKind.REGEX, pattern))
     output = b""
@@ -69,7 +69,7 @@ def test_masks_of_expressions(tokens, texts, pattern):
 
 
 def expression(rng: random.Random, depth: int = 3) -> str:
-    """In the syntax that both sides share. Every part of it can match something."""
+    """A random expression in the common syntax of both libraries. Every part of it matches some text."""
     kinds = ["text", "class", "digits", *["sequence", "choice", "repeated"] * depth]
     match rng.choice(kinds):
         case "text":
@@ -114,7 +114,7 @@ def test_masks_of_many_expressions(tokens, texts):
 
 
 def schema(rng: random.Random, depth: int = 3) -> dict:
-    """With keywords of all kinds that are honoured."""
+    """A random schema of the supported keywords."""
     kind = rng.choice(["string", "integer", "number", "boolean", "null", "enum", "const", *["array", "object"] * depth])
     if kind == "string":
         least = rng.randrange(3)
@@ -158,7 +158,7 @@ def properties(rng: random.Random, depth: int) -> dict:
 
 
 def output(tokens, guide: Guide, rng: random.Random, most: int = 400) -> bytes | None:
-    """Of a random walk that ends as soon as it may; None if it does not."""
+    """The output of a random walk that ends as soon as it may; None if it does not end."""
     matcher = compile_guide(tokens.tokenizer, guide)
     found = []
     for _ in range(most):
@@ -167,7 +167,7 @@ def output(tokens, guide: Guide, rng: random.Random, most: int = 400) -> bytes |
             return tokens.tokenizer.decode_bytes(found)
         ids = np.flatnonzero(mask)
         assert len(ids), tokens.tokenizer.decode_bytes(found)
-        # White space between what matters is allowed without end.
+        # Prefer other tokens to white space, which may be repeated.
         ids = [i for i in ids.tolist() if not tokens.tokenizer.decode_bytes([i]).isspace()] or ids.tolist()
         found.append(rng.choice(ids))
         assert matcher.consume_token(found[-1])
@@ -178,11 +178,11 @@ def check_schemas(tokens, seeds: range) -> None:
     ended = 0
     for seed in seeds:
         rng = random.Random(seed)
-        wanted = schema(rng)
-        text = output(tokens, Guide(GuideKind.JSON_SCHEMA, json.dumps(wanted)), rng)
+        document = schema(rng)
+        text = output(tokens, Guide(GuideKind.JSON_SCHEMA, json.dumps(document)), rng)
         if text is not None:
             ended += 1
-            jsonschema.Draft202012Validator(wanted).validate(json.loads(text))
+            jsonschema.Draft202012Validator(document).validate(json.loads(text))
     assert ended > 0.9 * len(seeds)
 
 

@@ -1,4 +1,4 @@
-"""The processes behind guides: they start late, end with the engine, and fail with a reason."""
+"""The processes of guided decoding: they start when needed, end with the engine, and fail with a reason."""
 
 import json
 import os
@@ -30,22 +30,22 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_nothing_starts_before_it_is_needed():
+def test_processes_start_when_they_are_needed():
     guides = make()
     assert guides._processes._template is None
     guides.close()
 
 
-def test_the_template_has_one_thread_and_ends_with_its_children(own):
-    followed(own, regex("a"))
-    template, worker = own._processes.template().pid, own._processes.current().pid
+def test_the_template_has_one_thread_and_ends_with_its_children(fresh_guides):
+    followed(fresh_guides, regex("a"))
+    template, worker = fresh_guides._processes.template().pid, fresh_guides._processes.current().pid
     assert len(os.listdir(f"/proc/{template}/task")) == 1
-    own.close()
+    fresh_guides.close()
     assert not is_running(template)
     assert wait_until(lambda: not is_running(worker))
 
 
-def test_they_end_with_the_engine_however_it_ends():
+def test_processes_end_with_a_killed_engine():
     code = """
         import sys, time
         from tests.engine_worker.guided.tools import followed, make, regex
@@ -61,44 +61,44 @@ def test_they_end_with_the_engine_however_it_ends():
     assert wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_all_requests_with_a_guide_share_its_compilation(own):
-    tried = own._on_tried
+def test_all_requests_with_a_guide_share_its_compilation(fresh_guides):
+    tried = fresh_guides._on_tried
     count = []
-    own._on_tried = lambda *its: (count.append(1), tried(*its))
-    first, second = own.prepare(regex("ab")), own.prepare(regex("ab"))
+    fresh_guides._on_tried = lambda *its: (count.append(1), tried(*its))
+    first, second = fresh_guides.prepare(regex("ab")), fresh_guides.prepare(regex("ab"))
     assert first is second
     assert wait_until(first.poll)
-    assert own.prepare(regex("ab")) is None
+    assert fresh_guides.prepare(regex("ab")) is None
     assert count == [1]
 
 
-def test_more_than_the_worker_keeps_are_compiled_again(own):
-    sequences = [followed(own, regex(f"x{i}"))[0] for i in range(70)]
+def test_more_than_the_worker_keeps_are_compiled_again(fresh_guides):
+    sequences = [followed(fresh_guides, regex(f"x{i}"))[0] for i in range(70)]
     for i, sequence in enumerate(sequences):
-        assert not mask(own, sequence, []).fault
-        assert allowed(mask(own, sequence, [])), i
+        assert not mask(fresh_guides, sequence, []).fault
+        assert allowed(mask(fresh_guides, sequence, [])), i
 
 
-def test_what_is_known_to_compile_is_not_tried_again(own):
+def test_a_valid_guide_has_one_trial(fresh_guides):
     count = []
-    tried = own._on_tried
-    own._on_tried = lambda *its: (count.append(1), tried(*its))
-    (sequence,) = followed(own, regex("ab"))
-    os.kill(own._processes.current().pid, signal.SIGKILL)
-    assert not mask(own, sequence, []).fault
-    # The new worker is asked to compile it.
-    assert own.prepare(regex("ab")) is not None
-    followed(own, regex("ab"))
-    assert own.prepare(regex("ab")) is None
+    tried = fresh_guides._on_tried
+    fresh_guides._on_tried = lambda *its: (count.append(1), tried(*its))
+    (sequence,) = followed(fresh_guides, regex("ab"))
+    os.kill(fresh_guides._processes.current().pid, signal.SIGKILL)
+    assert not mask(fresh_guides, sequence, []).fault
+    # The new worker has to compile it.
+    assert fresh_guides.prepare(regex("ab")) is not None
+    followed(fresh_guides, regex("ab"))
+    assert fresh_guides.prepare(regex("ab")) is None
     assert count == [1]
 
 
-def test_a_compilation_killed_by_something_else_is_tried_again(own):
+def test_a_trial_killed_from_outside_is_repeated(fresh_guides):
     slow = Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [str(i) * 10 for i in range(20_000)]}))
-    prepared(own, regex("a"))
-    template = own._processes.template().pid
-    worker = own._processes.current().pid
-    preparation = own.prepare(slow)
+    prepared(fresh_guides, regex("a"))
+    template = fresh_guides._processes.template().pid
+    worker = fresh_guides._processes.current().pid
+    preparation = fresh_guides.prepare(slow)
 
     def trials() -> list[int]:
         preparation.poll()
@@ -111,15 +111,15 @@ def test_a_compilation_killed_by_something_else_is_tried_again(own):
     assert preparation.fault is None
 
 
-def test_what_a_sequence_held_is_released(own):
-    (sequence,) = followed(own, regex("a+"))
-    mask(own, sequence, [])
+def test_the_matcher_of_a_deleted_sequence_is_released(fresh_guides):
+    (sequence,) = followed(fresh_guides, regex("a+"))
+    mask(fresh_guides, sequence, [])
     number = sequence.number
     del sequence
-    assert list(own._released) == [number]
-    (other,) = followed(own, regex("b+"))
-    mask(own, other, [])
-    assert not own._released
+    assert list(fresh_guides._released) == [number]
+    (other,) = followed(fresh_guides, regex("b+"))
+    mask(fresh_guides, other, [])
+    assert not fresh_guides._released
 
 
 def test_a_tokenizer_that_cannot_be_read(tmp_path):
@@ -156,43 +156,43 @@ def test_the_template_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_guide_that_nobody_waits_for_any_more_is_not_compiled(own):
-    abandoned = [own.prepare(regex(f"x{i}y")) for i in range(500)]
-    shared = own.prepare(regex("x7y"))
+def test_a_guide_without_waiting_requests_is_not_compiled(fresh_guides):
+    abandoned = [fresh_guides.prepare(regex(f"x{i}y")) for i in range(500)]
+    shared = fresh_guides.prepare(regex("x7y"))
     for preparation in abandoned:
         preparation.withdraw()
-    assert prepared(own, regex("last")) is None
+    assert prepared(fresh_guides, regex("last")) is None
     assert wait_until(shared.poll)
     assert shared.fault is None
-    assert not own._pending
-    assert not own._untried
-    # Those that were being compiled, the one that two had asked for, and the last.
-    assert len(own._compiled) <= module.MAX_TRIALS + 2
+    assert not fresh_guides._pending
+    assert not fresh_guides._untried
+    # The guides that were being compiled, the one with two requests, and the last.
+    assert len(fresh_guides._compiled) <= module.MAX_TRIALS + 2
 
 
-def test_what_is_too_complex_for_new_streams_is_not_refused_to_recovered_ones(own):
+def test_recovered_streams_are_not_refused_as_too_complex(fresh_guides):
     guide = regex("[ab]+")
-    followed(own, guide)
-    own._refused_guides.refuse(key_of(guide), too_complex(guide, signal.SIGPROF, own._limits))
-    assert own.prepare(guide).fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
-    assert own.prepare(guide, recovered=True) is None
+    followed(fresh_guides, guide)
+    fresh_guides._refused_guides.refuse(key_of(guide), too_complex(guide, signal.SIGPROF, fresh_guides._limits))
+    assert fresh_guides.prepare(guide).fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX
+    assert fresh_guides.prepare(guide, recovered=True) is None
 
 
-def test_preparing_never_waits(own, monkeypatch):
-    """Neither for a process that starts, here one that stands still, nor for a thread that holds the lock."""
-    start = own._processes._start
+def test_preparing_never_waits(fresh_guides, monkeypatch):
+    """Neither for a process that is starting, here a stopped one, nor for a thread that holds the lock."""
+    start = fresh_guides._processes._start
 
     def start_stopped() -> TemplateLink:
         link = start()
         os.kill(link.pid, signal.SIGSTOP)
         return link
 
-    monkeypatch.setattr(own._processes, "_start", start_stopped)
-    preparation = own.prepare(Guide(GuideKind.CHOICE, json.dumps([str(i) * 10 for i in range(8000)])))
-    with own._processes._lock:
+    monkeypatch.setattr(fresh_guides._processes, "_start", start_stopped)
+    preparation = fresh_guides.prepare(Guide(GuideKind.CHOICE, json.dumps([str(i) * 10 for i in range(8000)])))
+    with fresh_guides._processes._lock:
         assert not preparation.poll()
     for _ in range(2):
         assert not preparation.poll()
-    os.kill(own._processes._template.pid, signal.SIGCONT)
+    os.kill(fresh_guides._processes._template.pid, signal.SIGCONT)
     assert wait_until(preparation.poll)
     assert preparation.fault is None

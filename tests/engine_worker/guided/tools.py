@@ -1,4 +1,4 @@
-"""Guides of the tiny model, driven by hand."""
+"""Helpers for tests of guides with the tiny model's tokenizer."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -40,7 +40,7 @@ def regex(text: str) -> Guide:
 
 
 def prepared(guides: Guides, guide: Guide, seconds: float = LIMIT) -> Fault | None:
-    """Once it is, the fault."""
+    """Wait until the guide is prepared; returns its fault."""
     preparation = guides.prepare(guide)
     assert preparation is None or wait_until(preparation.poll, seconds)
     return None if preparation is None else preparation.fault
@@ -52,7 +52,7 @@ def followed(guides: Guides, guide: Guide, ends: Sequence[int] = (END,), size: i
 
 
 class Masked(NamedTuple):
-    """Of one draw."""
+    """The mask, or what came instead, for one request."""
 
     allowed: NDArray[np.uint32] | None
     complete: bool

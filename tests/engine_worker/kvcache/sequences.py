@@ -16,7 +16,7 @@ def one(prompt, retention: RetentionParams = RetentionParams(), number: int = 1)
 
 
 def computed(cache: KvCacheManager, prompt, retention: RetentionParams = RetentionParams()) -> Sequence:  # noqa: B008
-    """A holder with its whole prompt computed."""
+    """A holder whose whole prompt is computed."""
     sequence = one(prompt, retention)
     assert cache.allocate([sequence]) == [sequence]
     while sequence.num_pending:

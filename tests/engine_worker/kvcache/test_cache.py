@@ -1,4 +1,4 @@
-"""Block tables without an engine."""
+"""KvCacheManager without an engine."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from engine_worker.step import Move, MoveKind
 from tests.engine_worker.kvcache.sequences import computed, one, request
 
 
-def test_all_or_nothing():
+def test_a_sequence_has_all_its_blocks_or_none():
     cache = KvCacheManager(num_blocks=6, tokens_per_block=4)
     cache.release(computed(cache, range(8)))
     small, big, other = one(range(20, 24)), one([*range(8), *range(30, 60)]), one(range(60, 72))
@@ -23,7 +23,7 @@ def test_all_or_nothing():
     assert cache.pool.available == 6
 
 
-def test_nobody_evicts_the_prefix_of_another():
+def test_no_sequence_evicts_the_prefix_of_another():
     cache = KvCacheManager(num_blocks=6, tokens_per_block=4)
     cache.release(computed(cache, range(8)))
     first, second = one(range(20, 32)), one(range(11))
@@ -32,16 +32,16 @@ def test_nobody_evicts_the_prefix_of_another():
     cache.check()
 
 
-def test_what_a_forecast_admits_is_given():
+def test_what_a_forecast_admits_can_be_allocated():
     cache = KvCacheManager(num_blocks=7, tokens_per_block=4)
     cache.release(computed(cache, range(8)))
     holder = computed(cache, range(40, 44))
-    wanting = [one(range(9)), one(range(10)), one(range(50, 53)), one(range(60, 64))]
+    waiting = [one(range(9)), one(range(10)), one(range(50, 53)), one(range(60, 64))]
     forecast = cache.forecast()
     holder.append(1)
     assert forecast.grow(holder)
-    fitting = [sequence for sequence in wanting if forecast.admit(sequence, headroom=0)]
-    assert fitting == wanting[:3]
+    fitting = [sequence for sequence in waiting if forecast.admit(sequence, headroom=0)]
+    assert fitting == waiting[:3]
     assert forecast.available == 0
     assert cache.pool.available == 6
     assert cache.allocate([holder, *fitting]) == [holder, *fitting]
@@ -49,7 +49,7 @@ def test_what_a_forecast_admits_is_given():
     cache.check()
 
 
-def test_a_forecast_counts_shared_blocks_once_all_their_holders_are_released():
+def test_a_forecast_frees_shared_blocks_with_their_last_holder():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4)
     holders = [computed(cache, range(9)) for _ in range(2)]
     assert cache.pool.available == 4
@@ -60,7 +60,7 @@ def test_a_forecast_counts_shared_blocks_once_all_their_holders_are_released():
     assert forecast.available == 8
 
 
-def test_headroom_is_left_free():
+def test_headroom_remains_available():
     cache = KvCacheManager(num_blocks=4, tokens_per_block=4)
     forecast = cache.forecast()
     assert not forecast.admit(one(range(8)), headroom=3)
@@ -69,8 +69,8 @@ def test_headroom_is_left_free():
     assert forecast.available == 2
 
 
-def test_a_block_that_waits_for_its_copy_is_a_source_already():
-    """Moves are made in order, and all before anything is written: who gave the source back does not matter."""
+def test_a_block_with_a_pending_copy_can_be_the_source_of_another():
+    """Moves are carried out in order and before anything is written, so it does not matter who releases the source."""
     cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     first, second, third = request(range(6), n=3).sequences
     cache.allocate([first])
@@ -96,7 +96,7 @@ def test_a_block_that_waits_for_its_copy_is_a_source_already():
         (lambda a, b: a.blocks.pop(), "is held 0 times, counted 1"),
     ],
 )
-def test_check_compares_the_tables(damage, message):
+def test_check_compares_tables_with_reference_counts(damage, message):
     cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     a, b = computed(cache, range(6)), computed(cache, range(20, 26))
     damage(a, b)

@@ -1,4 +1,4 @@
-"""KV cache events: what each of them says, and the buffer that keeps them."""
+"""KV cache events and the buffer that keeps them."""
 
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ def hashes(prompt, salt: str = "", adapter: str = "") -> list[int]:
     return [short_hash(each) for each in block_chain(root_hash("fingerprint", salt, adapter), prompt, SIZE)]
 
 
-def test_without_a_buffer_there_are_none():
+def test_without_a_buffer_there_are_no_events():
     bench = EngineBench(8, SIZE)
     bench.submit(PROMPT)
     bench.run()
@@ -49,7 +49,7 @@ def test_without_a_buffer_there_are_none():
 
 
 @pytest.mark.parametrize(("salt", "adapter"), [("", None), ("tenant", None), ("", ADAPTER)])
-def test_blocks_are_named_as_anybody_can_compute(salt, adapter):
+def test_blocks_are_named_by_hashes_of_their_tokens(salt, adapter):
     version = adapter.version if adapter else ""
     bench = bench_with()
     bench.engine.intake._refusal = lambda _: None  # adapters have no weights here
@@ -65,7 +65,7 @@ def test_blocks_are_named_as_anybody_can_compute(salt, adapter):
     ]
 
 
-def test_a_block_that_others_have_is_stored_once():
+def test_a_shared_block_is_stored_once():
     bench = bench_with(num_blocks=32)
     for _ in range(3):
         bench.submit(PROMPT, max_tokens=1)
@@ -94,7 +94,7 @@ def test_priorities_change_with_the_request_and_with_time():
     assert {(event.old_priority, event.priority) for event in raised} == {(35, 80)}
     bench.clock.now += 10
     count = len(events_of(bench))
-    # The end of the duration is noticed when a block is to be evicted.
+    # The end of the duration takes effect when a block is evicted.
     bench.submit([70 + token for token in range(6 * SIZE - 2)], max_tokens=1)
     bench.run()
     later = events_of(bench, count)
@@ -102,7 +102,7 @@ def test_priorities_change_with_the_request_and_with_time():
     assert {block for event in later if isinstance(event, Removed) for block in event.blocks} >= set(hashes(PROMPT))
 
 
-def test_a_flush_removes_all_in_bounded_events():
+def test_a_flush_is_split_into_bounded_events():
     log = EventLog(10, 4096, 0)
     log.removed(digest(number) for number in range(2 * MAX_REMOVED + 1))
     _, *removed = log.since(0).events
@@ -111,7 +111,7 @@ def test_a_flush_removes_all_in_bounded_events():
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 7])
-def test_the_latest_are_kept_and_what_was_dropped_shows(capacity):
+def test_the_latest_events_are_kept_and_gaps_are_visible(capacity):
     log = EventLog(capacity, 8, 0)
     for number in range(1, 20):
         store(log, number)
@@ -122,7 +122,7 @@ def test_the_latest_are_kept_and_what_was_dropped_shows(capacity):
     assert [event.block for event in log.since(19).events] == [19]
 
 
-def test_a_slice_fits_a_message_and_none_is_left_out():
+def test_slices_fit_in_a_message_and_skip_no_event():
     log = EventLog(3 * MAX_EVENTS, 8, 0)
     for number in range(2 * MAX_EVENTS):
         store(log, number)
@@ -139,7 +139,7 @@ def test_a_slice_fits_a_message_and_none_is_left_out():
     assert all(one.first + len(one.events) == two.first for one, two in pairwise(slices))
 
 
-def test_what_a_failed_step_should_have_moved_is_removed():
+def test_blocks_that_a_failed_step_should_have_moved_are_removed():
     bench = bench_with(num_blocks=3, num_host_blocks=3)
     follower = CacheFollower()
     for base, fails in ((0, False), (50, False), (0, True)):
@@ -168,7 +168,7 @@ happenings = st.lists(
 
 @given(happenings, st.sampled_from([0, 1, 2, 4]), st.sampled_from([None, 3]))
 @examples(100)
-def test_replayed_events_are_the_contents_of_a_cache_that_is_too_small(happened, num_host_blocks, window):
+def test_replayed_events_give_the_contents_of_a_small_cache(happened, num_host_blocks, window):
     bench = bench_with(num_blocks=3, num_host_blocks=num_host_blocks, window=window)
     follower = CacheFollower()
     for what, *details in happened:

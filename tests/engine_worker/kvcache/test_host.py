@@ -1,4 +1,4 @@
-"""Blocks that are evicted to host memory and loaded again."""
+"""Blocks that are offloaded to host memory and loaded again."""
 
 import pytest
 
@@ -13,7 +13,8 @@ EAGERLY = RetentionParams((RangeRetention(0, 1000, 100),))
 
 
 def revisit(num_host_blocks: int, rounds: int = 4) -> tuple[int, list[list[int]]]:
-    """Prompt tokens computed from the second round on, and the outputs: six prompts of 8 blocks, 16 blocks."""
+    """Run six prompts of 8 blocks several times in a pool of 16 blocks; returns the prompt tokens computed from the
+    second round on, and the outputs."""
     bench = EngineBench(num_blocks=16, num_host_blocks=num_host_blocks, max_batch_size=1)
     prompts, recomputed = [range(100 * i, 100 * i + 32) for i in range(6)], 0
     requests = []
@@ -27,7 +28,7 @@ def revisit(num_host_blocks: int, rounds: int = 4) -> tuple[int, list[list[int]]
     return recomputed - (rounds - 1) * len(prompts) * 3, [bench.output(request) for request in requests]
 
 
-def test_a_working_set_of_three_times_the_pool_is_hardly_computed_again():
+def test_the_host_tier_avoids_recomputing_a_large_working_set():
     without, outputs = revisit(0)
     tier, same = revisit(48)
     assert without == 3 * 6 * 32
@@ -35,7 +36,7 @@ def test_a_working_set_of_three_times_the_pool_is_hardly_computed_again():
     assert outputs == same
 
 
-def test_an_evicted_block_moves_and_comes_back():
+def test_an_evicted_block_is_offloaded_and_loaded_again():
     cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     other = one(range(50, 64))
@@ -54,7 +55,7 @@ def test_an_evicted_block_moves_and_comes_back():
     cache.check()
 
 
-def test_a_block_is_loaded_once_for_two_that_want_it():
+def test_a_block_is_loaded_once_for_two_sequences():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(50, 82)))
@@ -69,7 +70,7 @@ def test_a_block_is_loaded_once_for_two_that_want_it():
     cache.check()
 
 
-def test_what_does_not_fit_stays_on_the_host():
+def test_a_prefix_that_does_not_fit_stays_on_the_host():
     cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     holder = computed(cache, range(50, 62))
@@ -82,18 +83,18 @@ def test_what_does_not_fit_stays_on_the_host():
     assert waiting.num_computed == 8
 
 
-def test_a_full_host_lets_the_least_eagerly_kept_go_first():
+def test_a_full_host_evicts_the_lowest_priority_first():
     cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=2)
     for prompt, retention in [(range(8), EAGERLY), (range(20, 36), RetentionParams()), (range(40, 56), EAGERLY)]:
         cache.release(computed(cache, prompt, retention))
         cache.check()
-    wanted = one(range(9))
-    assert cache.allocate([wanted]) == [wanted]
-    assert wanted.num_computed == 8
+    again = one(range(9))
+    assert cache.allocate([again]) == [again]
+    assert again.num_computed == 8
 
 
-def test_content_computed_again_leaves_the_host():
-    """The last block of a prompt is never used as found, for its last token has to be computed."""
+def test_recomputed_content_is_removed_from_the_host():
+    """The last block of a prompt is never reused, because its last token has to be computed."""
     bench = EngineBench(num_blocks=4, num_host_blocks=4)
     for prompt in (range(8), range(50, 62), range(8)):
         bench.submit(prompt, max_tokens=1)
@@ -114,8 +115,8 @@ def test_a_flush_empties_the_host():
 
 
 @pytest.mark.parametrize("when", ["before", None, "after"])
-def test_a_failed_step_forgets_what_it_was_to_move(when):
-    """Under a budget of four tokens the second newcomer is not in the step that was to load its blocks."""
+def test_content_that_a_failed_step_should_have_moved_is_dropped(when):
+    """With a budget of four tokens the second newcomer is not in the step that loads its blocks."""
     bench = EngineBench(num_blocks=14, num_host_blocks=20, max_tokens_per_step=4, max_batch_size=2)
     for prompt in (range(12), range(20, 32), *(range(i, i + 12) for i in range(40, 80, 8))):
         bench.submit(prompt, max_tokens=1)
@@ -133,7 +134,7 @@ def test_a_failed_step_forgets_what_it_was_to_move(when):
     assert bench.output(second) == bench.expected(second)
 
 
-def test_what_a_failed_step_did_not_bring_is_not_reported_as_findable():
+def test_undone_moves_are_reported_to_the_journal():
     cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     evicting = one(range(50, 64))
@@ -148,7 +149,7 @@ def test_what_a_failed_step_did_not_bring_is_not_reported_as_findable():
     assert again.num_computed == 0
 
 
-def test_holders_that_count_on_a_move_are_named():
+def test_undo_returns_the_holders_that_rely_on_a_move():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(50, 82)))

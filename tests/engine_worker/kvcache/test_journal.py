@@ -1,4 +1,4 @@
-"""Which changes of the cache a router gets, and when all of its content."""
+"""The journal: which changes a router receives, and when it receives the full state."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def block(number: int) -> int:
     return short_hash(digest(number))
 
 
-def test_nothing_new_is_no_news():
+def test_without_changes_since_returns_none():
     journal = Journal()
     assert journal.since(0) is None
     journal.store(digest(1))
@@ -33,7 +33,7 @@ def test_changes_are_reported_once_each():
     assert journal.since(2) == CacheNews(2, 3, [], [block(1)])
 
 
-def test_who_is_too_far_behind_or_ahead_gets_everything():
+def test_a_router_that_is_too_far_behind_or_ahead_receives_the_full_state():
     journal = Journal(capacity=2)
     for number in range(5):
         journal.store(digest(number))
@@ -45,7 +45,7 @@ def test_who_is_too_far_behind_or_ahead_gets_everything():
     assert journal.since(3) == CacheNews(3, 5, [block(3), block(4)])
 
 
-def test_after_a_flush_everything_is_reported():
+def test_after_a_flush_the_full_state_is_reported():
     journal = Journal()
     journal.store(digest(1))
     journal.clear()
@@ -58,7 +58,7 @@ def test_after_a_flush_everything_is_reported():
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["store", "remove", "clear", "read", "read twice"]))),
     st.integers(1, 8),
 )
-def test_who_listens_knows_what_is_findable(actions, capacity):
+def test_a_reader_of_changes_knows_the_findable_blocks(actions, capacity):
     journal, findable, version, known = Journal(capacity), set(), 0, set()
     for number, action in actions:
         if action == "store" and number not in findable:

@@ -1,4 +1,4 @@
-"""What requests ask to be kept is kept, for as long as they ask, and never at the price of a wedge."""
+"""Retained blocks are kept as long as their request specifies, but never block other requests."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def keep(priority: int, seconds: float | None = None, start: int = 0, end: int =
 
 
 def flood(bench: EngineBench, seed: int = 0) -> None:
-    """Twice the pool of other prompts."""
+    """Run other prompts of twice the pool's size."""
     for i in range(8):
         bench.submit([50 + (7 * i + 3 * j + seed) % 47 for j in range(16)], max_tokens=1)
         bench.run()
@@ -29,7 +29,7 @@ def cached(bench: EngineBench, prompt) -> int:
 
 
 def found(cache: KvCacheManager, prompt) -> int:
-    """Tokens of a prompt that are in the cache."""
+    """Number of cached tokens of a prompt."""
     sequence = one([*prompt, 1])
     assert cache.allocate([sequence]) == [sequence]
     found = sequence.num_computed
@@ -38,7 +38,7 @@ def found(cache: KvCacheManager, prompt) -> int:
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 4])
-def test_a_system_prompt_survives_a_flood_until_its_time_is_over(num_host_blocks):
+def test_a_retained_prompt_is_kept_until_its_duration_ends(num_host_blocks):
     bench = EngineBench(num_blocks=16, num_host_blocks=num_host_blocks)
     bench.submit([*SYSTEM, 48], max_tokens=1, retention=keep(100, seconds=60.0))
     bench.submit([*range(20, 36), 48], max_tokens=1)
@@ -53,7 +53,7 @@ def test_a_system_prompt_survives_a_flood_until_its_time_is_over(num_host_blocks
     assert cached(bench, [*SYSTEM, 49]) == 0
 
 
-def test_the_least_wanted_goes_first():
+def test_the_lowest_priority_is_evicted_first():
     cache = KvCacheManager(num_blocks=12, tokens_per_block=4)
     for prompt, priority in [(SYSTEM, 80), (range(20, 36), 10), (range(40, 56), 50)]:
         cache.release(computed(cache, prompt, keep(priority)))
@@ -61,8 +61,8 @@ def test_the_least_wanted_goes_first():
     assert [found(cache, prompt) for prompt in (SYSTEM, range(20, 36), range(40, 56))] == [16, 0, 8]
 
 
-def test_what_comes_before_is_kept_as_eagerly():
-    """The end of a prompt alone is no use."""
+def test_blocks_before_a_retained_block_have_its_priority():
+    """The end of a prompt is useless without its beginning."""
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4)
     cache.release(computed(cache, SYSTEM, keep(100, start=12)))
     cache.release(computed(cache, range(20, 36), keep(60)))
@@ -70,7 +70,7 @@ def test_what_comes_before_is_kept_as_eagerly():
     assert found(cache, SYSTEM) == 16
 
 
-def test_a_request_that_names_nothing_leaves_a_priority_as_it_is():
+def test_a_request_without_retention_does_not_change_priorities():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4)
     for retention in (keep(100), RetentionParams()):
         cache.release(computed(cache, SYSTEM, retention))
@@ -95,7 +95,7 @@ def test_generated_blocks_have_the_decode_priority():
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 6])
-def test_a_pool_full_of_what_is_to_be_kept_serves_on(num_host_blocks):
+def test_a_pool_full_of_retained_blocks_still_serves_requests(num_host_blocks):
     bench = EngineBench(num_blocks=8, num_host_blocks=num_host_blocks)
     for i in range(6):
         request = bench.submit([(16 * i + j) % 97 for j in range(20)], max_tokens=8, retention=keep(100, end=20))

@@ -64,7 +64,7 @@ def test_held_blocks_are_not_available_and_the_pool_runs_out():
     pool.check(Counter([block]))
 
 
-def test_flush_frees_what_is_cached_and_keeps_what_is_held():
+def test_flush_frees_cached_blocks_and_keeps_held_ones():
     pool = BlockPool(3)
     held, _ = pool.allocate()
     pool.publish(held, content("held"))
@@ -76,7 +76,7 @@ def test_flush_frees_what_is_cached_and_keeps_what_is_held():
     assert pool.flush() == 0
 
 
-def test_a_release_too_many_is_noticed():
+def test_releasing_a_block_too_often_raises():
     pool = BlockPool(1)
     pool.release(pool.allocate()[0])
     with pytest.raises(CacheCorruptError, match="more often"):
@@ -94,7 +94,7 @@ def test_a_release_too_many_is_noticed():
         (lambda pool: pool._stored.__setitem__(pool._index.pop(b"a"), None), "not findable"),
     ],
 )
-def test_check_notices_damage(damage, message):
+def test_check_detects_corruption(damage, message):
     pool = BlockPool(4)
     held, _ = pool.allocate()
     cached(pool, "a")

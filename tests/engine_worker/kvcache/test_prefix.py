@@ -1,13 +1,13 @@
-"""Blocks found again by the hash of their tokens."""
+"""Prefix reuse: blocks are found by the hash of their tokens."""
 
 import pytest
 
 from engine_worker.kvcache import prefix
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
-step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
-"""For a test that says what each single step does."""
+pytestmark = pytest.mark.usefixtures("both_overlaps")
+step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indirect=True)
+"""For tests of single steps: without overlap only."""
 
 
 def cached_tokens(bench: EngineBench, request: int) -> int:
@@ -48,7 +48,7 @@ def test_the_last_token_is_computed_again(size):
     assert bench.output(requests[0]) == bench.output(requests[1]) == bench.expected(requests[0])
 
 
-def test_salts_do_not_share():
+def test_different_salts_share_no_blocks():
     bench = EngineBench()
     requests = []
     for salt in ("", "x", "", "x", "y"):
@@ -67,7 +67,7 @@ def test_a_hash_collision_is_a_miss(monkeypatch):
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 
-def test_reuse_can_be_off():
+def test_reuse_can_be_disabled():
     bench = EngineBench(block_reuse=False)
     for _ in range(2):
         request = bench.submit(range(9))
@@ -82,7 +82,7 @@ def test_a_prefix_is_evicted_from_its_tail_and_least_recently_used_first():
     for prompt in (old, new, big):
         bench.submit(prompt, max_tokens=1)
         bench.run()
-    # 4 + 2 blocks were cached and 2 free; the big one took 5: both free ones and the tail of the old one.
+    # 4 + 2 blocks were cached and 2 free. The large prompt needed 5: the free ones and the tail of the old prompt.
     newest = bench.submit(new, max_tokens=1)
     bench.run()
     oldest = bench.submit(old, max_tokens=1)
@@ -91,7 +91,7 @@ def test_a_prefix_is_evicted_from_its_tail_and_least_recently_used_first():
     assert cached_tokens(bench, oldest) == 4
 
 
-def test_flush_forgets_and_what_lives_goes_on():
+def test_flush_empties_the_cache_and_live_requests_continue():
     bench = EngineBench()
     bench.submit(range(9), max_tokens=1)
     bench.run()

@@ -1,4 +1,4 @@
-"""Priorities over time, and which block goes first by them."""
+"""Retentions: priorities over time, and the eviction order that follows from them."""
 
 from itertools import pairwise
 from math import inf
@@ -29,13 +29,13 @@ def priority(retention, now: float) -> int:
     return remaining_phases(retention, now)[0].priority
 
 
-def test_a_block_belongs_to_the_range_of_its_first_token():
+def test_the_range_of_a_blocks_first_token_applies():
     found = [requested(PARAMS, position, 24, 1.0) for position in range(0, 32, 4)]
     system, low, decode = for_seconds(100, 6.0), (Phase(inf, 0),), for_seconds(50, 3.0)
     assert found == [system, system, system, None, low, None, decode, decode]
 
 
-def test_a_request_that_names_nothing_says_nothing():
+def test_a_request_without_retention_requests_none():
     assert requested(RetentionParams(), 0, 24, 1.0) is None
     assert requested(RetentionParams(), 24, 24, 1.0) is None
     assert requested(RetentionParams(decode_seconds=3.0), 24, 24, 1.0) is None
@@ -56,14 +56,15 @@ def test_the_higher_priority_holds_at_every_time(a, b, now):
 
 
 @given(schedules(), schedules())
-def test_phases_differ_from_their_neighbours(a, b):
+def test_consecutive_phases_have_different_priorities(a, b):
     found = [phase.priority for phase in higher(a, b)] if a != b else [1]
     assert all(before != after for before, after in pairwise(found))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "pop", "wait"]), st.integers(0, 9), schedules())))
 def test_the_order_is_by_priority_then_by_use(actions):
-    """Against a list that is sorted anew each time; whose priority changed counts as used when that is noticed."""
+    """Compared with a model that sorts all blocks each time. When the end of a phase is applied, its block counts as
+    used."""
     clock = Clock()
     clock.now = 0
     order, model, uses = EvictionOrder(clock), {}, 0
@@ -89,7 +90,7 @@ def test_the_order_is_by_priority_then_by_use(actions):
         assert sorted(order) == sorted(model)
 
 
-def test_endings_that_nobody_waits_for_are_swept_out():
+def test_stale_ends_of_phases_are_removed():
     order = EvictionOrder(Clock())
     order.add(0, for_seconds(100, 1000.0))
     for _ in range(1000):
@@ -98,7 +99,7 @@ def test_endings_that_nobody_waits_for_are_swept_out():
     assert len(order._endings) <= COMPACT_AT + 3
 
 
-def test_the_end_of_an_earlier_priority_changes_nothing():
+def test_the_end_of_a_replaced_phase_has_no_effect():
     clock = Clock()
     order = EvictionOrder(clock)
     order.add(0, for_seconds(50, clock.now + 1))

@@ -1,4 +1,4 @@
-"""Prompts that begin alike and arrive together: what they share is computed once."""
+"""The common prefix of prompts that arrive together is computed once."""
 
 import pytest
 
@@ -15,11 +15,11 @@ def test_the_prompt_is_computed_once(budget, window):
     requests = [bench.submit(range(26), max_tokens=3, seed=i) for i in range(6)]
     bench.run()
     assert all(bench.output(request) == bench.expected(request) for request in requests)
-    # Six full blocks are shared; each computes the two tokens after them and feeds two of its own back.
+    # Six full blocks are shared. Each request computes the two prompt tokens after them and two output tokens.
     assert bench.runner.computed == 26 + 5 * 2 + 6 * 2
 
 
-def test_only_what_is_shared_is_waited_for():
+def test_sequences_wait_only_for_shared_blocks():
     bench = EngineBench(max_tokens_per_step=8)
     first = bench.submit(range(40), max_tokens=3)
     second = bench.submit([*range(8), *range(60, 80)], max_tokens=3)
@@ -32,7 +32,7 @@ def test_only_what_is_shared_is_waited_for():
     assert all(bench.output(request) == bench.expected(request) for request in (first, second))
 
 
-def test_those_behind_a_waiting_one_are_not_held_up():
+def test_a_waiting_sequence_does_not_block_those_after_it():
     bench = EngineBench(max_tokens_per_step=8)
     bench.submit(range(40))
     waiting, other = bench.submit(range(40)), bench.submit([90])
@@ -43,7 +43,7 @@ def test_those_behind_a_waiting_one_are_not_held_up():
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "failed", "flushed"])
-def test_nobody_waits_for_one_that_is_gone(ending):
+def test_no_sequence_waits_for_one_that_has_ended(ending):
     bench = EngineBench(max_tokens_per_step=8)
     first, second = bench.submit(range(40)), bench.submit(range(40))
     bench.step()
@@ -57,8 +57,8 @@ def test_nobody_waits_for_one_that_is_gone(ending):
     assert bench.output(second) == bench.expected(second)
 
 
-def test_nobody_waits_for_one_behind_it():
-    """A request of low priority may be long in coming: one of high priority computes the prompt itself."""
+def test_no_sequence_waits_for_one_after_it_in_order():
+    """A request of low priority may take long, so one of high priority computes the prompt itself."""
     bench = EngineBench(max_tokens_per_step=8)
     low = bench.submit(range(40), priority=1)
     bench.step()
@@ -70,7 +70,7 @@ def test_nobody_waits_for_one_behind_it():
 
 
 @pytest.mark.parametrize("num_blocks", [12, 14, 20])
-def test_nobody_waits_for_ever_where_memory_is_short(num_blocks):
+def test_waiting_ends_even_when_memory_is_short(num_blocks):
     bench = EngineBench(num_blocks=num_blocks, max_tokens_per_step=8, max_batch_size=6)
     requests = [bench.submit(range(24 + i // 3), max_tokens=16, n=1 + i % 2) for i in range(9)]
     bench.run()
@@ -86,7 +86,7 @@ def test_salts_do_not_wait_for_each_other():
     bench.run()
 
 
-def test_without_reuse_nobody_waits():
+def test_without_reuse_no_sequence_waits():
     bench = EngineBench(block_reuse=False)
     requests = [bench.submit(range(12)) for _ in range(2)]
     bench.step()
@@ -94,7 +94,7 @@ def test_without_reuse_nobody_waits():
     bench.run()
 
 
-def test_a_forecast_knows_whom_it_has_just_admitted():
+def test_a_forecast_includes_the_sequences_it_has_admitted():
     cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     first, second, third = (one(range(10), number=number) for number in (1, 2, 3))
     forecast = cache.forecast()

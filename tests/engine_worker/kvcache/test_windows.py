@@ -1,4 +1,4 @@
-"""Blocks behind the attention window."""
+"""Blocks before the attention window."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_sequence_may_be_longer_than_the_pool():
     assert bench.output(request) == bench.expected(request)
 
 
-def test_without_chunks_a_context_has_to_fit_whole():
+def test_without_chunking_a_context_must_fit_whole():
     bench = EngineBench(num_blocks=6, window=8, chunked_context=False)
     long, short = bench.submit(range(30)), bench.submit(range(16))
     bench.run()
@@ -51,7 +51,7 @@ def test_more_than_fit(num_blocks, window):
         assert [bench.output(number, i) for i in range(2)] == [bench.expected(number, i) for i in range(2)]
 
 
-def test_what_lies_behind_the_window_is_cached_and_given_away():
+def test_blocks_before_the_window_are_released_and_cached():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4, window=6, chunk=8)
     sequence = computed(cache, range(24))
     assert sequence.first_block == (24 - 5) // 4
@@ -63,8 +63,8 @@ def test_what_lies_behind_the_window_is_cached_and_given_away():
     cache.check()
 
 
-def test_the_blocks_of_the_last_window_are_enough():
-    """A prompt goes on where its last window is found, though what came before is gone."""
+def test_the_cached_blocks_of_the_last_window_suffice():
+    """A prompt is reused up to its last cached window, even if the blocks before were evicted."""
     cache = KvCacheManager(num_blocks=12, tokens_per_block=4, window=6, chunk=8)
     cache.release(computed(cache, range(32)))
     others = [one(range(50 + 20 * i, 58 + 20 * i)) for i in range(3)]
@@ -80,7 +80,7 @@ def test_the_blocks_of_the_last_window_are_enough():
     cache.check()
 
 
-def test_a_hole_in_the_last_window_sends_back_to_an_earlier_one():
+def test_with_a_gap_in_the_last_window_an_earlier_one_is_used():
     cache = KvCacheManager(num_blocks=16, tokens_per_block=4, window=9, chunk=8)
     first = computed(cache, range(32))
     cache.release(first)
@@ -91,7 +91,7 @@ def test_a_hole_in_the_last_window_sends_back_to_an_earlier_one():
     assert again.first_block == 4
 
 
-def test_a_fork_holds_only_what_its_window_sees():
+def test_a_fork_holds_only_the_blocks_in_its_window():
     cache = KvCacheManager(num_blocks=16, tokens_per_block=4, window=6, chunk=32)
     first, second = request(range(22), n=2).sequences
     cache.allocate([first])
@@ -106,7 +106,7 @@ def test_a_fork_holds_only_what_its_window_sees():
     cache.check()
 
 
-def test_nobody_forks_from_a_sequence_whose_window_has_left_the_prompt():
+def test_no_fork_from_a_sequence_whose_window_has_left_the_prompt():
     for reuse in (True, False):
         bench = EngineBench(window=4, max_batch_size=2, max_tokens_per_step=8, block_reuse=reuse)
         request = bench.submit(range(10), max_tokens=30, n=4)
@@ -114,7 +114,7 @@ def test_nobody_forks_from_a_sequence_whose_window_has_left_the_prompt():
         assert all(bench.output(request, i) == bench.expected(request, i) for i in range(4))
 
 
-def test_blocks_behind_the_window_are_kept_as_their_request_asks():
+def test_blocks_before_the_window_have_the_requested_retention():
     eagerly = RetentionParams((RangeRetention(0, 8, 100),))
     cache = KvCacheManager(num_blocks=6, tokens_per_block=4, window=4, chunk=4)
     cache.release(computed(cache, range(16), eagerly))
@@ -127,23 +127,23 @@ def test_blocks_behind_the_window_are_kept_as_their_request_asks():
     assert again.num_computed == 8
 
 
-def test_what_a_forecast_admits_is_given():
+def test_what_a_forecast_admits_can_be_allocated():
     cache = KvCacheManager(num_blocks=12, tokens_per_block=4, window=8, chunk=8)
     cache.release(computed(cache, range(30)))
     holder = computed(cache, range(50, 70))
-    wanting = [one(range(31)), one(range(29)), one(range(60, 90)), one(range(80, 96))]
+    waiting = [one(range(31)), one(range(29)), one(range(60, 90)), one(range(80, 96))]
     holder.append(1)
     forecast = cache.forecast()
     assert forecast.grow(holder)
-    fitting = [sequence for sequence in wanting if forecast.admit(sequence, headroom=0)]
+    fitting = [sequence for sequence in waiting if forecast.admit(sequence, headroom=0)]
     assert fitting
     assert cache.allocate([holder, *fitting]) == [holder, *fitting]
     assert cache.pool.available >= forecast.available
     cache.check()
 
 
-def test_growth_to_the_end_counts_on_nothing_that_others_may_hold():
-    """Two that share a whole window each come to need one of their own."""
+def test_growth_to_the_end_excludes_shared_blocks():
+    """Two sequences that share a whole window will each need a separate one."""
     cache = KvCacheManager(num_blocks=12, tokens_per_block=4, window=8, chunk=4)
     first = computed(cache, range(25))
     second = one(range(25))
@@ -154,8 +154,8 @@ def test_growth_to_the_end_counts_on_nothing_that_others_may_hold():
     assert forecast.growth_to_end(second) == most - (len(second.blocks) - second.num_found)
 
 
-def test_a_shared_window_is_no_saving():
-    """It is soon replaced by one's own: what a newcomer takes now and may take later is a whole one."""
+def test_a_shared_window_saves_no_blocks():
+    """A newcomer soon replaces it: the blocks that it needs now and later are those of a whole window."""
     cache = KvCacheManager(num_blocks=20, tokens_per_block=4, window=8, chunk=4)
     computed(cache, range(25))
     second, forecast = one(range(25)), cache.forecast()

@@ -5,7 +5,7 @@ import pytest
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
 
-pytestmark = pytest.mark.usefixtures("either_way")
+pytestmark = pytest.mark.usefixtures("both_overlaps")
 
 
 def test_the_next_request_gets_the_slot_of_a_cancelled_one():

@@ -1,4 +1,4 @@
-"""Pages for adapters count like blocks, whatever the policy."""
+"""Pages of adapters limit admission like blocks, under every policy."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.fakes.engine import EngineBench
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
-def test_nobody_overtakes_a_request_whose_adapter_does_not_fit(policy):
+def test_a_request_whose_adapter_does_not_fit_is_not_overtaken(policy):
     first, second = adapter("a"), adapter("b")
     library = ScriptedAdapters(2, {first.version: 2, second.version: 2})
     bench = EngineBench(max_batch_size=4, adapters=library, schedulers=SchedulerNames(policy))

@@ -1,4 +1,4 @@
-"""Whoever waits gets ahead with time; a request's time limit holds while it waits."""
+"""Priority aging of waiting requests, and time limits while they wait."""
 
 import pytest
 from hypothesis import given
@@ -12,13 +12,13 @@ LOW, HIGH = 1, 3
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.floats(0, 1000)), min_size=2), st.floats(0.1, 100))
-def test_a_class_weighs_as_much_as_so_many_seconds(arrivals, aging):
+def test_a_priority_class_equals_the_aging_time(arrivals, aging):
     places = {(priority, at): place_in_line(priority, at, aging) for priority, at in arrivals}
     for (higher, at), place in places.items():
         for (lower, earlier), other in places.items():
             if higher == lower and at > earlier:
                 assert place >= other
-            # Beside what floats lose.
+            # With a tolerance for rounding.
             if higher > lower and at - earlier > (higher - lower) * aging + 1e-6:
                 assert place > other
             if higher > lower and at - earlier < (higher - lower) * aging - 1e-6:
@@ -26,7 +26,7 @@ def test_a_class_weighs_as_much_as_so_many_seconds(arrivals, aging):
 
 
 def flooded(aging: float, policy_steps: int = 120) -> tuple[EngineBench, int]:
-    """A low request, and in every step a high one; each takes a step and the batch has one place."""
+    """A request of low priority, and two of high priority per step; each takes one step and the batch has one slot."""
     bench = EngineBench(max_batch_size=1, priority_aging_seconds=aging, max_requests=1000)
     bench.submit([1], max_tokens=1, priority=HIGH)
     low = bench.submit([2], max_tokens=1, priority=LOW)
@@ -37,22 +37,22 @@ def flooded(aging: float, policy_steps: int = 120) -> tuple[EngineBench, int]:
     return bench, low
 
 
-def test_nobody_starves_under_a_flood_of_high_priority():
-    """The clock makes 10 ms a step, two requests come in each: 2 classes of 0.2 s are 40 steps, so 80 are ahead."""
+def test_aging_prevents_starvation():
+    """A step takes 10 ms and two requests arrive in each: 2 classes of 0.2 s are 40 steps, so 80 requests go first."""
     bench, low = flooded(aging=0.2)
     assert bench.ended(low) is FinishReason.LENGTH
     order = [key[0] for key, stream in bench.receiver.streams.items() if stream.end]
     assert 79 <= order.index(low) <= 84
 
 
-def test_without_aging_the_flood_goes_first():
+def test_without_aging_higher_priorities_always_go_first():
     bench, low = flooded(aging=0.0)
     assert (low, 0, 0) not in bench.receiver.streams
     bench.run()
     assert bench.output(low) == bench.expected(low)
 
 
-def test_a_class_above_goes_first_though_it_came_later():
+def test_a_higher_class_goes_first_even_if_it_arrived_later():
     bench = EngineBench(max_batch_size=1, priority_aging_seconds=30)
     bench.submit([1], max_tokens=3, request=1)
     bench.step()

@@ -1,4 +1,4 @@
-"""How contexts share a step's tokens."""
+"""Chunking policies: how contexts share the token budget of a step."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ budgets, units = st.integers(1, 100), st.integers(1, 16)
 
 
 @given(contexts, budgets, units, st.sampled_from([first_come_first_served, equal_progress]))
-def test_within_the_budget_in_units_and_never_nothing(waiting, budget, unit, share):
+def test_chunks_are_within_the_budget_and_end_at_units(waiting, budget, unit, share):
     sizes = share(waiting, budget, unit)
     assert 1 <= sum(sizes) <= budget
     cut = False
@@ -36,7 +36,8 @@ def test_within_the_budget_in_units_and_never_nothing(waiting, budget, unit, sha
 
 @given(contexts, budgets, units)
 def test_first_come_first_served_is_in_order(waiting, budget, unit):
-    """Before one gets anything, all before it have all they need or what is left is no unit for them."""
+    """Before a context receives tokens, each one before it is complete, or the rest of the budget is less than a unit
+    for it."""
     sizes = first_come_first_served(waiting, budget, unit)
     for index, sequence in enumerate(waiting[: len(sizes)]):
         if sizes[index] < sequence.num_pending:
@@ -47,7 +48,7 @@ def test_first_come_first_served_is_in_order(waiting, budget, unit):
 
 @given(contexts, budgets, units, st.booleans())
 def test_equal_progress_spreads_within_one_unit(waiting, budget, unit, aligned):
-    """In units where a context begins in the middle of one."""
+    """Counted in units if contexts begin within a unit."""
     unit = min(unit, budget)
     for sequence in waiting:
         if aligned:
@@ -78,7 +79,7 @@ def test_whole_contexts_only(waiting, budget):
         ("equal_progress", [[4, 4, 4], [4, 4, 4], [4, 2, 4], [4, 8]]),
     ],
 )
-def test_both_in_an_engine(policy, steps):
+def test_chunking_policies_in_an_engine(policy, steps):
     bench = EngineBench(max_batch_size=3, max_tokens_per_step=12, context_chunking_policy=policy)
     for number, size in enumerate((16, 10, 20)):
         bench.submit([90 - number, *range(1, size)], max_tokens=1)

@@ -1,4 +1,4 @@
-"""Users' schedulers in an engine: right ones do what they say, wrong ones stop nothing and harm nothing."""
+"""Custom schedulers in an engine: correct ones are followed, faulty ones do no harm."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,7 +18,7 @@ def bench_with(capacity: str | None = None, micro: str | None = None, whole: str
 
 
 def serve(bench: EngineBench, count: int = 4, limit: int = 3000, n: int = 1) -> None:
-    """All of these end with their tokens."""
+    """Run some requests and check their outputs."""
     requests = [bench.submit(range(i, i + 9), max_tokens=12, seed=i, n=n) for i in range(count)]
     bench.run(limit)
     for request in requests:
@@ -26,7 +26,7 @@ def serve(bench: EngineBench, count: int = 4, limit: int = 3000, n: int = 1) -> 
             assert bench.output(request, index) == bench.expected(request, index)
 
 
-def test_one_in_one_piece_decides_everything():
+def test_a_custom_request_scheduler_decides_everything():
     bench = bench_with(whole="NewestFirst")
     first = bench.submit(range(5), max_tokens=4)
     bench.step()
@@ -60,8 +60,8 @@ def test_one_in_one_piece_decides_everything():
     ids=lambda names: "-".join(names.values()),
 )
 @pytest.mark.parametrize("chunked", [True, False])
-def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n, chunked):
-    # Tracebacks are not printed, for that would take longer than everything else.
+def test_a_faulty_scheduler_does_not_change_outputs(names, n, chunked):
+    # Capturing the log avoids printing tracebacks, which would take most of the time.
     with capture_logs():
         bench = bench_with(**names, num_blocks=8, max_batch_size=4, max_tokens_per_step=12, chunked_context=chunked)
         serve(bench, n=n)
@@ -80,7 +80,7 @@ def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n
         ({"whole": "MadWhole"}, "scheduler_answer_corrected"),
     ],
 )
-def test_it_is_logged_and_not_at_every_step(names, event):
+def test_faults_are_logged_but_not_in_every_step(names, event):
     with capture_logs() as logs:
         bench = bench_with(**names, num_blocks=8, max_batch_size=4, max_tokens_per_step=12)
         serve(bench)
@@ -89,7 +89,7 @@ def test_it_is_logged_and_not_at_every_step(names, event):
 
 
 @pytest.mark.parametrize("names", [{"capacity": "OwnStatic"}, {"whole": "OwnStaticWhole"}])
-def test_a_static_batch_of_ones_own_is_reported(names):
+def test_the_static_batch_of_a_custom_scheduler_is_reported(names):
     def sizes(bench: EngineBench) -> list[tuple[int, int]]:
         for i, length in enumerate((2, 5, 3)):
             bench.submit([i], max_tokens=length)
@@ -103,7 +103,7 @@ def test_a_static_batch_of_ones_own_is_reported(names):
 
 
 @pytest.mark.parametrize("names", [{"capacity": "Newest"}, {"whole": "NewestFirst"}])
-def test_one_without_a_static_batch_is_right_too(names):
+def test_a_custom_scheduler_without_a_static_batch(names):
     with capture_logs() as logs:
         bench = bench_with(**names)
         serve(bench)
@@ -113,7 +113,7 @@ def test_one_without_a_static_batch_is_right_too(names):
 
 @pytest.mark.parametrize("figures", ["raises", "lacks", None, 3, (1, 2, 3), (-1, 0), (1.5, 0), ("x", "y"), (2**32, 0)])
 @pytest.mark.parametrize("names", [{"capacity": "OddFigures"}, {"whole": "OddFiguresWhole"}])
-def test_wrong_figures_of_a_static_batch_stop_nothing(names, figures, monkeypatch):
+def test_invalid_counts_of_a_static_batch_are_replaced_by_zeros(names, figures, monkeypatch):
     monkeypatch.setattr(OddFigures, "figures", figures)
     with capture_logs() as logs:
         bench = bench_with(**names)
@@ -124,7 +124,7 @@ def test_wrong_figures_of_a_static_batch_stop_nothing(names, figures, monkeypatc
     assert {(step.total_generation_tokens, step.empty_generation_slots) for step in found} == {(0, 0)}
 
 
-def test_limits_hold_for_a_scheduler_that_knows_none():
+def test_limits_are_enforced_for_custom_schedulers():
     bench = bench_with(whole="MadWhole", num_blocks=30, max_batch_size=3, max_tokens_per_step=7)
     serve(bench)
     assert all(len(step.slices) <= 3 for step in bench.runner.steps)
@@ -153,7 +153,7 @@ def test_limits_hold_for_a_scheduler_that_knows_none():
         (SchedulerNames(scheduler=f"{FAKES}:Idle"), "scheduler: .* it is not a subclass of RequestScheduler"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_a_clear_error(names, message):
+def test_an_unusable_class_is_a_clear_error(names, message):
     with pytest.raises(ValueError, match=message):
         EngineBench(schedulers=names)
 
@@ -165,7 +165,7 @@ def test_a_module_in_the_working_directory(tmp_path, monkeypatch):
     serve(EngineBench(schedulers=SchedulerNames(scheduler="mine_alone:NewestFirst")))
 
 
-def test_a_module_of_ours_is_not_taken_from_the_working_directory(tmp_path, monkeypatch):
+def test_known_modules_are_not_imported_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "json")

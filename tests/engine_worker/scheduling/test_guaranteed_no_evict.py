@@ -1,4 +1,4 @@
-"""Who may begin when everybody who has begun must be able to end."""
+"""GuaranteedNoEvict: a request begins only if all begun requests can finish."""
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request
@@ -12,9 +12,9 @@ from tests.fakes.engine import EngineBench, spec_of
 POLICY = SchedulerNames("guaranteed_no_evict")
 
 
-def arrived(number: int, size: int, max_tokens: int, n: int = 1, **asked) -> Sequence:
-    """A prompt of its own."""
-    spec = spec_of(range(number, number + size), max_tokens, n=n, **asked)
+def arrived(number: int, size: int, max_tokens: int, n: int = 1, **fields) -> Sequence:
+    """The first sequence of a request whose prompt is not shared."""
+    spec = spec_of(range(number, number + size), max_tokens, n=n, **fields)
     return Request(spec, b"root", number, 0.0).sequences[0]
 
 
@@ -30,7 +30,7 @@ def test_prompt_and_max_tokens_are_counted():
     assert admitted(cache, first, second, third) == [first, second]
 
 
-def test_what_a_holder_has_taken_is_not_counted_twice():
+def test_the_blocks_of_a_holder_are_not_counted_twice():
     cache = KvCacheManager(10, 4)
     first, second = arrived(1, 8, 12), arrived(2, 8, 12)
     cache.allocate([first])
@@ -40,7 +40,7 @@ def test_what_a_holder_has_taken_is_not_counted_twice():
     assert admitted(cache, first, second, arrived(3, 1, 1)) == [first, second]
 
 
-def test_nobody_overtakes_a_big_one():
+def test_a_large_request_is_not_overtaken():
     cache = KvCacheManager(10, 4)
     first, big, small = arrived(1, 8, 12), arrived(2, 30, 10), arrived(3, 1, 1)
     cache.allocate([first])
@@ -56,16 +56,16 @@ def test_all_sequences_of_a_request_are_counted():
         assert len(admitted(cache, first, four)) == fitting
         if fitting == 2:
             cache.allocate([first, four])
-            # The others still await the prompt, and nobody gets what they will need.
+            # The siblings still await the prompt; the blocks that they will need are reserved.
             assert admitted(cache, first, four, arrived(3, 1, 1)) == [first, four]
 
 
-def test_one_that_resumes_is_reserved_whole_as_any_other_that_has_not_begun():
+def test_a_resumed_request_is_reserved_as_a_whole():
     for num_blocks, begins in [(13, False), (14, True)]:
         cache = KvCacheManager(num_blocks, 4, reuse=False)
         first = arrived(1, 8, 12)
         cache.allocate([first])
-        # Three sequences of three blocks each: 0 and 2 have tokens, 1 computes the prompt.
+        # Three sequences of three blocks each: 0 and 2 are resumed, 1 computes the prompt.
         resumed = arrived(2, 8, 4, n=3, resume={0: [1, 2], 2: [3]})
         zero, one, two = resumed.request.sequences
         last = arrived(3, 1, 1)
@@ -73,11 +73,11 @@ def test_one_that_resumes_is_reserved_whole_as_any_other_that_has_not_begun():
             assert admitted(cache, *active) == ([first, zero, one, two] if begins else [first])
 
 
-def test_sequences_that_resume_begin_before_anybody_else_once_one_has():
+def test_resumed_sequences_of_a_begun_request_go_first():
     cache = KvCacheManager(9, 4)
     zero, one, two = arrived(2, 8, 4, n=3, resume={0: [1, 2], 2: [3]}).request.sequences
     other = arrived(1, 8, 12)
-    # The others find the prompt when 0 has computed it, and their room is kept.
+    # The others wait until 0 has computed the prompt; their blocks are reserved.
     assert admitted(cache, zero, one, two, other) == [zero]
     cache.allocate([zero])
     assert admitted(cache, other, zero, one, two) == [zero]
@@ -85,7 +85,7 @@ def test_sequences_that_resume_begin_before_anybody_else_once_one_has():
     assert admitted(cache, other, zero, one, two) == [zero, one, two]
 
 
-def test_those_who_await_the_prompt_beside_one_that_resumes_are_counted():
+def test_awaiting_siblings_of_a_resumed_sequence_are_counted():
     cache = KvCacheManager(12, 4, reuse=False)
     zero, one, two, three = arrived(2, 8, 4, n=4, resume={0: [1, 2]}).request.sequences
     assert [two.state, three.state] == [State.AWAITING] * 2
@@ -98,7 +98,7 @@ def test_those_who_await_the_prompt_beside_one_that_resumes_are_counted():
     assert admitted(small, holder, *arrived(2, 8, 4, n=4, resume={0: [1, 2]}).request.sequences[:2]) == [holder]
 
 
-def test_places_in_the_batch_are_counted_too():
+def test_batch_slots_are_counted_too():
     cache = KvCacheManager(100, 4)
     first, four, last = arrived(1, 4, 4), arrived(2, 4, 4, n=4), arrived(3, 4, 4)
     assert admitted(cache, first, four, last, batch=4) == [first]
@@ -106,7 +106,7 @@ def test_places_in_the_batch_are_counted_too():
     assert admitted(cache, first, four, last, batch=6) == [first, four, last]
 
 
-def test_a_shared_prefix_counts_once_while_somebody_holds_it():
+def test_a_shared_prefix_counts_once_while_it_is_held():
     cache = KvCacheManager(9, 4)
     first, second = arrived(1, 16, 8), arrived(1, 16, 8)
     cache.allocate([first])
@@ -114,13 +114,13 @@ def test_a_shared_prefix_counts_once_while_somebody_holds_it():
     first.append(0)
     assert admitted(cache, first, second) == [first, second]
     cache.release(first)
-    # Nobody holds the cached blocks now, and so they are taken as any others.
+    # The cached blocks are not held now, so they count as available.
     other = arrived(50, 16, 4)
     assert admitted(cache, second, other) == [second]
 
 
-def test_a_shared_window_is_no_saving_wherever_it_lies():
-    """Each of them soon has a window of its own: four blocks for a chunk of two and the tokens that it sees."""
+def test_a_shared_window_saves_no_blocks_on_any_tier():
+    """Each sequence soon has a separate window: four blocks for a chunk of two and the tokens that it attends to."""
     for num_host_blocks in (0, 8):
         for num_blocks, fitting in [(7, 1), (8, 2)]:
             cache = KvCacheManager(num_blocks, 4, num_host_blocks=num_host_blocks, window=6, chunk=8)
@@ -136,7 +136,7 @@ def test_a_shared_window_is_no_saving_wherever_it_lies():
             assert cache.tiers.onloads == (2 if num_host_blocks else 0)
 
 
-def test_a_request_too_big_for_pool_or_batch_has_them_to_itself():
+def test_a_request_too_large_for_the_pool_or_the_batch_runs_alone():
     for sizes in ({"num_blocks": 12, "max_batch_size": 8}, {"num_blocks": 80, "max_batch_size": 2}):
         bench = EngineBench(schedulers=POLICY, **sizes)
         before, big, after = (
@@ -153,8 +153,8 @@ def test_a_request_too_big_for_pool_or_batch_has_them_to_itself():
                 assert bench.output(request, index) == bench.expected(request, index)
 
 
-def test_sequences_of_one_request_go_on_right_after_its_prompt():
-    """Though a request of a higher class has come, and would take the memory."""
+def test_sequences_of_a_request_start_right_after_its_prompt():
+    """Even if a request of higher priority has arrived that needs the memory."""
     bench = EngineBench(num_blocks=20, schedulers=POLICY, block_reuse=False)
     bench.submit(range(8), max_tokens=12, n=4, request=1)
     bench.step()

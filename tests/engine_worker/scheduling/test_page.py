@@ -1,4 +1,4 @@
-"""docs/scheduling.md is right: its schedulers run and do what it says, its settings exist."""
+"""docs/scheduling.md: its example schedulers work, and its settings exist."""
 
 import sys
 
@@ -19,7 +19,7 @@ def fair(tmp_path, monkeypatch):
     sys.modules.pop("fair", None)
 
 
-def test_its_scheduler_shares_out_fairly(fair):
+def test_the_fair_share_example(fair):
     bench = EngineBench(schedulers=fair, max_batch_size=2, max_requests=100)
     loud = [bench.submit([1, number], max_tokens=4, salt="loud") for number in range(20)]
     bench.step()
@@ -31,7 +31,7 @@ def test_its_scheduler_shares_out_fairly(fair):
     assert bench.cache.preemptions == 0
 
 
-def test_its_micro_batch_computes_prompts_first(tmp_path, monkeypatch):
+def test_the_prefill_first_example(tmp_path, monkeypatch):
     (tmp_path / "prefill_first.py").write_text(example("prefill_first"))
     monkeypatch.chdir(tmp_path)
     schedulers = SchedulerNames(micro_batch_scheduler="prefill_first:PrefillFirst")
@@ -49,11 +49,11 @@ def test_its_micro_batch_computes_prompts_first(tmp_path, monkeypatch):
     assert all(bench.output(request) == bench.expected(request) for request in (early, late))
 
 
-def test_it_is_about_thirty_lines():
+def test_the_example_is_about_thirty_lines():
     assert 25 <= len(example().splitlines()) <= 35
 
 
-def test_its_settings_are_settings():
+def test_the_settings_on_the_page_exist():
     listed = settings()
     assert {"capacity_scheduler_policy", "scheduler", "priority_aging_seconds"} <= listed
     assert listed <= set(settings_of(EngineSettings))

@@ -1,4 +1,4 @@
-"""The property that defines each policy, whatever comes."""
+"""The defining property of each policy, with random requests."""
 
 from operator import attrgetter
 
@@ -14,7 +14,7 @@ many = examples(60, suppress_health_check=list(HealthCheck))
 
 
 def all_get_what_fits(bench):
-    """Whom the policy calls fitting gets its blocks, in every step."""
+    """Check in every step that all sequences which the policy calls fitting are allocated their blocks."""
     hold = bench.engine._scheduler._hold
 
     def holding(fitting):
@@ -27,7 +27,7 @@ def all_get_what_fits(bench):
 
 @many
 @given(arrivals, sizes)
-def test_max_utilization_the_first_goes_on_and_nobody_gives_way_to_one_behind(arrivals, sizes):
+def test_max_utilization_runs_the_first_and_preempts_from_the_end(arrivals, sizes):
     paused_now = set()
 
     def look(active, before, fitting, paused):
@@ -42,9 +42,9 @@ def test_max_utilization_the_first_goes_on_and_nobody_gives_way_to_one_behind(ar
     all_get_what_fits(bench)
     schedule = bench.engine._scheduler.schedule
 
-    def looking(active, *asked):
+    def looking(active, *arguments):
         held = [sequence for sequence in active if sequence.blocks]
-        found = schedule(active, *asked)
+        found = schedule(active, *arguments)
         if active:
             first = min(bench.cache.holders, key=ORDER)
             assert first in found.generation or first in [chunk.sequence for chunk in found.context]
@@ -58,7 +58,7 @@ def test_max_utilization_the_first_goes_on_and_nobody_gives_way_to_one_behind(ar
 
 @many
 @given(arrivals, sizes)
-def test_guaranteed_no_evict_whoever_began_is_never_without_memory(arrivals, sizes):
+def test_guaranteed_no_evict_keeps_the_memory_of_begun_requests(arrivals, sizes):
     begun = set()
 
     def look(active, before, fitting, paused):
@@ -66,8 +66,8 @@ def test_guaranteed_no_evict_whoever_began_is_never_without_memory(arrivals, siz
         assert set(before) <= set(fitting)
         assert begun & set(active) <= set(before)
         begun.update(fitting)
-        # The other sequences of a request neither, once the prompt is there. (What those of a windowed model share is
-        # counted with caution, so one may wait a little.)
+        # The same holds for the siblings of a begun sequence, once the prompt is computed. (With a window, shared
+        # blocks are counted conservatively, so a sibling may wait for a short time.)
         for sequence in active if sizes["window"] is None else ():
             count = len(sequence.request.sequences)
             blocks = bench.cache.forecast().blocks_to_end(sequence) * count
@@ -83,7 +83,7 @@ def test_guaranteed_no_evict_whoever_began_is_never_without_memory(arrivals, siz
 
 @many
 @given(arrivals, sizes)
-def test_static_batch_nobody_joins_until_all_have_ended(arrivals, sizes):
+def test_static_batch_admits_none_until_all_have_ended(arrivals, sizes):
     batches = [set()]
 
     def look(active, before, fitting, paused):
@@ -104,7 +104,7 @@ def test_static_batch_nobody_joins_until_all_have_ended(arrivals, sizes):
 
 @many
 @given(arrivals, sizes, st.sampled_from(POLICIES), st.sampled_from(["first_come_first_served", "equal_progress"]))
-def test_a_step_keeps_to_its_limits(arrivals, sizes, policy, chunking):
+def test_a_step_respects_its_limits(arrivals, sizes, policy, chunking):
     if not sizes["chunked_context"]:
         chunking = "first_come_first_served"
     bench = bench_of(policy, sizes, lambda *answer: None, context_chunking_policy=chunking)
@@ -118,12 +118,12 @@ def test_a_step_keeps_to_its_limits(arrivals, sizes, policy, chunking):
 
 @many
 @given(arrivals, sizes)
-def test_the_token_budget_is_used_up_to_a_unit(arrivals, sizes):
+def test_less_than_a_unit_of_the_token_budget_is_unused(arrivals, sizes):
     bench = bench_of("max_utilization", {**sizes, "chunked_context": True}, lambda *answer: None)
     schedule = bench.engine._scheduler.schedule
 
-    def looking(*asked):
-        found = schedule(*asked)
+    def looking(*arguments):
+        found = schedule(*arguments)
         unit, budget, size = 4, sizes["max_tokens_per_step"], sizes["max_batch_size"]
         rest = budget - len(found.generation) - sum(chunk.num_tokens for chunk in found.context)
         took = {chunk.sequence: chunk.num_tokens for chunk in found.context}

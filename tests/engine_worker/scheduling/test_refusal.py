@@ -1,4 +1,4 @@
-"""Who did not fit is not tried anew in every step, and loses nothing by that."""
+"""A blocked sequence is not tried in every step, and is not delayed by that."""
 
 import pytest
 
@@ -9,7 +9,7 @@ POLICIES = ("max_utilization", "guaranteed_no_evict")
 
 
 def full(policy: str) -> tuple[EngineBench, int, int]:
-    """A long request that leaves no room for the next."""
+    """A running request, and a waiting one for which it leaves no room."""
     bench = EngineBench(num_blocks=20, schedulers=SchedulerNames(policy), block_reuse=False)
     running = bench.submit(range(30), max_tokens=40)
     bench.step()
@@ -18,7 +18,7 @@ def full(policy: str) -> tuple[EngineBench, int, int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_begins_right_after_somebody_ends(policy):
+def test_a_blocked_request_begins_right_after_another_ends(policy):
     bench, running, waiting = full(policy)
     while bench.ended(running) is None:
         bench.step()
@@ -31,7 +31,7 @@ def test_it_begins_right_after_somebody_ends(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_is_tried_seldom(policy, monkeypatch):
+def test_a_blocked_request_is_tried_rarely(policy, monkeypatch):
     bench, _, waiting = full(policy)
     tried = []
     forecast = bench.cache.forecast
@@ -48,7 +48,7 @@ def test_it_is_tried_seldom(policy, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_one_that_fits_gets_ahead_of_a_refusal_by_its_priority(policy):
+def test_a_request_of_higher_priority_goes_before_a_blocked_one(policy):
     bench, running, waiting = full(policy)
     bench.step()
     urgent = bench.submit([95], max_tokens=1, priority=3)

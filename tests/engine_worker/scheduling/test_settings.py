@@ -1,4 +1,4 @@
-"""Settings of scheduling: what makes no sense is rejected with its name, its value and why."""
+"""Settings of scheduling: invalid ones are rejected with their name, value and a reason."""
 
 import pytest
 

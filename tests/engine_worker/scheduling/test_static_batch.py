@@ -1,10 +1,10 @@
-"""One batch after the other, and its statistics."""
+"""StaticBatch: one batch after the other, and its statistics."""
 
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench
 
 
-def test_figures_of_a_batch():
+def test_statistics_of_a_batch():
     bench = EngineBench(schedulers=SchedulerNames("static_batch"), max_batch_size=3, block_reuse=False)
     for number, max_tokens in enumerate((2, 4, 3, 2)):
         bench.submit(range(number * 10, number * 10 + 4), max_tokens=max_tokens)
@@ -15,8 +15,8 @@ def test_figures_of_a_batch():
     assert figures == [(3, 3, 0), (3, 6, 1), (2, 8, 2), (1, 9, 3), (1, 1, 0), (1, 2, 1)]
 
 
-def test_figures_of_a_batch_that_resumes():
-    """What was drawn here, and places that somebody had."""
+def test_statistics_of_a_resumed_batch():
+    """Only tokens of this attempt and slots of its sequences count."""
     bench = EngineBench(schedulers=SchedulerNames("static_batch"))
     output = bench.submit(range(4), max_tokens=5)
     bench.run()
@@ -29,8 +29,8 @@ def test_figures_of_a_batch_that_resumes():
     assert figures == [(2, 2, 0), (2, 4, 1), (1, 5, 1), (1, 6, 1), (1, 7, 2)]
 
 
-def test_prompts_that_begin_alike_are_one_batch():
-    """The first computes what they share, and the others' places are kept."""
+def test_prompts_with_a_common_prefix_form_one_batch():
+    """The first request computes the common prefix; the slots of the others are reserved."""
     bench = EngineBench(schedulers=SchedulerNames("static_batch"), max_batch_size=4)
     for number in range(3):
         bench.submit([*range(8), 50 + number], max_tokens=6)
@@ -44,7 +44,7 @@ def test_prompts_that_begin_alike_are_one_batch():
     assert bench.output(late) == bench.expected(late)
 
 
-def test_whoever_comes_during_a_batch_waits_for_its_end():
+def test_a_request_that_arrives_during_a_batch_waits_for_its_end():
     bench = EngineBench(schedulers=SchedulerNames("static_batch"))
     long = bench.submit(range(4), max_tokens=9)
     bench.step()

@@ -1,4 +1,4 @@
-"""Requests that come in over time, and who watches what becomes of them."""
+"""Requests that arrive over time, and a capacity scheduler whose answers are checked."""
 
 from typing import NamedTuple
 
@@ -16,15 +16,15 @@ SHARED = [5 * i % 60 for i in range(40)]
 class Arrival(NamedTuple):
     step: int
     shared: int
-    """Tokens of a prompt that all have in common."""
+    """Prompt tokens that all requests have in common."""
     own: int
     max_tokens: int
     n: int
     priority: int
     cancelled_after: int | None
-    """Steps."""
+    """Steps until it is cancelled; None: it is not."""
     resumed: int
-    """Tokens that it has at most."""
+    """Limit on its resumed tokens."""
 
 
 arrivals = st.lists(
@@ -55,7 +55,7 @@ sizes = st.fixed_dictionaries(
 
 
 class Watched:
-    """A capacity scheduler whose every answer is handed to `look`."""
+    """A capacity scheduler that passes each answer to `look`."""
 
     def __init__(self, scheduler, look):
         self._scheduler = scheduler
@@ -76,14 +76,14 @@ def bench_of(policy: str, sizes: dict, look, **more) -> EngineBench:
 
 
 def resumed(spec: Submit, most: int) -> dict[int, list[int]]:
-    """What sequences of a request have of their output, at most so much; the first of several nothing."""
+    """Resumed output of a request's sequences, at most `most` tokens each; of several, the first may have none."""
     first = min(spec.n - 1, most % 3)
     outputs = ((i, continuation(spec.prompt, spec.stopping, spec.sampling.seed, i)) for i in range(first, spec.n))
     return {i: output[: max(0, most - i)] for i, output in outputs}
 
 
 def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None:
-    """Everybody comes, and everybody ends: by itself with its tokens unless it was cancelled."""
+    """Run the requests and check that each ends by itself with its tokens, unless it was cancelled."""
     coming = sorted(enumerate(arrivals, 1), key=lambda entry: entry[1].step)
     cancels = {
         number: arrival.step + arrival.cancelled_after
@@ -94,9 +94,9 @@ def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None
         while coming and coming[0][1].step <= step:
             number, arrival = coming.pop(0)
             prompt = SHARED[: arrival.shared] + [60 + number + i for i in range(arrival.own)]
-            asked = {"request": number, "n": arrival.n, "seed": number, "priority": arrival.priority}
-            have = resumed(spec_of(prompt, arrival.max_tokens, **asked), arrival.resumed)
-            bench.submit(prompt, arrival.max_tokens, resume=have, **asked)
+            fields = {"request": number, "n": arrival.n, "seed": number, "priority": arrival.priority}
+            have = resumed(spec_of(prompt, arrival.max_tokens, **fields), arrival.resumed)
+            bench.submit(prompt, arrival.max_tokens, resume=have, **fields)
         for number in [number for number, at in cancels.items() if at <= step]:
             bench.cancel(number)
             del cancels[number]

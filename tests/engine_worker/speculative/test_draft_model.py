@@ -1,4 +1,4 @@
-"""The engine over a scripted draft model, which checks that it has computed whatever it reads."""
+"""The engine with a scripted draft model, which checks that it has computed everything that it reads."""
 
 import pytest
 
@@ -16,24 +16,24 @@ def bench_of(**options) -> EngineBench:
     return EngineBench(**{"draft_context": 1000, "tokens_per_block": 8, "num_blocks": 32, **options})
 
 
-def generate(bench: EngineBench, prompt=PROMPT, max_tokens: int = 30, **asked) -> int:
-    """Its number, once it has ended right."""
+def generate(bench: EngineBench, prompt=PROMPT, max_tokens: int = 30, **fields) -> int:
+    """Run a request and check its output; returns its number."""
     number = len(bench.specs) + 1
-    spec = spec_of(prompt, max_tokens, request=number, seed=number, speculation=DRAFTS, **asked)
+    spec = spec_of(prompt, max_tokens, request=number, seed=number, speculation=DRAFTS, **fields)
     bench.send(spec)
     bench.run()
     assert bench.output(number) == continuation(prompt, spec.stopping, number)
     return number
 
 
-def test_most_of_its_guesses_are_accepted():
+def test_most_draft_tokens_are_accepted():
     bench = bench_of()
     generate(bench)
     stats = bench.engine.stats
     assert stats.accepted_draft_tokens > 0.6 * stats.draft_tokens > 10
 
 
-def test_it_computes_each_token_once_unless_a_guess_was_wrong():
+def test_each_token_is_computed_once_unless_a_draft_was_rejected():
     bench = bench_of()
     generate(bench)
     stats, drafter = bench.engine.stats, bench.runner.drafter
@@ -41,7 +41,7 @@ def test_it_computes_each_token_once_unless_a_guess_was_wrong():
     assert drafter.computed <= len(PROMPT) + 30 + wrong
 
 
-def test_what_it_has_computed_of_a_prefix_is_found_with_it():
+def test_a_cached_prefix_includes_the_draft_models_part():
     bench = bench_of()
     generate(bench, [*PROMPT, 1])
     before = bench.runner.drafter.computed
@@ -49,7 +49,7 @@ def test_what_it_has_computed_of_a_prefix_is_found_with_it():
     assert bench.runner.drafter.computed - before < len(PROMPT)
 
 
-def test_it_computes_a_prefix_that_was_computed_without_it():
+def test_it_catches_up_on_a_prefix_that_was_computed_without_it():
     bench = bench_of()
     bench.send(spec_of([*PROMPT, 1], 5, request=1, speculation=Speculation(max_draft_tokens=0)))
     bench.run()
@@ -78,14 +78,14 @@ def test_a_long_prompt_is_computed_in_several_steps():
     assert bench.engine.stats.accepted_draft_tokens > 0
 
 
-def test_sequences_beyond_its_context_are_not_its():
+def test_it_does_not_exceed_its_context():
     bench = bench_of(draft_context=40)
     generate(bench, max_tokens=40)
     ends = [part.start + len(part.tokens) for step in bench.runner.drafter.steps for part in step.slices]
     assert 30 < max(ends) <= 40
 
 
-def test_none_without_drafts_and_in_large_batches():
+def test_it_is_not_used_in_large_batches():
     bench = bench_of(max_draft_batch=1)
     for number in (1, 2):
         bench.send(spec_of(PROMPT, 9, request=number, speculation=DRAFTS))
@@ -103,7 +103,7 @@ def test_what_the_caller_expects_is_drafted_first():
     assert bench.engine.stats.accepted_draft_tokens > 10
 
 
-def test_nothing_ends_where_it_fails():
+def test_a_failure_ends_no_request():
     bench = bench_of()
     for _ in range(MAX_FAILURES + 2):
         bench.runner.fail_drafting = True
@@ -112,7 +112,7 @@ def test_nothing_ends_where_it_fails():
     assert bench.engine.stats.accepted_draft_tokens > 10
 
 
-def test_it_is_given_up_after_failures_in_a_row():
+def test_it_is_no_longer_used_after_repeated_failures():
     bench = bench_of()
     bench.runner.draft = _fail(bench.runner)
     generate(bench)

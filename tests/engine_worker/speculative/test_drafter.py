@@ -11,7 +11,7 @@ def make(prompt, max_tokens, expected=()) -> Drafter:
 
 
 def drafting(drafter, output):
-    """Its next draft; the pace may let it pause."""
+    """Its next draft that is not empty: the pace may skip some."""
     for _ in range(100):
         draft = drafter.propose(output, ROOM, COST)
         if draft:
@@ -19,13 +19,13 @@ def drafting(drafter, output):
     return []
 
 
-def test_what_the_caller_expects_comes_first():
+def test_the_expected_output_is_used_first():
     drafter = make([1, 2, 3, 1, 2], max_tokens=3, expected=[7, 8, 9, 10])
     assert list(drafter.propose([], ROOM, COST)) == [7, 8, 9]
     assert list(drafter.propose([7], ROOM, COST)) == [8, 9, 10]
 
 
-def test_where_the_output_differs_lookup_goes_on_in_what_was_expected():
+def test_after_a_difference_the_expected_output_is_looked_up():
     drafter = make([0], max_tokens=2, expected=[5, 6, 7, 8, 9])
     assert list(drafter.propose([4], ROOM, COST)) == []
     assert list(drafter.propose([4, 6, 7], ROOM, COST)) == [8, 9]
@@ -42,7 +42,7 @@ def test_the_prompt_is_looked_up():
     assert list(drafter.propose([3], ROOM, COST)) == [4, 5, 1]
 
 
-def test_room_bounds_a_draft():
+def test_room_limits_a_draft():
     drafter = make([0], max_tokens=8, expected=[*range(20)])
     assert list(drafter.propose([], 2, COST)) == [0, 1]
     assert list(drafter.propose([], 0, COST)) == []
@@ -54,8 +54,8 @@ def test_room_bounds_a_draft():
     output=st.lists(st.integers(0, 2), min_size=1, max_size=30),
     data=st.data(),
 )
-def test_a_resumed_sequence_gets_the_same_drafts(prompt, expected, output, data):
-    """Fed step by step or at once: only the pace may differ, which the output does not depend on."""
+def test_a_resumed_sequence_has_the_same_drafts(prompt, expected, output, data):
+    """Fed step by step or all together: only the pace may differ."""
     stepwise = make(prompt, 4, expected)
     at = 0
     while at < len(output):
@@ -64,7 +64,7 @@ def test_a_resumed_sequence_gets_the_same_drafts(prompt, expected, output, data)
     assert drafting(stepwise, output) == drafting(make(prompt, 4, expected), output)
 
 
-def test_it_learns_from_guesses_that_were_not_drafted():
+def test_predictions_that_were_not_drafted_change_the_pace():
     drafter, output = make([1, 2, 3] * 5, max_tokens=4), []
     while not drafter.pays(0.9):
         assert not drafter.propose(output, 0, 0.9)
@@ -72,7 +72,7 @@ def test_it_learns_from_guesses_that_were_not_drafted():
     assert 5 < len(output) < 20
     assert list(drafter.propose(output, ROOM, 0.9)) == [1 + len(output) % 3]
     for count in range(20):
-        # What came once, and does not come again.
+        # Continuations that do not occur again.
         output += [100 + count, 200 + count, 300 + count, 100 + count, 200 + count]
         assert list(drafter.propose(output, 0, COST)) == []
         output.append(400 + count)

@@ -1,4 +1,4 @@
-"""When the sequences of a step draft: if what is expected to be accepted outweighs what it costs."""
+"""When a step has drafts: if the expected gain exceeds the cost."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def bench():
 
 @pytest.fixture
 def searches(bench, monkeypatch):
-    """The clock's seconds at each search for a sequence, which takes as long as a step does."""
+    """The times of all searches; each takes as long as a step."""
     times = []
 
     def propose(drafter, *arguments):
@@ -35,8 +35,8 @@ def searches(bench, monkeypatch):
     return times
 
 
-def generate(bench, **asked):
-    spec = spec_of(PROMPT, STEPS, seed=1, speculation=Speculation(max_draft_tokens=3, **asked))
+def generate(bench, **fields):
+    spec = spec_of(PROMPT, STEPS, seed=1, speculation=Speculation(max_draft_tokens=3, **fields))
     bench.send(spec)
     bench.run()
     assert bench.output(spec.request) == continuation(PROMPT, spec.stopping, 1)
@@ -47,15 +47,15 @@ def test_searches_that_find_nothing_become_rare(bench, searches):
     assert STEPS / INTERVAL - 5 < len(searches) < STEPS / INTERVAL + 50
 
 
-def test_what_drafts_cost_is_computed_for_searches_alone(bench, searches, monkeypatch):
-    asked = []
+def test_costs_are_computed_only_for_searches(bench, searches, monkeypatch):
+    sizes = []
     of = DraftCost.of
-    monkeypatch.setattr(DraftCost, "of", lambda cost, size: (asked.append(size), of(cost, size))[1])
+    monkeypatch.setattr(DraftCost, "of", lambda cost, size: (sizes.append(size), of(cost, size))[1])
     generate(bench)
-    assert len(searches) <= len(asked) < len(searches) + 10
+    assert len(searches) <= len(sizes) < len(searches) + 10
 
 
-def test_searches_that_bring_more_than_they_cost_do_not(bench, searches):
+def test_searches_that_pay_stay_frequent(bench, searches):
     expected = continuation(PROMPT, spec_of(PROMPT, STEPS).stopping, 1)
     generate(bench, draft_token_ids=tuple(expected))
     assert bench.engine.stats.accepted_draft_tokens > STEPS / 2

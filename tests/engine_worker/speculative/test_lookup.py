@@ -9,9 +9,10 @@ SIZES = (3, 2)
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
 
-def searched(tokens, guesses):
-    """The next guess by search: what followed the last tokens the last two times that they came, or the only time."""
-    tail = [*tokens, *guesses]
+def searched(tokens, drafted):
+    """The next draft token by linear search: the token after the last two occurrences of the last tokens, or after the
+    only one."""
+    tail = [*tokens, *drafted]
     for size in SIZES:
         if len(tail) < size:
             continue
@@ -23,8 +24,8 @@ def searched(tokens, guesses):
 
 
 @given(begun=TOKENS, parts=st.lists(TOKENS, max_size=4), limit=st.integers(1, 9))
-def test_it_finds_what_a_search_finds(begun, parts, limit):
-    """Also where another one goes on from the same beginning."""
+def test_lookup_equals_a_linear_search(begun, parts, limit):
+    """Also if another lookup shares the same beginning."""
     prompt = Lookup()
     prompt.extend(begun)
     lookup, other, tokens = Lookup(prompt), Lookup(prompt), [*begun]
@@ -33,8 +34,8 @@ def test_it_finds_what_a_search_finds(begun, parts, limit):
         lookup.extend(part)
         tokens += part
         expected = []
-        while len(expected) < limit and (guess := searched(tokens, expected)) is not None:
-            expected.append(guess)
+        while len(expected) < limit and (token := searched(tokens, expected)) is not None:
+            expected.append(token)
         assert lookup.propose(limit) == expected
 
 
@@ -46,11 +47,11 @@ def test_too_few_tokens_find_nothing():
     assert lookup.propose(1) == [1]
 
 
-def test_a_draft_ends_where_the_text_went_on_in_two_ways():
+def test_a_draft_ends_where_continuations_differ():
     lookup = Lookup()
     lookup.extend([1, 2, 3, 4, 5, 6, 7, 3, 4, 5, 9, 1, 2])
     assert lookup.propose(8) == [3, 4, 5]
-    # Twice the same in a row.
+    # The same continuation twice in a row.
     lookup.extend([3, 4, 5, 9, 1, 2])
     assert lookup.propose(8)[:4] == [3, 4, 5, 9]
 
@@ -61,7 +62,7 @@ def test_the_largest_ids_are_kept_apart():
     assert lookup.propose(2) == [7, 0]
 
 
-def test_what_is_known_of_a_text_is_no_work_for_the_garbage_collector():
+def test_a_lookup_creates_no_work_for_the_garbage_collector():
     lookup = Lookup()
     lookup.extend([1, 2, 3])
     gc.collect()

@@ -1,4 +1,4 @@
-"""What the caller drew from a distribution of its own, and when it counts."""
+"""Draft tokens with logits from the caller, and when they apply."""
 
 import math
 from struct import pack
@@ -29,7 +29,7 @@ def spec(**fields):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_each_token_with_its_row(dtype):
+def test_proposals_have_their_rows(dtype):
     proposals = Proposals.of(spec(rows=ROWS.to(dtype), threshold=0.5))
     for i, token in enumerate(TOKENS):
         for known in range(i + 1):
@@ -39,7 +39,7 @@ def test_each_token_with_its_row(dtype):
             assert found.logits.tolist() == ROWS[i].tolist()
 
 
-def test_none_behind_the_draft_or_beside_it():
+def test_no_proposal_after_the_draft_or_a_difference():
     proposals = Proposals.of(spec())
     assert proposals.after(TOKENS) is None
     assert proposals.after((*TOKENS, 0)) is None
@@ -50,7 +50,7 @@ def test_none_behind_the_draft_or_beside_it():
     assert proposals.after((), (2,)) is None
 
 
-def test_none_for_requests_that_they_cannot_change():
+def test_no_proposals_where_they_make_no_difference():
     assert Proposals.of(spec_of([1], speculation=Speculation(draft_token_ids=TOKENS))) is None
     assert Proposals.of(replace(spec(), sampling=SamplingParams(temperature=0.0))) is None
 
@@ -91,6 +91,6 @@ def test_beams():
     )
 
 
-def test_a_threshold_is_of_logits():
+def test_a_threshold_requires_logits():
     with pytest.raises(ValueError, match="without draft_logits"):
         Speculation(acceptance_threshold=0.5)
