@@ -178,8 +178,9 @@ def _load_model(
     checkpoint: Checkpoint, config: RunnerConfig, device: torch.device, progress: Progress, shard: Shard, warn: Warn
 ) -> LoadedModel:
     dtype, context = find_dtype(config, checkpoint, device), checkpoint.max_context_tokens
-    found = find_model(checkpoint.config)
-    shape = replace(found.config, windows=narrow_windows(found.config.windows, config.max_attention_window, context))
+    implementation = find_model(checkpoint.config)
+    windows = narrow_windows(implementation.config.windows, config.max_attention_window, context)
+    shape = replace(implementation.config, windows=windows)
     heads = shard.heads(shape.heads)
     site = Site(
         device, capability_of(device), dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels
@@ -193,14 +194,14 @@ def _load_model(
     _warn_if_slow(chosen, device, warn)
     config = replace(config, tokens_per_block=chosen.tokens_per_block)
     check_output_layers(config.output_layers, shape.num_layers)
-    model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
+    model = implementation.architecture(shape, chosen.backend, Place(dtype, device, shard))
     if config.output_layers and not model.has_taps:
         raise ValueError("output_layers: this model runs through transformers, which does not expose single layers")
     fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)
     fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
     choices = {
-        **found.choices,
+        **implementation.choices,
         "attention_reason": chosen.reason,
         "linear": packer.summary,
         "fused": fused.summary,

@@ -14,6 +14,7 @@ from engine_worker.protocol import ImageUsage, Preparation
 from engine_worker.runner.batch import to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.compute import StepComputer, StepWork
+from engine_worker.runner.config import use_device
 from engine_worker.runner.draws import SampledDraws, StepDraws
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.finished import Finished
@@ -42,12 +43,6 @@ class DraftRunner(NamedTuple):
     """Without a thread of its own, with as many blocks as the target model's runner."""
     max_context: int
     """Tokens of the longest sequence that it can compute."""
-
-
-def _use(device: torch.device) -> None:
-    # CUDA's current device is a property of the thread.
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
 
 
 class ModelRunner:
@@ -91,7 +86,7 @@ class ModelRunner:
         self._preparer = RequestPreparer(extensions, forward.vocab_size)
         move_draft_blocks = None if self._drafter is None else self._drafter.move
         self._computer = StepComputer(forward, extensions, kernels, followers, move_draft_blocks, overlap=overlap)
-        self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
+        self._thread = ThreadPoolExecutor(1, "runner", use_device, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)
         self._followers = followers
