@@ -24,7 +24,7 @@ from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.followers import Followers
-from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
+from engine_worker.runner.fusing import fuse, missing_compiler, no_kernels, triton_kernels
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import DraftRunner, ModelRunner
@@ -113,7 +113,7 @@ def load_runner(
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
     """
-    if config.lora and not adaptable(checkpoint):
+    if config.lora and not supports_adapters(checkpoint):
         raise ValueError("lora = true, but this model runs through transformers, whose layers do not support adapters")
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
@@ -138,7 +138,7 @@ def load_runner(
     return runner
 
 
-def adaptable(checkpoint: Checkpoint) -> bool:
+def supports_adapters(checkpoint: Checkpoint) -> bool:
     """Whether the model is one of Sluice's own, whose layers support LoRA adapters."""
     try:
         model_class(checkpoint.config).read_config(checkpoint.config)
@@ -199,7 +199,7 @@ def _load_model(
         raise ValueError("output_layers: this model runs through transformers, which does not expose single layers")
     fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)
-    fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
+    fused = fuse(model, heads, dtype, device, shard, triton_kernels if config.fused_kernels else no_kernels)
     choices = {
         **implementation.choices,
         "attention_reason": chosen.reason,
