@@ -142,8 +142,8 @@ class SamplingPlan(NamedTuple):
         processors: Processors = NO_PROCESSORS,
         guided: RequestedMasks | None = None,
     ) -> ProgramResults:
-        """Arguments for `sample`. logits: [R, vocab]. previous_tokens: tokens of the previous step, if draws follow it;
-        None if it failed. guided: masks that were requested with the same tokens."""
+        """Run the programs and logits processors, before `sample`. logits: [R, vocab]. previous_tokens: tokens of the
+        previous step, if draws follow it; None if it failed. guided: masks that were requested with the same tokens."""
         if self.programs is None:
             return ProgramResults()
         scores, faults = None, {}

@@ -9,9 +9,10 @@ that passes also passes. Finding the lowest one needs no sort, only evaluations 
 
 **The search.** Read as integers, with the negative ones reversed, float32 values keep their order (`_order`), so the
 answer is one of fewer than 2^32 orders. The search keeps a bracket `low` < `high` of orders with W(low) >= budget >
-W(high), and ends when they are neighbours: then `high` is the answer, bit for bit. Each round evaluates W at four pivots
-in one reading of the scores. Odd rounds place the pivots evenly by value, which suits most distributions. Even rounds
-place them evenly by order, which leaves a fifth of the bracket for any distribution, so 14 even rounds always suffice.
+W(high), and ends when they are neighbours: then `high` is the answer, bit for bit. Each round evaluates W at four
+pivots in one reading of the scores. Odd rounds place the pivots evenly by value, which suits most distributions. Even
+rounds place them evenly by order, which leaves a fifth of the bracket for any distribution, so 14 even rounds always
+suffice.
 
 **Few readings of the row.** Rounds read less and less:
 
