@@ -139,7 +139,7 @@ class TorchForward:
         taps = Taps(self.output_layers, tensors.kept_tokens) if step.keeps_layers else None
         hidden = self(step, taps)
         if tensors.kept_tokens is not None:
-            layers = NO_LAYERS if taps is None else taps.found
+            layers = NO_LAYERS if taps is None else taps.rows
             size = rows_per_block(self.vocab_size)
             for block, tokens in enumerate(tensors.kept_tokens.split(size)):
                 kept = hidden.index_select(0, tokens)

@@ -47,11 +47,11 @@ class RequestedMasks(NamedTuple):
     @staticmethod
     def of(masks: Masks, programs: StepPrograms, previous_tokens: Sequence[int] | None) -> "RequestedMasks | None":
         """Request the masks. `previous_tokens`: see `StepPrograms.advanced`. Returns None if no draw is guided."""
-        asked = programs.guided(previous_tokens)
-        if not asked:
+        requests = programs.guided(previous_tokens)
+        if not requests:
             return None
-        masks.ask(list(asked.values()))
-        return RequestedMasks(masks, np.array(list(asked)))
+        masks.request(list(requests.values()))
+        return RequestedMasks(masks, np.array(list(requests)))
 
     def collect(self) -> GuidedDraws:
         """Wait for the masks."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.guided.masks import Asked
+from engine_worker.guided.masks import MaskRequest
 from engine_worker.guided.memory import WORD_BITS
 from engine_worker.sampling.choose import Chosen
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
@@ -196,13 +196,13 @@ class StepPrograms:
     def is_guided(self) -> bool:
         return any(program.guide is not None for _, program, *_ in self.draws)
 
-    def guided(self, previous_tokens: Sequence[int] | None) -> dict[int, Asked]:
+    def guided(self, previous_tokens: Sequence[int] | None) -> dict[int, MaskRequest]:
         """Requests for masks, by draw. `previous_tokens`: see `advanced`."""
         requests = {}
         for draw, program, output, known, follows, drafted, may_end in self.draws:
             if program.guide is not None:
                 followed = () if follows is None or previous_tokens is None else (previous_tokens[follows],)
-                requests[draw] = Asked(program.guide, output, known, (*followed, *drafted), may_end)
+                requests[draw] = MaskRequest(program.guide, output, known, (*followed, *drafted), may_end)
         return requests
 
     def draws_with_processors(self) -> list[int]:

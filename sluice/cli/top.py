@@ -1,4 +1,4 @@
-"""`sluice top`: the whole ring on a terminal."""
+"""`sluice top`: monitors the ring in a terminal."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,33 +11,40 @@ from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server, fail
+from sluice.cli.common import Server, describe, fail, print_error, with_server
 from sluice.cli.health import FILE_WIDTH
+from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.top.panels import ORDERS, PANELS
-from sluice.top.snapshot import Snapshot, ask, combine
+from sluice.top.snapshot import Answer, Snapshot, combine, query
 
 TIMEOUT_SECONDS = 2.0
+"""For each call to a router."""
 
 
-@asks_server
+@with_server
 def top(
     server: Server,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once; the default unless stdout is a terminal")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: as one JSON object")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the state once and exit. The default if stdout is not a terminal.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
 ) -> None:
-    """Watch engines, detokenizers, routers, tenants and requests. Exit code 1 if --once finds no router."""
+    """Monitor the ring in a full-screen view.
+
+    Shows engines, detokenizers, routers, tenants and requests. With --once, exits with code 1 if no router answers.
+    """
     console = Console(highlight=False)
     if as_json and not once:
         raise fail("--json needs --once")
     with ExitStack() as stack:
-        clients = [stack.enter_context(each.client(TIMEOUT_SECONDS)) for each in server.each()]
+        clients = [stack.enter_context(router.client(TIMEOUT_SECONDS)) for router in server.each()]
 
-        # At once: a router that does not answer delays no other.
+        # In parallel, so that a router that does not answer does not delay the others.
         threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def read() -> Snapshot:
-            return combine(list(threads.map(ask, clients)))
+            return combine(list(threads.map(_query, clients)))
 
         if once or not console.is_terminal:
             _print(console, read(), as_json)
@@ -45,35 +52,53 @@ def top(
             _watch(read, interval)
 
 
+def _query(client: Client) -> Answer:
+    return query(client, _describe)
+
+
+def _describe(error: SluiceError, address: str) -> str:
+    """One line with the address, the cause, and what to check."""
+    if isinstance(error, DeadlineExceeded) and not error.reason:
+        return f"{address} did not answer within {TIMEOUT_SECONDS:.0f} s: check that a router listens there"
+    text = describe(error, address)
+    return text if address in text else f"{address}: {text}"
+
+
 def _watch(read: Callable[[], Snapshot], interval: float) -> None:
     try:
         from sluice.top.app import TopApp
     except ModuleNotFoundError as error:
-        raise fail("the screen needs the extra top: pip install 'sluice-serve[top]'; --once works without") from error
+        raise fail(
+            "the full-screen view needs the extra top: pip install 'sluice-serve[top]'; --once works without it"
+        ) from error
     TopApp(read, interval).run()
 
 
-def _print(console: Console, found: Snapshot, as_json: bool) -> None:
+def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
+    """Print the snapshot, and a line on stderr for each router that did not answer. Raises typer.Exit if none did."""
+    failed = [router for router in snapshot.routers if router.error]
+    none_answered = len(failed) == len(snapshot.routers)
     if as_json:
-        print(msgspec.json.encode(found).decode())
-    else:
+        print(msgspec.json.encode(snapshot).decode())
+    elif not none_answered:
         console.width = console.width if console.is_terminal else FILE_WIDTH
-        console.print(tables(found))
-    failed = [router for router in found.routers if router.error]
-    if len(failed) == len(found.routers):
-        raise fail("; ".join(f"{router.address}: {router.error}" for router in failed))
+        console.print(tables(snapshot))
+    for router in failed:
+        print_error(router.error)
+    if none_answered:
+        raise typer.Exit(1)
 
 
-def tables(found: Snapshot) -> Group:
-    """A panel after the other; those without rows are left out."""
-    made = []
+def tables(snapshot: Snapshot) -> Group:
+    """The panels as tables, one below the other; panels without rows are omitted."""
+    filled = []
     for panel in PANELS:
-        rows = panel.rows(found, ORDERS[0])
+        rows = panel.rows(snapshot, ORDERS[0])
         table = Table(box=SIMPLE)
         for column in panel.columns:
             table.add_column(column.title, justify="right" if column.right else "left")
         for row in rows:
             table.add_row(*(column.cell(row) for column in panel.columns))
         if rows:
-            made.append(table)
-    return Group(*made)
+            filled.append(table)
+    return Group(*filled)

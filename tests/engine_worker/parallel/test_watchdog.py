@@ -93,7 +93,7 @@ def test_a_rank_without_progress_is_lost(sender, watch):
 def test_a_disconnected_rank_is_lost_immediately(sender, watch, lost, rank, why):
     """In the watchdog's thread."""
     watch.start()
-    sender.left.add(rank)
+    sender.disconnected_ranks.add(rank)
     assert wait_until(lambda: bool(lost))
     assert lost == [why]
 
@@ -147,6 +147,6 @@ def test_steps_that_return_one_after_the_other(sender, watch, since):
 def test_after_stop_no_rank_is_lost(sender, watch, lost):
     watch.start()
     watch.stop()
-    sender.left.add(1)
+    sender.disconnected_ranks.add(1)
     assert not watch.is_alive()
     assert not lost

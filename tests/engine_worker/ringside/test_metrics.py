@@ -1,6 +1,6 @@
-"""What an engine counts of its LoRA adapters and images."""
+"""Metrics of an engine's LoRA adapters and images."""
 
-from types import SimpleNamespace as Having
+from types import SimpleNamespace as Stub
 
 import pytest
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ def folders(model):
 
 @pytest.fixture(scope="module")
 def size(model, folders) -> int:
-    """Bytes of one of them."""
+    """Bytes of one adapter in host memory."""
     library = lora_runner(model).adapters
     loading = library.load(str(folders[0]))
     while not loading.poll():
@@ -39,13 +39,13 @@ def size(model, folders) -> int:
 
 
 def counts(bench) -> dict[str, dict[str, float]]:
-    """By metric and label."""
-    inbox = Having(malformed=0, refused=0, gaps=0)
-    found = metrics.read(bench.engine, None, inbox, bench.mailbox, bench.outbox, None)
+    """Values by metric and label."""
+    inbox = Stub(malformed=0, refused=0, gaps=0)
+    families = metrics.read(bench.engine, None, inbox, bench.mailbox, bench.outbox, None)
     return {
-        each.name.removeprefix(P): {next(iter(sample.labels.values())): sample.value for sample in each.samples}
-        for each in found
-        if each.name.startswith(P)
+        family.name.removeprefix(P): {next(iter(sample.labels.values())): sample.value for sample in family.samples}
+        for family in families
+        if family.name.startswith(P)
     }
 
 
@@ -80,10 +80,10 @@ def test_host_memory_too_small_for_two(model, folders, size):
     assert counts(bench)["evictions"] == {"host": 1, "device": 0}
 
 
-def test_the_rows_of_images():
+def test_metrics_of_images():
     usage = ImageUsage(2, 48, 64, 3, {"hit": 5, "miss": 4, "recomputed": 1})
-    found = {each.name: [sample.value for sample in each.samples] for each in metrics.image_rows(usage)}
-    assert found == {
+    values = {family.name: [sample.value for sample in family.samples] for family in metrics.image_rows(usage)}
+    assert values == {
         "sluice_engine_image_lookups": [5, 4, 1],
         "sluice_engine_images": [2],
         "sluice_engine_image_evictions": [3],
@@ -91,5 +91,5 @@ def test_the_rows_of_images():
     }
 
 
-def test_without_adapters_nothing_is_counted():
+def test_without_adapters_their_metrics_have_no_values():
     assert not any(counts(EngineBench()).values())
