@@ -20,7 +20,7 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, triton_store
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
-from engine_worker.runner.fusing import by_triton, verify_layers, verify_sampling
+from engine_worker.runner.fusing import triton_kernels, verify_layers, verify_sampling
 
 PAGE = 16
 STORE, LAYERS = "Triton's store", "fused layers and sampling"
@@ -76,7 +76,7 @@ def _store(place: TrialPlace) -> None:
 
 
 def _fused(place: TrialPlace) -> None:
-    kernels, sampling = by_triton(place.device)
+    kernels, sampling = triton_kernels(place.device)
     verify_sampling(sampling, place.device)
     verify_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
 

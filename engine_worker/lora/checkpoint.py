@@ -203,8 +203,8 @@ class _Config(NamedTuple):
         )
 
     def rank_of(self, module: str) -> int:
-        found: int = _find(self.ranks, module, self.rank)
-        return found
+        rank: int = _find(self.ranks, module, self.rank)
+        return rank
 
     def scaling(self, module: str, rank: int) -> float:
         alpha: float = _find(self.alphas, module, self.alpha)
@@ -221,21 +221,21 @@ def _fits(key: str, module: str) -> bool:
 
 
 def _key(option: str, key: str) -> str:
-    found = PLAIN_KEY.fullmatch(key)
-    if found is None:
+    match = PLAIN_KEY.fullmatch(key)
+    if match is None:
         raise AdapterError(
             f"{CONFIG}: keys of {option} must be names of modules, not expressions such as {_shown(key)}"
         )
-    return found["name"]
+    return match["name"]
 
 
 def _pattern(raw: Mapping[str, Any], option: str) -> dict[str, Any]:
-    found = raw.get(option) or {}
-    if not isinstance(found, dict) or len(found) > MAX_PATTERN:
+    pattern = raw.get(option) or {}
+    if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERN:
         raise AdapterError(
-            f"{CONFIG}: {option} must be an object of at most {MAX_PATTERN} modules, not {_shown(found)}"
+            f"{CONFIG}: {option} must be an object of at most {MAX_PATTERN} modules, not {_shown(pattern)}"
         )
-    return found
+    return pattern
 
 
 def _rank(value: Any) -> int:
@@ -265,12 +265,12 @@ def _tensors(data: Data, limit: int) -> dict[str, Tensor]:
 
 def _parse_name(name: str, targets: Mapping[str, Target]) -> _TensorName:
     decoder = next((prefix for prefix in DECODERS if name.startswith(WRAPPER + prefix)), None)
-    found = None if decoder is None else TENSOR.fullmatch(name.removeprefix(WRAPPER + decoder))
-    if decoder is None or found is None:
+    match = None if decoder is None else TENSOR.fullmatch(name.removeprefix(WRAPPER + decoder))
+    if decoder is None or match is None:
         raise AdapterError(f"tensor {_shown(name)} is not supported: {_why_unsupported(name)}")
-    if found["path"] not in targets:
-        raise AdapterError(f"tensor {_shown(name)}: adapters of this model cannot change {found['path']}")
-    return _TensorName(found["path"], decoder + found["path"], found["side"])
+    if match["path"] not in targets:
+        raise AdapterError(f"tensor {_shown(name)}: adapters of this model cannot change {match['path']}")
+    return _TensorName(match["path"], decoder + match["path"], match["side"])
 
 
 def _why_unsupported(name: str) -> str:

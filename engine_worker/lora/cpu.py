@@ -50,7 +50,7 @@ class CpuKernel:
 
     def __call__(self, pages: StepPages, linear: LinearTargets) -> Add:
         tables = pages.tables[linear.places]
-        arrays = tuple(each.numpy() for each in (pages.arena, tables, pages.order, pages.adapters, linear.spans))
+        arrays = tuple(tensor.numpy() for tensor in (pages.arena, tables, pages.order, pages.adapters, linear.spans))
         per_row = tables.shape[0] * tables.shape[2] * pages.page_ranks
         count = len(pages.order)
 

@@ -75,18 +75,18 @@ class AdapterLibrary:
         if self._host.touch(adapter.version):
             return None
         source = adapter.version, adapter.path
-        found = self._awaited.get(source)
-        if found is not None:
-            return found
+        loading = self._awaited.get(source)
+        if loading is not None:
+            return loading
         if adapter.path:
-            found = Loading(self.advance, partial(self._read_path, adapter.path, adapter.version), patient=True)
-            self._loading.append(found)
+            loading = Loading(self.advance, partial(self._read_path, adapter.path, adapter.version), patient=True)
+            self._loading.append(loading)
             self._begin_patient()
         else:
-            found = Loading(self.advance, patient=True)
-        self._awaited[source] = found
+            loading = Loading(self.advance, patient=True)
+        self._awaited[source] = loading
         self._end_awaited()
-        return found
+        return loading
 
     def load(self, path: str) -> Loading:
         """Load from a folder on this machine."""

@@ -126,9 +126,9 @@ class AdapterPages:
     def check(self, versions: abc.Iterable[str]) -> None:
         """`versions`: the adapter of each sequence that holds memory and has an adapter. Raises PagesCorruptError."""
         held = Counter(versions)
-        found = {version: placed.holders for version, placed in self._placed.items() if placed.holders}
-        if found != dict(held):
-            raise PagesCorruptError(f"adapters are held by {found}, but used by {dict(held)}")
+        holders = {version: placed.holders for version, placed in self._placed.items() if placed.holders}
+        if holders != dict(held):
+            raise PagesCorruptError(f"adapters are held by {holders}, but used by {dict(held)}")
         pages = [*self._free, *(page for placed in self._placed.values() for page in placed.pages)]
         if sorted(pages) != list(range(self.num_pages)):
             raise PagesCorruptError("an adapter page is lost or belongs to two adapters")

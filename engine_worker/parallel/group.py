@@ -58,9 +58,9 @@ class RankGroup(Shard):
         dist.broadcast(x, src=0)
 
     def all_min(self, number: int) -> int:
-        found = torch.tensor([number], device=self._device)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        return int(found)
+        smallest = torch.tensor([number], device=self._device)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        return int(smallest)
 
     def barrier(self) -> None:
         """Wait until all ranks have called it."""
@@ -110,5 +110,5 @@ def torchrun_store(seconds: float) -> Store:
     with store_errors("no store at MASTER_ADDR and MASTER_PORT"):
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
     # torchrun's store outlives the ranks: a prefix per restart hides the keys of earlier ranks.
-    found: Store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-    return found
+    prefixed: Store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    return prefixed

@@ -25,14 +25,14 @@ class RankEnv:
 def read_rank_env(tensor_parallel: int, environment: Mapping[str, str]) -> RankEnv:
     """Read torchrun's variables, if they are set. Raises ValueError if some are missing, or if their number of ranks is
     not `tensor_parallel`."""
-    found = {name: environment[name] for name in TORCHRUN_VARIABLES if name in environment}
-    alone = tensor_parallel == 1 and found.get("WORLD_SIZE") == "1"
-    if alone or not found.keys() >= {"RANK", "WORLD_SIZE"}:
+    variables = {name: environment[name] for name in TORCHRUN_VARIABLES if name in environment}
+    alone = tensor_parallel == 1 and variables.get("WORLD_SIZE") == "1"
+    if alone or not variables.keys() >= {"RANK", "WORLD_SIZE"}:
         return RankEnv(0, tensor_parallel, 0, tensor_parallel)
-    missing = [name for name in TORCHRUN_VARIABLES if name not in found]
+    missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
     if missing:
         raise ValueError(f"RANK is set, but not {', '.join(missing)}; torchrun sets all of them")
-    rank, size, local_rank, local_size = (int(found[name]) for name in TORCHRUN_VARIABLES[:4])
+    rank, size, local_rank, local_size = (int(variables[name]) for name in TORCHRUN_VARIABLES[:4])
     if size != tensor_parallel:
         raise ValueError(f"WORLD_SIZE = {size}, but tensor_parallel = {tensor_parallel}")
-    return RankEnv(rank, size, local_rank, local_size, True, found["MASTER_ADDR"])
+    return RankEnv(rank, size, local_rank, local_size, True, variables["MASTER_ADDR"])

@@ -46,26 +46,26 @@ class RankListener:
     def accept(self, size: int, seconds: float) -> list[socket.socket]:
         """Wait for the connections of ranks 1 to size - 1, and return them in order. Unauthorized and silent peers do
         not delay them. Raises ChannelError after `seconds`."""
-        found: dict[int, socket.socket] = {}
+        accepted: dict[int, socket.socket] = {}
         pending: dict[socket.socket, bytes] = {}
         end = time.monotonic() + seconds
         self._socket.setblocking(False)
         with self._socket:
-            while len(found) < size - 1 and (left := end - time.monotonic()) > 0:
+            while len(accepted) < size - 1 and (left := end - time.monotonic()) > 0:
                 for ready in select.select([self._socket, *pending], [], [], left)[0]:
                     if ready is self._socket:
                         self._accept_one(pending)
                     elif ready in pending and (handshake := _read_handshake(ready, pending)) is not None:
                         rank = self._rank(handshake)
-                        if rank is None or not 0 < rank < size or rank in found:
+                        if rank is None or not 0 < rank < size or rank in accepted:
                             ready.close()
                         else:
-                            found[rank] = ready
+                            accepted[rank] = ready
         for connection in pending:
             connection.close()
-        if missing := sorted(set(range(1, size)) - found.keys()):
+        if missing := sorted(set(range(1, size)) - accepted.keys()):
             raise ChannelError(f"ranks {missing} have not connected in {seconds:g} s")
-        return [found[rank] for rank in sorted(found)]
+        return [accepted[rank] for rank in sorted(accepted)]
 
     def _accept_one(self, pending: dict[socket.socket, bytes]) -> None:
         with suppress(BlockingIOError, ConnectionError):

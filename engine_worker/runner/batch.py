@@ -156,19 +156,19 @@ def rotary_positions(slices: Sequence[Slice], indexes: NDArray[np.int64]) -> NDA
     all_positions = [part.positions for part in slices]
     if not any(all_positions):
         return indexes
-    found, end = np.tile(indexes, (AXES, 1)), 0
+    rotary, end = np.tile(indexes, (AXES, 1)), 0
     grids = False
     for part, positions in zip(slices, all_positions, strict=True):
         start, end = end, end + len(part.tokens)
         if positions is None:
             continue
-        behind = positions.behind(part.start)
-        if behind is None:
-            found[:, start:end] = positions.between(part.start, part.start + len(part.tokens))
+        offset = positions.behind(part.start)
+        if offset is None:
+            rotary[:, start:end] = positions.between(part.start, part.start + len(part.tokens))
             grids = True
         else:
-            found[:, start:end] += behind
-    return found if grids else found[0]
+            rotary[:, start:end] += offset
+    return rotary if grids else rotary[0]
 
 
 def _adapters(slices: Sequence[Slice]) -> NDArray[np.int64] | None:
@@ -204,8 +204,8 @@ def to_device(tree: Tree, device: torch.device) -> Tree:
     if device.type == "cpu":
         return tree
     sent = iter(arrays_to_device([tensor.numpy() for tensor in _tensors(tree)], device))
-    found: Tree = _with(tree, sent)
-    return found
+    moved: Tree = _with(tree, sent)
+    return moved
 
 
 def arrays_to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:

@@ -13,22 +13,22 @@ class PendingCall:
     """See `engine_worker.protocol.PendingCall`."""
 
     def __init__(
-        self, own: "Future[RankAnswer] | Finished[RankAnswer] | None", others: Poll, refused: list[RankAnswer]
+        self, rank_0: "Future[RankAnswer] | Finished[RankAnswer] | None", others: Poll, refused: list[RankAnswer]
     ) -> None:
-        """`own`: answer of rank 0, if the call names it. `others`: polls the other ranks. `refused`: answers for ranks
-        that do not exist."""
-        self._own = own
+        """`rank_0`: answer of rank 0, if the call names it. `others`: polls the other ranks. `refused`: answers for
+        ranks that do not exist."""
+        self._rank_0 = rank_0
         self._others = others
         self._refused = refused
 
     def poll(self) -> list[RankAnswer] | None:
-        if self._own is not None and not self._own.done():
+        if self._rank_0 is not None and not self._rank_0.done():
             return None
         others = self._others()
         if others is None:
             return None
-        own = [] if self._own is None else [self._own.result()]
-        return [*own, *others, *self._refused]
+        rank_0 = [] if self._rank_0 is None else [self._rank_0.result()]
+        return [*rank_0, *others, *self._refused]
 
 
 def refused(call: MethodCall, num_ranks: int) -> list[RankAnswer]:

@@ -47,7 +47,7 @@ class CudaCapture:
         return graph
 
     def _capture(self, work: Work) -> torch.cuda.CUDAGraph:
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        graph, previous_stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         failed: RuntimeError | None = None
         try:
             # thread_local: calls of other threads, such as NCCL's watchdog, must not invalidate the capture.
@@ -63,7 +63,7 @@ class CudaCapture:
             return graph
         # A failed capture leaves its stream current. In older versions of torch it also leaves the allocator in capture
         # mode, in which memory is never freed (https://github.com/pytorch/pytorch/pull/180395).
-        torch.cuda.set_stream(before)
+        torch.cuda.set_stream(previous_stream)
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
         if isinstance(failed, torch.OutOfMemoryError):

@@ -16,7 +16,7 @@ from engine_worker.runner.followers import Followers
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.launched import LaunchedStep
 from engine_worker.runner.results import StepResults
-from engine_worker.runner.rows import WantedRows
+from engine_worker.runner.rows import RequestedRows
 from engine_worker.sampling.fused import SamplingKernels
 from engine_worker.sampling.guided_draws import RequestedMasks
 from engine_worker.sampling.sampler import NO_PROGRAMS, ProgramResults, SamplingPlan, sample
@@ -35,7 +35,7 @@ class StepWork(NamedTuple):
     """None: there are only moves and loads."""
     sampling: SampledDraws | None
     """None: the step samples nothing."""
-    rows: WantedRows | None
+    rows: RequestedRows | None
     missing: dict[int, str]
     """Output: see `Launched.missing_adapters`."""
     previous: LaunchedStep | None

@@ -58,6 +58,12 @@ def find_device(config: RunnerConfig) -> torch.device:
     return torch.device("cuda", config.device_index)
 
 
+def use_device(device: torch.device) -> None:
+    """Make the device current in this thread; every thread that uses CUDA has to call it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def find_dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return DTYPES[config.dtype]

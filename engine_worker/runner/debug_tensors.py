@@ -28,11 +28,11 @@ class DebugStep(NamedTuple):
     follows: Mapping[int, int]
     """For each token that the previous step samples: its draw in that step."""
 
-    def complete(self, logits: Tensor | None, before: Sequence[int] | None) -> Arrays:
-        """logits [R, vocab]. `before`: tokens of the previous step, if it samples some tokens of this one."""
-        if before is not None:
+    def complete(self, logits: Tensor | None, previous_tokens: Sequence[int] | None) -> Arrays:
+        """logits [R, vocab]. `previous_tokens`: tokens of the previous step, if it samples some tokens of this one."""
+        if previous_tokens is not None:
             for token, draw in self.follows.items():
-                self.inputs["input_ids"][token] = before[draw]
+                self.inputs["input_ids"][token] = previous_tokens[draw]
         return self.inputs if logits is None else {**self.inputs, "logits": logits.cpu().numpy()}
 
 
@@ -70,11 +70,12 @@ class DebugTensors:
         number, self._launched = self._launched, self._launched + 1
         return _step(number, slices)
 
-    def write(self, step: DebugStep, logits: Tensor | None, before: Sequence[int] | None) -> None:
+    def write(self, step: DebugStep, logits: Tensor | None, previous_tokens: Sequence[int] | None) -> None:
         """Write the step's arrays that the settings name. Arguments: see `DebugStep.complete`."""
         if self._failed:
             return
-        arrays = {name: a for name, a in step.complete(logits, before).items() if name in self._options.debug_tensors}
+        complete = step.complete(logits, previous_tokens)
+        arrays = {name: array for name, array in complete.items() if name in self._options.debug_tensors}
         try:
             self._write(self._folder / f"{DEBUG_STEP}{step.number}", arrays)
         except OSError as error:

@@ -69,7 +69,7 @@ def missing_compiler() -> str | None:
     )
 
 
-def by_triton(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:
+def triton_kernels(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:
     """Triton's kernels; a `Find`."""
     if device.type != "cuda":
         raise ValueError("the device is a CPU")
@@ -80,13 +80,13 @@ def by_triton(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:
     return KERNELS, SamplingKernels(triton_gumbel_max, triton_thresholds)
 
 
-def none(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:  # noqa: ARG001
+def no_kernels(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:  # noqa: ARG001
     """A `Find` for fused_kernels = false."""
     raise ValueError("fused_kernels = false")
 
 
 def fuse(
-    model: Model, heads: HeadShape, dtype: torch.dtype, device: torch.device, shard: Shard, find: Find = by_triton
+    model: Model, heads: HeadShape, dtype: torch.dtype, device: torch.device, shard: Shard, find: Find = triton_kernels
 ) -> Fused:
     """Switch the model to fused kernels if they pass their tests, on all ranks or on none. A model of transformers only
     gets the sampling kernels. `heads`: of this rank. Raises BrokenDeviceError if a kernel breaks the CUDA context."""

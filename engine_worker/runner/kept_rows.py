@@ -52,13 +52,13 @@ class KeptTensors:
         """See `Launched.kept_rows`."""
         if self._copied is not None:
             self._copied.synchronize()
-        found: list[list[KeptRows]] = [[] for _ in self._kept]
+        rows_of_kept: list[list[KeptRows]] = [[] for _ in self._kept]
         for kept, name, start, rows in self._parts:
             dtype = cast(DType, str(rows.dtype).removeprefix("torch."))
             # Viewed as bytes, since numpy has no bfloat16.
             data = rows.view(-1).view(torch.uint8).numpy().data
-            found[kept].append(KeptRows(name, start, tuple(rows.shape), dtype, data))
-        return found
+            rows_of_kept[kept].append(KeptRows(name, start, tuple(rows.shape), dtype, data))
+        return rows_of_kept
 
 
 def _copy(rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.results import StepResults
-from engine_worker.runner.rows import WantedRows
+from engine_worker.runner.rows import RequestedRows
 from engine_worker.step import Drawn, KeptRows
 
 
@@ -31,7 +31,7 @@ class LaunchedStep:
         self,
         results: "Future[StepResults | None] | Finished[StepResults | None]",
         missing: Mapping[int, str],
-        rows: WantedRows | None,
+        rows: RequestedRows | None,
         waiting: WaitTimer,
     ) -> None:
         """`missing`: see `missing_adapters`; complete before `results` are."""

@@ -24,7 +24,7 @@ from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.followers import Followers
-from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
+from engine_worker.runner.fusing import fuse, missing_compiler, no_kernels, triton_kernels
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import DraftRunner, ModelRunner
@@ -113,7 +113,7 @@ def load_runner(
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
     """
-    if config.lora and not adaptable(checkpoint):
+    if config.lora and not supports_adapters(checkpoint):
         raise ValueError("lora = true, but this model runs through transformers, whose layers do not support adapters")
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
@@ -138,7 +138,7 @@ def load_runner(
     return runner
 
 
-def adaptable(checkpoint: Checkpoint) -> bool:
+def supports_adapters(checkpoint: Checkpoint) -> bool:
     """Whether the model is one of Sluice's own, whose layers support LoRA adapters."""
     try:
         model_class(checkpoint.config).read_config(checkpoint.config)
@@ -178,8 +178,9 @@ def _load_model(
     checkpoint: Checkpoint, config: RunnerConfig, device: torch.device, progress: Progress, shard: Shard, warn: Warn
 ) -> LoadedModel:
     dtype, context = find_dtype(config, checkpoint, device), checkpoint.max_context_tokens
-    found = find_model(checkpoint.config)
-    shape = replace(found.config, windows=narrow_windows(found.config.windows, config.max_attention_window, context))
+    implementation = find_model(checkpoint.config)
+    windows = narrow_windows(implementation.config.windows, config.max_attention_window, context)
+    shape = replace(implementation.config, windows=windows)
     heads = shard.heads(shape.heads)
     site = Site(
         device, capability_of(device), dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels
@@ -193,14 +194,14 @@ def _load_model(
     _warn_if_slow(chosen, device, warn)
     config = replace(config, tokens_per_block=chosen.tokens_per_block)
     check_output_layers(config.output_layers, shape.num_layers)
-    model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
+    model = implementation.architecture(shape, chosen.backend, Place(dtype, device, shard))
     if config.output_layers and not model.has_taps:
         raise ValueError("output_layers: this model runs through transformers, which does not expose single layers")
     fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)
-    fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
+    fused = fuse(model, heads, dtype, device, shard, triton_kernels if config.fused_kernels else no_kernels)
     choices = {
-        **found.choices,
+        **implementation.choices,
         "attention_reason": chosen.reason,
         "linear": packer.summary,
         "fused": fused.summary,

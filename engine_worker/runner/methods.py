@@ -57,8 +57,8 @@ class Methods:
     def __init__(self, rank: Rank, plugins: Iterable[EntryPoint] | None = None) -> None:
         """`plugins`: replace the installed entry points. A built-in method cannot be overridden."""
         self._rank = rank
-        found = entry_points(group=GROUP) if plugins is None else plugins
-        self._plugins = {plugin.name: plugin for plugin in found}
+        methods = entry_points(group=GROUP) if plugins is None else plugins
+        self._plugins = {plugin.name: plugin for plugin in methods}
 
     @torch.inference_mode()
     def answer(self, call: MethodCall) -> RankAnswer:

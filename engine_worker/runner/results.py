@@ -27,7 +27,7 @@ class StepResults:
         if self.tokens.device.type != "cpu":
             logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))
             short = None if sampled.short is None else on_host(sampled.short)
-            best = tuple(BestOfDraws(beams, Best(*map(on_host, found))) for beams, found in sampled.best)
+            best = tuple(BestOfDraws(beams, Best(*map(on_host, candidates))) for beams, candidates in sampled.best)
             sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need; a blocking wait wakes
             # up about 50 µs late. Spin if there is a `short`, since the next step is queued only after that is known.

@@ -12,7 +12,7 @@ from engine_worker.sampling.prompt_logprobs import PromptScores
 from engine_worker.step import KeptRows, Slice
 
 
-class WantedRows:
+class RequestedRows:
     """The rows of one step that has any."""
 
     def __init__(self, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, RowsFunction]) -> None:

@@ -14,6 +14,7 @@ from engine_worker.protocol import ImageUsage, Preparation
 from engine_worker.runner.batch import to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.compute import StepComputer, StepWork
+from engine_worker.runner.config import use_device
 from engine_worker.runner.draws import SampledDraws, StepDraws
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.finished import Finished
@@ -22,7 +23,7 @@ from engine_worker.runner.forward import Forward
 from engine_worker.runner.launched import LaunchedStep, WaitTimer
 from engine_worker.runner.methods import Methods
 from engine_worker.runner.preparations import RequestPreparer
-from engine_worker.runner.rows import WantedRows
+from engine_worker.runner.rows import RequestedRows
 from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
 from engine_worker.sampling.fused import TORCH, SamplingKernels
@@ -42,12 +43,6 @@ class DraftRunner(NamedTuple):
     """Without a thread of its own, with as many blocks as the target model's runner."""
     max_context: int
     """Tokens of the longest sequence that it can compute."""
-
-
-def _use(device: torch.device) -> None:
-    # CUDA's current device is a property of the thread.
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
 
 
 class ModelRunner:
@@ -91,7 +86,7 @@ class ModelRunner:
         self._preparer = RequestPreparer(extensions, forward.vocab_size)
         move_draft_blocks = None if self._drafter is None else self._drafter.move
         self._computer = StepComputer(forward, extensions, kernels, followers, move_draft_blocks, overlap=overlap)
-        self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
+        self._thread = ThreadPoolExecutor(1, "runner", use_device, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)
         self._followers = followers
@@ -170,8 +165,8 @@ class ModelRunner:
     def call(self, call: MethodCall) -> PendingCall:
         # All ranks run the method after the same steps, so it may even use the group's collectives.
         others: Poll = list if self._followers is None else self._followers.call(call)
-        own = self._start(self._methods.answer, call) if call.names(0) else None
-        return PendingCall(own, others, refused(call, self._forward.rank.num_ranks))
+        rank_0 = self._start(self._methods.answer, call) if call.names(0) else None
+        return PendingCall(rank_0, others, refused(call, self._forward.rank.num_ranks))
 
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that the step after a failed launch depends on no previous step.
@@ -184,7 +179,7 @@ class ModelRunner:
             arrays = self._forward.arrays(step.slices)
             prepared = self._forward.prepare(arrays)
             if prepared.has_rows:
-                rows = WantedRows(step.slices, self._forward.device, self._output_tensors.functions)
+                rows = RequestedRows(step.slices, self._forward.device, self._output_tensors.functions)
             if self._debug is not None:
                 debug = self._debug.launch(step.slices)
         if prepared is None or not prepared.follows:

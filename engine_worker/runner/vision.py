@@ -6,7 +6,7 @@ from math import isqrt
 
 import torch
 
-from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.config import RunnerConfig, use_device
 from engine_worker.runner.weights import load_weights, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
@@ -37,17 +37,11 @@ def load_images(
         tower.encode(_blank(checkpoint.vision, largest=device.type == "cuda"))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
-    return ImageRows(tower.encode, checkpoint.vision.rows, config.image_cache_size, partial(_use, device))
+    return ImageRows(tower.encode, checkpoint.vision.rows, config.image_cache_size, partial(use_device, device))
 
 
 def _ignore(*_: object) -> None:
     """Drop progress reports: the decoder's weights, which are many times as large, take most of the time."""
-
-
-def _use(device: torch.device) -> None:
-    # CUDA's current device is a property of the thread.
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
 
 
 def _blank(vision: Vision, *, largest: bool) -> Image:

@@ -85,14 +85,14 @@ def random_weights(
 
 
 def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path], rename: Rename) -> None:
-    found: set[str] = set()
+    names: set[str] = set()
     for file in files:
         with _opened(file) as tensors:
-            found.update(name for name in map(rename, tensors.keys()) if name is not None)
-    missing = targets.keys() - found
-    unexpected = {name for name in found - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
+            names.update(name for name in map(rename, tensors.keys()) if name is not None)
+    missing = targets.keys() - names
+    unexpected = {name for name in names - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
     problems = [
-        f"{kind}: {listed(names)}" for kind, names in (("missing", missing), ("unexpected", unexpected)) if names
+        f"{kind}: {listed(wrong)}" for kind, wrong in (("missing", missing), ("unexpected", unexpected)) if wrong
     ]
     if problems:
         raise CheckpointError(f"the weights in {folder} do not fit the model; {'; '.join(problems)}")

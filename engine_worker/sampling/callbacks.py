@@ -67,14 +67,14 @@ class _Connection:
 
     def receive(self, rows: Sequence[memoryview], deadline: float) -> Answer:
         """Receive an answer, and fill `rows` unless it is an error. Raises OSError, ValueError."""
-        found = self.frames.receive(Answer, deadline)
+        received = self.frames.receive(Answer, deadline)
         size = sum(row.nbytes for row in rows)
-        if found is None or found[1] != (0 if found[0].error is not None else size):
+        if received is None or received[1] != (0 if received[0].error is not None else size):
             raise OSError("the program has closed the connection")
-        if found[1] and not all(self.frames.fill(row, deadline) for row in rows):
+        if received[1] and not all(self.frames.fill(row, deadline) for row in rows):
             raise OSError("the program has closed the connection")
         self.unanswered = False
-        return found[0]
+        return received[0]
 
 
 class Callback:
@@ -111,7 +111,7 @@ class Callback:
         client_ids: list[int | None],
     ) -> None:
         """A `BatchedProcessor`."""
-        rows = [each.view(-1).cpu() for each in logits]
+        rows = [tensor.view(-1).cpu() for tensor in logits]
         called = list(zip(request_ids, client_ids, (ids[0] for ids in token_ids), strict=True))
         try:
             answer = self._call(called, [row.numpy().data for row in rows])
@@ -120,9 +120,9 @@ class Callback:
             raise CallbackError("cannot be reached", f"{self._path}: {error}") from error
         if answer.error is not None:
             raise CallbackError(f"raised {answer.error}", answer.detail)
-        for row, each in zip(rows, logits, strict=True):
-            if each.device.type != "cpu":
-                each.view(-1).copy_(row)
+        for row, tensor in zip(rows, logits, strict=True):
+            if tensor.device.type != "cpu":
+                tensor.view(-1).copy_(row)
 
     def _call(self, called: Sequence[tuple[str, int | None, list[int]]], rows: list[memoryview]) -> Answer:
         deadline = time.monotonic() + self._seconds

@@ -21,7 +21,7 @@ from engine_worker.sampling.logprobs import Logprobs
 SIGNATURE = numba.void(
     numba.float32[:, ::1],  # logits
     numba.int64[::1],  # tokens
-    numba.float32[::1],  # own
+    numba.float32[::1],  # chosen
     numba.int64[::1],  # ranks
     numba.int64[:, ::1],  # ids
     numba.float32[:, ::1],  # best
@@ -54,14 +54,14 @@ def cpu_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     """See `compute_logprobs`."""
     count, vocab = logits.shape
     most = min(most, vocab)
-    own, best = np.empty(count, np.float32), np.empty((count, most), np.float32)
+    chosen, best = np.empty(count, np.float32), np.empty((count, most), np.float32)
     ranks, ids = np.empty(count, np.int64), np.empty((count, most), np.int64)
-    arrays = logits.contiguous().numpy(), tokens.numpy(), own, ranks, ids, best
+    arrays = logits.contiguous().numpy(), tokens.numpy(), chosen, ranks, ids, best
     if count * vocab <= ONE_THREAD:
         _score(*arrays, 0, count)
     else:
         _threads().run(partial(_score, *arrays), count)
-    return Logprobs(*map(torch.from_numpy, (own, ranks, ids, best)))
+    return Logprobs(*map(torch.from_numpy, (chosen, ranks, ids, best)))
 
 
 @cache
@@ -80,8 +80,8 @@ def _power_of_2(x: np.float32) -> Any:
 
 
 @numba.njit(**SUMS)
-def _sum_and_rank(row: NDArray[np.float32], highest: np.float32, own: np.float32) -> tuple[float, float]:
-    """Sum of e^(logit - highest), and the number of logits above `own`."""
+def _sum_and_rank(row: NDArray[np.float32], highest: np.float32, logit: np.float32) -> tuple[float, float]:
+    """Sum of e^(logit - highest), and the number of logits above `logit`."""
     total = above = np.float64(0)
     for start in range(0, len(row), PART):
         part = row[start : start + PART]
@@ -90,7 +90,7 @@ def _sum_and_rank(row: NDArray[np.float32], highest: np.float32, own: np.float32
         for i in range(len(part)):
             x = (part[i] - highest) * LOG2_E
             partial_sum += _power_of_2(LEAST if x < LEAST else x)
-            count += np.float32(1) if part[i] > own else np.float32(0)
+            count += np.float32(1) if part[i] > logit else np.float32(0)
         total += partial_sum
         above += count
     return total, above
@@ -162,7 +162,7 @@ def _select(
 def _score(
     logits: NDArray[np.float32],
     tokens: NDArray[np.int64],
-    own: NDArray[np.float32],
+    chosen: NDArray[np.float32],
     ranks: NDArray[np.int64],
     ids: NDArray[np.int64],
     best: NDArray[np.float32],
@@ -178,7 +178,7 @@ def _score(
         logit = row[tokens[i]]
         total, above = _sum_and_rank(row, highest, logit)
         scale = np.float32(np.log(total))
-        own[i] = logit - highest - scale
+        chosen[i] = logit - highest - scale
         ranks[i] = 1 + np.int64(above)
         if most:
             _select(row, maxima, _bound(maxima, highest, most), ids[i], best[i])

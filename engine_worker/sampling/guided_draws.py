@@ -19,7 +19,7 @@ class GuidedDraws(NamedTuple):
     """[G]: draws with a mask."""
     masks: NDArray[np.uint32]
     """[M, words], one bit per token id; valid until masks are requested again."""
-    own: NDArray[np.int64]
+    mask_index: NDArray[np.int64]
     """[G]: index in `masks` of each draw's mask."""
     faults: Mapping[int, Fault]
     """By draw."""
@@ -32,10 +32,10 @@ class GuidedDraws(NamedTuple):
         """The masks of a group that has these draws, ascending, by row of the group; `draws` None: all draws of the
         step. Returns None if no row has a mask."""
         if draws is None:
-            return MaskedRows(self.draws, self.masks, self.own) if len(self.own) else None
+            return MaskedRows(self.draws, self.masks, self.mask_index) if len(self.mask_index) else None
         rows = np.searchsorted(draws, self.draws)
         inside = np.take(draws, rows, mode="clip") == self.draws
-        return MaskedRows(rows[inside], self.masks, self.own[inside]) if inside.any() else None
+        return MaskedRows(rows[inside], self.masks, self.mask_index[inside]) if inside.any() else None
 
 
 class RequestedMasks(NamedTuple):
@@ -45,22 +45,22 @@ class RequestedMasks(NamedTuple):
     draws: NDArray[np.int64]
 
     @staticmethod
-    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "RequestedMasks | None":
-        """Request the masks. `before`: see `StepPrograms.advanced`. Returns None if no draw is guided."""
-        asked = programs.guided(before)
-        if not asked:
+    def of(masks: Masks, programs: StepPrograms, previous_tokens: Sequence[int] | None) -> "RequestedMasks | None":
+        """Request the masks. `previous_tokens`: see `StepPrograms.advanced`. Returns None if no draw is guided."""
+        requests = programs.guided(previous_tokens)
+        if not requests:
             return None
-        masks.request(list(asked.values()))
-        return RequestedMasks(masks, np.array(list(asked)))
+        masks.request(list(requests.values()))
+        return RequestedMasks(masks, np.array(list(requests)))
 
     def collect(self) -> GuidedDraws:
         """Wait for the masks."""
         masks, faults, complete, unread, later = self.masks.collect()
         without_mask = [*faults, *complete, *unread, *later]
-        own = np.arange(len(self.draws))
+        mask_index = np.arange(len(self.draws))
         if not without_mask:
-            return GuidedDraws(self.draws, masks, own, {}, (), ())
-        own = np.delete(own, without_mask)
+            return GuidedDraws(self.draws, masks, mask_index, {}, (), ())
+        mask_index = np.delete(mask_index, without_mask)
         faults_by_draw = {int(self.draws[i]): fault for i, fault in faults.items()}
         complete_draws, later_draws = (self.draws[list(slots)].tolist() for slots in (complete, later))
-        return GuidedDraws(self.draws[own], masks, own, faults_by_draw, complete_draws, later_draws)
+        return GuidedDraws(self.draws[mask_index], masks, mask_index, faults_by_draw, complete_draws, later_draws)

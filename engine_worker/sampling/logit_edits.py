@@ -25,15 +25,15 @@ class Bias(NamedTuple):
     @staticmethod
     def of(draws: Sequence[Draw], size: int) -> "Bias | None":
         """For rows of `size` scores, one per draw; None if no draw needs it."""
-        found = [
+        entries = [
             (row * size + token, bias)
             for row, draw in enumerate(draws)
             for token, bias in draw.sampling.logit_bias
             if token < size
         ]
-        if not found:
+        if not entries:
             return None
-        flat_index, values = zip(*found, strict=True)
+        flat_index, values = zip(*entries, strict=True)
         return Bias(torch.tensor(flat_index), torch.tensor(values))
 
     def apply(self, scores: Tensor) -> None:

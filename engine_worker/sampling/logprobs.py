@@ -12,8 +12,8 @@ from sluice.ring.rows import TokenLogprob
 class Logprobs(NamedTuple):
     """Logprobs of N chosen tokens, and of the K most likely tokens in each row."""
 
-    own: Tensor
-    """[N] float32."""
+    chosen: Tensor
+    """[N] float32: logprobs of the chosen tokens."""
     ranks: Tensor
     """[N] int64: 1 for the most likely token."""
     ids: Tensor
@@ -24,7 +24,7 @@ class Logprobs(NamedTuple):
     def entries(self, wanted: Sequence[int]) -> list[TokenLogprob]:
         """As plain data. wanted: the number of alternatives for each token."""
         columns = zip(*(column.tolist() for column in self), wanted, strict=True)
-        return [TokenLogprob(own, rank, _best(ids, scores, count)) for own, rank, ids, scores, count in columns]
+        return [TokenLogprob(chosen, rank, _best(ids, scores, count)) for chosen, rank, ids, scores, count in columns]
 
 
 def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:

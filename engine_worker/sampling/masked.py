@@ -21,15 +21,15 @@ class MaskedRows(NamedTuple):
     """[G]."""
     masks: Masks
     """[M, words], one bit per token id; at least as many bits as scores."""
-    own: Index
+    mask_index: Index
     """[G]: index in `masks` of each row's mask."""
 
 
 def _highest() -> Scores:
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    found = np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
-    found.flags.writeable = False
-    return found
+    bounds = np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
+    bounds.flags.writeable = False
+    return bounds
 
 
 HIGHEST = _highest()
@@ -42,24 +42,24 @@ SAMPLED = 61
 
 def restrict(scores: Scores, masked: MaskedRows) -> None:
     """Set the scores of all tokens that their row's mask does not allow to -inf, in place."""
-    for row, own in zip(masked.rows.tolist(), masked.own.tolist(), strict=True):
-        np.minimum(scores[row], _highest_of(masked.masks[own])[: scores.shape[1]], out=scores[row])
+    for row, mask in zip(masked.rows.tolist(), masked.mask_index.tolist(), strict=True):
+        np.minimum(scores[row], _highest_of(masked.masks[mask])[: scores.shape[1]], out=scores[row])
 
 
 def choose_allowed(scores: Scores, masked: MaskedRows) -> tuple[Index, Scores]:
     """The ids of the highest allowed scores, and these scores, [N] each. The lowest id among equals; the score is -inf
     if no token is allowed."""
     tokens, peaks = np.empty(len(scores), np.int64), np.empty(len(scores), np.float32)
-    rows, masks, own = masked
-    sampled = np.count_nonzero(masks[own, ::SAMPLED], axis=1)
+    rows, masks, mask_index = masked
+    sampled = np.count_nonzero(masks[mask_index, ::SAMPLED], axis=1)
     sparse = sampled <= len(range(0, masks.shape[1], SAMPLED)) // SPARSE
-    chosen = _choose_by_words(scores, rows[sparse].tolist(), masks[own[sparse]])
-    mask_of = dict(zip(rows.tolist(), own.tolist(), strict=True))
+    chosen = _choose_by_words(scores, rows[sparse].tolist(), masks[mask_index[sparse]])
+    mask_of = dict(zip(rows.tolist(), mask_index.tolist(), strict=True))
     for row, row_scores in enumerate(scores):
-        if (found := chosen.get(row)) is None:
+        if (choice := chosen.get(row)) is None:
             mask = mask_of.get(row)
-            found = _choose(row_scores, None if mask is None else masks[mask])
-        tokens[row], peaks[row] = found
+            choice = _choose(row_scores, None if mask is None else masks[mask])
+        tokens[row], peaks[row] = choice
     return tokens, peaks
 
 
@@ -84,9 +84,9 @@ def _best_of(words: Index, scores: Scores, mask: Masks) -> Choice:
     if words[-1] >= num_words:
         # The last scores do not fill a word.
         return _choose(scores, mask)
-    found = scores[: num_words * WORD_BITS].reshape(-1, WORD_BITS).take(words, axis=0).reshape(-1)
-    best = int(np.minimum(found, _highest_of(mask.take(words)), out=found).argmax())
-    return int(words[best // WORD_BITS]) * WORD_BITS + best % WORD_BITS, float(found[best])
+    candidates = scores[: num_words * WORD_BITS].reshape(-1, WORD_BITS).take(words, axis=0).reshape(-1)
+    best = int(np.minimum(candidates, _highest_of(mask.take(words)), out=candidates).argmax())
+    return int(words[best // WORD_BITS]) * WORD_BITS + best % WORD_BITS, float(candidates[best])
 
 
 def _choose(scores: Scores, mask: Masks | None) -> Choice:

@@ -122,14 +122,14 @@ def build_programs(
     longest = max(size, *map(len, words), 1)
 
     def rules() -> list[Rule]:
-        found: list[Rule] = [*bad_words]
+        rules_of_sequence: list[Rule] = [*bad_words]
         if size == 1:
-            found.append(NoRepeatTokens(seen))
+            rules_of_sequence.append(NoRepeatTokens(seen))
         elif size:
-            found.append(NoRepeatNgrams(size, ngrams))
+            rules_of_sequence.append(NoRepeatNgrams(size, ngrams))
         if sampling.penalized:
-            found.append(Penalties(sampling, seen))
-        return found
+            rules_of_sequence.append(Penalties(sampling, seen))
+        return rules_of_sequence
 
     guide_of: Sequence[GuidedSequence | None] = guides or [None] * len(processing)
     return [Program(rules, prompt[-longest:], each, guide) for each, guide in zip(processing, guide_of, strict=True)]

@@ -37,9 +37,12 @@ class Penalty(NamedTuple):
 
     @staticmethod
     def of(rows: Mapping[int, Penalized], size: int) -> "Penalty":
-        ids = [its.ids for its in rows.values()]
-        repetition = np.array([its.repetition for its in rows.values()], np.float32)
-        amounts = [np.zeros(len(its.ids), np.float32) if its.amounts is None else its.amounts for its in rows.values()]
+        ids = [penalized.ids for penalized in rows.values()]
+        repetition = np.array([penalized.repetition for penalized in rows.values()], np.float32)
+        amounts = [
+            np.zeros(len(penalized.ids), np.float32) if penalized.amounts is None else penalized.amounts
+            for penalized in rows.values()
+        ]
         return Penalty(
             flat_index(list(rows), ids, size),
             torch.from_numpy(np.repeat(repetition, list(map(len, ids)))),
@@ -47,9 +50,9 @@ class Penalty(NamedTuple):
         )
 
     def apply(self, scores: Tensor) -> None:
-        found = gather_flat(scores, self.flat_index)
-        found = torch.where(found < 0, found * self.repetition, found / self.repetition)
-        scatter_flat(scores, self.flat_index, found - self.amounts)
+        values = gather_flat(scores, self.flat_index)
+        values = torch.where(values < 0, values * self.repetition, values / self.repetition)
+        scatter_flat(scores, self.flat_index, values - self.amounts)
 
 
 class Allowed(NamedTuple):
@@ -63,7 +66,7 @@ class Allowed(NamedTuple):
     @staticmethod
     def of(masked: MaskedRows) -> "Allowed":
         # Indexing copies the masks, since the guide worker writes the next step's masks to the same memory.
-        return Allowed(torch.from_numpy(masked.rows), torch.from_numpy(masked.masks[masked.own].view(np.int32)))
+        return Allowed(torch.from_numpy(masked.rows), torch.from_numpy(masked.masks[masked.mask_index].view(np.int32)))
 
     def apply(self, scores: Tensor) -> None:
         size = scores.shape[1]
@@ -139,17 +142,17 @@ class HostEdits(NamedTuple):
 def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     ids, repetition, amounts = penalized
     # All ids are in range, and `clip` is faster than the default mode, which copies them.
-    found = row.take(ids, mode="clip")
+    values = row.take(ids, mode="clip")
     if repetition != 1.0:
         factor = np.float32(repetition)
         # For both signs, the penalized score is the lower of the two if the penalty is above 1, else the higher one.
         bound = np.minimum if repetition > 1.0 else np.maximum
-        multiplied = found * factor
-        found /= factor
-        bound(found, multiplied, out=found)
+        multiplied = values * factor
+        values /= factor
+        bound(values, multiplied, out=values)
     if amounts is not None:
-        found -= amounts
-    row[ids] = found
+        values -= amounts
+    row[ids] = values
 
 
 class ProgramDraw(NamedTuple):
@@ -180,25 +183,27 @@ class StepPrograms:
     @staticmethod
     def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepPrograms | None":
         """None if no draw has a program."""
-        found = tuple(
+        program_draws = tuple(
             ProgramDraw(i, draw.program, draw.output, len(draw.output), follows.get(i), draw.drafted, not draw.banned)
             for i, draw in enumerate(draws)
             if isinstance(draw.program, Program)
         )
-        return StepPrograms(found, tuple([each for each in found if not each.program.only_guided])) if found else None
+        if not program_draws:
+            return None
+        return StepPrograms(program_draws, tuple([draw for draw in program_draws if not draw.program.only_guided]))
 
     @property
     def is_guided(self) -> bool:
         return any(program.guide is not None for _, program, *_ in self.draws)
 
-    def guided(self, before: Sequence[int] | None) -> dict[int, MaskRequest]:
-        """Requests for masks, by draw. `before`: see `advanced`."""
-        found = {}
+    def guided(self, previous_tokens: Sequence[int] | None) -> dict[int, MaskRequest]:
+        """Requests for masks, by draw. `previous_tokens`: see `advanced`."""
+        requests = {}
         for draw, program, output, known, follows, drafted, may_end in self.draws:
             if program.guide is not None:
-                followed = () if follows is None or before is None else (before[follows],)
-                found[draw] = MaskRequest(program.guide, output, known, (*followed, *drafted), may_end)
-        return found
+                followed = () if follows is None or previous_tokens is None else (previous_tokens[follows],)
+                requests[draw] = MaskRequest(program.guide, output, known, (*followed, *drafted), may_end)
+        return requests
 
     def draws_with_processors(self) -> list[int]:
         return [draw for draw, program, *_ in self.draws if program.processing is not None]
@@ -208,28 +213,31 @@ class StepPrograms:
         processed = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
         return [ProcessedRow(draw, row, processing) for (draw, processing), row in zip(processed, logits, strict=True)]
 
-    def followed(self, before: Sequence[int] | None) -> list[int]:
+    def followed(self, previous_tokens: Sequence[int] | None) -> list[int]:
         """For each of `draws_with_processors` the token of the previous step that it follows, or FOLLOWS_NONE.
-        `before`: see `advanced`."""
-        followed = [follows for _, program, _, _, follows, *_ in self.draws if program.processing is not None]
-        return [FOLLOWS_NONE if follows is None or before is None else before[follows] for follows in followed]
+        `previous_tokens`: see `advanced`."""
+        return [
+            FOLLOWS_NONE if follows is None or previous_tokens is None else previous_tokens[follows]
+            for _, program, _, _, follows, *_ in self.draws
+            if program.processing is not None
+        ]
 
     @contextmanager
-    def advanced(self, before: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
+    def advanced(self, previous_tokens: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
         """Feed the programs the tokens before their draws, and yield the edits of draws that have any, by draw; at the
-        end of the body, roll back the tokens in flight. `before`: tokens of the previous step; None if it failed, which
-        makes the results of draws that follow it meaningless."""
+        end of the body, roll back the tokens in flight. `previous_tokens`: tokens of the previous step; None if it
+        failed, which makes the results of draws that follow it meaningless."""
         edits = {}
         for draw, program, output, known, follows, drafted, _ in self.fed:
             for token in output[program.num_fed : known]:
                 program.feed(token)
-            if follows is not None and before is not None:
-                program.feed(before[follows])
+            if follows is not None and previous_tokens is not None:
+                program.feed(previous_tokens[follows])
             # The draws of a sequence come in order, each with one more draft token.
             for token in drafted[program.num_fed - known :]:
                 program.feed(token)
-            if found := program.edits():
-                edits[draw] = found
+            if edit := program.edits():
+                edits[draw] = edit
         try:
             yield edits
         finally:

@@ -44,22 +44,22 @@ class PromptScores:
         if self._copied is not None:
             self._copied.synchronize()
         words = np.concatenate([_packed(block) for block in self._blocks])
-        found, start = [], 0
+        entries, start = [], 0
         for scored in self._scored:
             end = start + len(scored.tokens)
-            found.append(_cut(words[start:end], self._most, scored.top).tobytes())
+            entries.append(_cut(words[start:end], self._most, scored.top).tobytes())
             start = end
-        return found
+        return entries
 
 
 def _packed(block: Logprobs) -> NDArray[np.uint32]:
     """[N, 2 + 2K]: rows in the format of `sluice.ring.prompt_logprobs`."""
-    own, ranks, ids, best = (tensor.numpy() for tensor in block)
+    chosen, ranks, ids, best = (tensor.numpy() for tensor in block)
     if (best[:, 1:] == best[:, :-1]).any():
         # The lowest id first among equals, as for generated tokens.
         order = np.lexsort((ids, -best), axis=1)
         ids, best = np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
-    columns = (own[:, None].view(np.uint32), ranks[:, None], ids, np.ascontiguousarray(best).view(np.uint32))
+    columns = (chosen[:, None].view(np.uint32), ranks[:, None], ids, np.ascontiguousarray(best).view(np.uint32))
     return np.concatenate([column.astype("<u4", copy=False) for column in columns], axis=1)
 
 

@@ -70,15 +70,15 @@ class Rejection(NamedTuple):
         return Rejection(self.temperature[rows], self.keys[rows], self.filters.rows(rows), self.limited, *columns)
 
     def _choose(self, scores: Tensor, kernels: SamplingKernels) -> Chosen:
-        own, valid = self._filtered(scores, kernels.thresholds)
-        p, q = own.double().softmax(dim=1), self.logits.double().softmax(dim=1)
+        filtered, valid = self._filtered(scores, kernels.thresholds)
+        p, q = filtered.double().softmax(dim=1), self.logits.double().softmax(dim=1)
         thresholds = torch.where(self.thresholds == RANDOM, uniform(self.keys), self.thresholds)
         likely, drafted = p.gather(1, self.proposed), q.gather(1, self.proposed)
         # A draft token that is banned or filtered out is never accepted.
         accepted = (likely > 0) & (likely >= thresholds * drafted)
         remaining = (p - q).clamp_(min=0)
         # If p equals q, rounding may leave nothing of the difference.
-        logits = torch.where(remaining.sum(dim=1, keepdim=True) > 0, remaining.log().float(), own)
+        logits = torch.where(remaining.sum(dim=1, keepdim=True) > 0, remaining.log().float(), filtered)
         peaks, tokens = kernels.gumbel_max(logits, torch.ones_like(self.temperature), self.keys, None)
         sampled = tokens.gather(1, peaks.argmax(dim=1, keepdim=True))
         return Chosen(torch.where(accepted, self.proposed, sampled).squeeze(1), valid)
@@ -86,16 +86,16 @@ class Rejection(NamedTuple):
     def _filtered(self, scores: Tensor, thresholds: Thresholds | None) -> tuple[Tensor, Tensor]:
         """Logits of p [N, vocab], and whether each row has a token to choose, [N] bool."""
         if not self.limited:
-            own, best = scores / self.temperature, scores.amax(dim=1, keepdim=True)
+            logits, best = scores / self.temperature, scores.amax(dim=1, keepdim=True)
             if self.filters.min_p is not None:
-                own.masked_fill_(own < best / self.temperature + self.filters.min_p.log(), -torch.inf)
-            return own, finite(best.squeeze(1))
+                logits.masked_fill_(logits < best / self.temperature + self.filters.min_p.log(), -torch.inf)
+            return logits, finite(best.squeeze(1))
         if thresholds is not None:
             threshold, valid = thresholds(scores, self.temperature, self.filters)
-            own = scores / self.temperature
-            return own.masked_fill_(own < threshold, -torch.inf), valid
+            logits = scores / self.temperature
+            return logits.masked_fill_(logits < threshold, -torch.inf), valid
         values, ids = scores.sort(dim=1, descending=True)
         scaled = values / self.temperature
         kept, _ = keep(scaled, self.filters, None, whole=True)
-        own = torch.empty_like(scores).scatter_(1, ids, scaled.masked_fill_(~kept, -torch.inf))
-        return own, finite(values[:, 0])
+        logits = torch.empty_like(scores).scatter_(1, ids, scaled.masked_fill_(~kept, -torch.inf))
+        return logits, finite(values[:, 0])

@@ -69,8 +69,8 @@ class Sampled(NamedTuple):
     def results(self, draws: Sequence[Draw]) -> list[Drawn]:
         """As plain data, one per draw. Call only once the tensors are on the host."""
         results = self._chosen(draws)
-        for found in self.best:
-            for i, best in found.entries().items():
+        for candidates in self.best:
+            for i, best in candidates.entries().items():
                 possible = [entry for entry in best[: draws[i].candidates] if entry[1] > -torch.inf]
                 if results[i].drew and possible:
                     results[i] = Drawn(results[i].token, best=possible)
@@ -138,25 +138,27 @@ class SamplingPlan(NamedTuple):
     def run_programs(
         self,
         logits: Tensor,
-        before: Sequence[int] | None,
+        previous_tokens: Sequence[int] | None,
         processors: Processors = NO_PROCESSORS,
         guided: RequestedMasks | None = None,
     ) -> ProgramResults:
-        """Arguments for `sample`. logits: [R, vocab]. before: tokens of the previous step, if draws follow it; None if
-        it failed. guided: masks that were requested with the same tokens."""
+        """Run the programs and logits processors, before `sample`. logits: [R, vocab]. previous_tokens: tokens of the
+        previous step, if draws follow it; None if it failed. guided: masks that were requested with the same tokens."""
         if self.programs is None:
             return ProgramResults()
         scores, faults = None, {}
-        with self.programs.advanced(before) as edits:
+        with self.programs.advanced(previous_tokens) as edits:
             if self.processed_rows is not None:
                 scores = torch.cat((logits, logits.index_select(0, self.processed_rows)))
                 faults = run_processors(processors, self.programs.processed(scores[len(logits) :]))
-        found = None if guided is None else guided.collect()
-        by_group = tuple(self._edits(group, edits, found, logits.device) for group in self.groups)
-        if found is None:
+        guided_draws = None if guided is None else guided.collect()
+        by_group = tuple(self._edits(group, edits, guided_draws, logits.device) for group in self.groups)
+        if guided_draws is None:
             return ProgramResults(scores, by_group, faults)
         # If a draw has both faults, the processor's counts.
-        return ProgramResults(scores, by_group, {**found.faults, **faults}, found.complete, found.later)
+        return ProgramResults(
+            scores, by_group, {**guided_draws.faults, **faults}, guided_draws.complete, guided_draws.later
+        )
 
     def _edits(
         self, group: SamplingGroup, edits: Mapping[int, Edits], guided: GuidedDraws | None, device: torch.device
@@ -219,12 +221,12 @@ def sample(
         scores = source if group.rows is None else source.index_select(0, group.rows)
         if scores is source and not (in_place or (group.edits is None and edits is None)):
             scores = source.clone()
-        found = _choose(group, edits, scores, widen=widen, kernels=kernels)
-        chosen.append(found)
-        if found.short is not None:
-            short.append(found.short)
-        if found.best is not None:
-            best.append(BestOfDraws(group.draws, found.best))
+        choice = _choose(group, edits, scores, widen=widen, kernels=kernels)
+        chosen.append(choice)
+        if choice.short is not None:
+            short.append(choice.short)
+        if choice.best is not None:
+            best.append(BestOfDraws(group.draws, choice.best))
     tokens, valid = chosen[0].tokens, chosen[0].valid
     # Restore the order of the draws.
     if plan.order is not None:
@@ -270,8 +272,9 @@ def _logprob_rows(draws: Sequence[Draw], rows: Sequence[int], num_rows: int) -> 
     return LogprobRows(_rows([rows[i] for i in requesting], num_rows), picked, most)
 
 
-def _logprobs(logits: Tensor, wanted: LogprobRows | None, tokens: Tensor) -> Logprobs | None:
-    if wanted is None:
+def _logprobs(logits: Tensor, logprob_rows: LogprobRows | None, tokens: Tensor) -> Logprobs | None:
+    if logprob_rows is None:
         return None
-    rows = logits if wanted.rows is None else logits.index_select(0, wanted.rows)
-    return compute_logprobs(rows, tokens if wanted.draws is None else tokens.index_select(0, wanted.draws), wanted.most)
+    rows, draws, most = logprob_rows
+    chosen = tokens if draws is None else tokens.index_select(0, draws)
+    return compute_logprobs(logits if rows is None else logits.index_select(0, rows), chosen, most)

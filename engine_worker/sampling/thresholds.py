@@ -7,33 +7,34 @@ score weighs 1 for top-k, and exp((score - highest) / temperature) for top-p. A 
 budget: k for top-k, top_p times the weight of all scores for top-p. W never increases with x, so every score above one
 that passes also passes. Finding the lowest one needs no sort, only evaluations of W.
 
-**The search.** Read as an integer, a float32 keeps its order (`_order`), so there are fewer than 2^32 candidates. The
-search keeps a bracket of them, `low` < `high`, with W(low) >= budget > W(high), and ends when they are neighbours: then
-`high` is the answer, bit for bit. Each round evaluates W at four pivots in one reading of the scores. Odd rounds place
-the pivots evenly by value, which suits most distributions. Even rounds place them evenly by order, which leaves a fifth
-of the bracket whatever the distribution: 14 such rounds suffice for 2^32 candidates.
+**The search.** Read as integers, with the negative ones reversed, float32 values keep their order (`_order`), so the
+answer is one of fewer than 2^32 orders. The search keeps a bracket `low` < `high` of orders with W(low) >= budget >
+W(high), and ends when they are neighbours: then `high` is the answer, bit for bit. Each round evaluates W at four
+pivots in one reading of the scores. Odd rounds place the pivots evenly by value, which suits most distributions. Even
+rounds place them evenly by order, which leaves a fifth of the bracket for any distribution, so 14 even rounds always
+suffice.
 
 **Few readings of the row.** Rounds read less and less:
 
-1. One reading finds the highest score, and rows with NaN or infinity.
-2. The first round reads the row again. Its pivots are where the answer is expected, and it copies the scores from there
-   (`near` < score <= `far`) to scratch memory, each lane its own, in place of the former content.
-3. If the answer is there, the next rounds read the copy, and each compacts it in place to the scores that are still in
-   the bracket. Usually only a few are left after two or three rounds. If the answer is elsewhere, the next round reads
-   the row again with the bracket found so far, so a wrong expectation costs time and never the result.
+1. One reading finds the highest score, and detects NaN and infinity.
+2. Round 0 reads the row again. Its pivots are in the range where the answer is expected, and it copies the scores in
+   that range (`near` < score <= `far`) to scratch memory, each lane to its own column.
+3. If the answer is in the range, later rounds read only the copy, and compact it in place to the scores that are still
+   in the bracket. Usually only few scores remain after two or three rounds. If the answer is outside the range, the
+   next round reads the row once more, with the bracket so far. So a wrong expectation costs time, but never the result.
 
-So a row is usually read twice, in total 8 bytes per score, and the scratch memory is as large as the scores. What is
-expected:
+A row is thus usually read twice, 8 bytes per score in total. The scratch memory is as large as the scores. The expected
+range is:
 
-- top-k: each of the WIDTH lanes has a score at its peak, so if k <= WIDTH the answer is not below the lowest peak.
+- top-k: above the lowest of all lanes' peaks if k <= WIDTH, because at least WIDTH scores reach that peak.
 - top-p of a short row: within NEAR temperatures of the highest score.
-- top-p of a long row: near the answer for a sample of WIDTH scores, which is found by the same search.
-- top-p with top-k: among the scores that top-k lets pass, which its search has left in scratch memory.
+- top-p of a long row: around the answer for a sample of WIDTH scores, which the same search finds.
+- top-p with top-k: all scores that top-k lets pass, which its search has left in scratch memory.
 
-**Exactness.** Counts are exact in float32. Weights are float32 and their sums are rounded, so where the weight above a
-score equals top-p's budget but for rounding, a sort with float64 sums may decide otherwise. The search is in scores and
-not in scores over temperature: rounded division is monotonic, so the answer is the same, and the threshold is its
-quotient. Equal scores, and different ones with equal quotients, pass or fail together.
+**Exactness.** Counts are exact in float32. Weights and their sums are rounded, so if the weight above a score equals
+top-p's budget up to rounding, a sort with float64 sums may decide that score differently. The search compares scores
+and not scores over temperature: rounded division is monotonic, so the answer is the same score, and the threshold is
+its quotient. Equal scores, and different scores with equal quotients, pass or fail together.
 """
 
 import torch

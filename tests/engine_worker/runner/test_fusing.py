@@ -6,7 +6,7 @@ import torch
 from engine_worker.attention import backend
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.shard import UNSHARDED, Shard
-from engine_worker.runner.fusing import by_triton, fuse, none
+from engine_worker.runner.fusing import fuse, no_kernels, triton_kernels
 from engine_worker.sampling.filters import torch_thresholds
 from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import torch_gumbel_max
@@ -135,7 +135,7 @@ def test_a_model_of_transformers_gets_only_the_sampling_kernels():
 
 def test_a_cpu_has_no_kernels():
     with pytest.raises(ValueError, match="the device is a CPU"):
-        by_triton(CPU)
+        triton_kernels(CPU)
 
 
 @torch.inference_mode()
@@ -151,6 +151,6 @@ def test_a_kernel_that_breaks_the_context_is_named_with_the_setting_to_disable_i
 @torch.inference_mode()
 def test_kernels_can_be_disabled():
     made = Fusible("qwen3, tied")
-    found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, none)
+    found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, no_kernels)
     assert found.summary == "no: fused_kernels = false"
     assert found.sampling is TORCH

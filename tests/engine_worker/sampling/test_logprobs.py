@@ -30,7 +30,7 @@ def test_as_computed_by_torch(seed, vocab, most, kinds, rows):
     tokens = torch.randint(vocab, (rows,), generator=generator)
     found, right = compute_logprobs(logits.clone(), tokens, most), torch_logprobs(logits, tokens, most)
     assert torch.equal(found.ranks, right.ranks)
-    torch.testing.assert_close(found.own, right.own, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(found.chosen, right.chosen, rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(found.best, right.best, rtol=1e-6, atol=1e-5)
     assert torch.equal(logits.gather(1, found.ids), logits.gather(1, right.ids))
     assert all(len(set(row)) == min(most, vocab) for row in found.ids.tolist())
@@ -51,7 +51,7 @@ def test_a_row_does_not_depend_on_its_batch(monkeypatch, rows, threads):
     for column, own in zip(together, zip(*parts, strict=True), strict=True):
         assert torch.equal(column, torch.cat(own))
     fewer = compute_logprobs(logits, tokens, 3)
-    assert torch.equal(fewer.own, together.own)
+    assert torch.equal(fewer.chosen, together.chosen)
     assert torch.equal(fewer.best, together.best[:, :3])
 
 
@@ -62,7 +62,7 @@ def test_as_in_float64(size):
     logits[1] = torch.linspace(-3, 2, size)
     right = logits.double().log_softmax(1)
     for token in {0, size // 2, size - 1}:
-        own = compute_logprobs(logits, torch.full((2,), token), 0).own
+        own = compute_logprobs(logits, torch.full((2,), token), 0).chosen
         torch.testing.assert_close(own, right[:, token].float(), rtol=3e-7, atol=3e-6)
 
 
@@ -91,7 +91,7 @@ def test_rows_without_a_bound(value):
     found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10)
     assert found.ids[0].tolist() == logits[0].topk(10).indices.tolist()
     assert found.ids[1].tolist() == list(range(10))
-    assert bool(found.own[1].isnan()) == bool(found.best[1].isnan().all()) == (value != 0)
+    assert bool(found.chosen[1].isnan()) == bool(found.best[1].isnan().all()) == (value != 0)
 
 
 @pytest.mark.parametrize("token", [0, 100])
@@ -101,7 +101,7 @@ def test_a_row_with_nan(token):
     logits[0, token] = torch.nan
     found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 5)
     assert found.ids[0].tolist() == found.ids[1].tolist()
-    assert found.own.isnan().tolist() == [True, False]
+    assert found.chosen.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("vocab", "rows"), [(1000, 1048), (4096, 256), (16384, 64), (151936, 64)])
