@@ -1,6 +1,6 @@
 """Sluice serves large language models over gRPC: the Python library and command line.
 
-Clients and `LLM` are imported on first access: the services import this package too, and need none of them.
+The clients and `LLM` are imported on first access, because the services import this package too and do not need them.
 """
 
 from importlib import import_module

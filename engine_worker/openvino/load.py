@@ -20,9 +20,10 @@ from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
-from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.step import Slice
@@ -65,7 +66,11 @@ class Compiled(NamedTuple):
 
 
 def load_openvino(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None = None
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    draft: DraftConfig | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
     """See `engine_worker.backend.load_runner`. Raises RefusedError before the weights are read."""
     if not ov.__version__.startswith(VERSION):
@@ -81,9 +86,12 @@ def load_openvino(
     _return_freed_memory()
     caches = _caches([model.block for model in compiled], compiled[0].shape, config, checkpoint.max_context_tokens)
     forwards = [model.forward(cache, config.threads) for model, cache in zip(compiled, caches, strict=True)]
-    drafter = None if draft is None else (ModelRunner(forwards[1]), draft.checkpoint.max_context_tokens)
-    runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter)
-    runner.images = images
+    drafter = None
+    if draft is not None:
+        draft_runner = ModelRunner(forwards[1], extensions=Extensions(guides=extensions.guides))
+        drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
+    extensions = replace(extensions, images=images)
+    runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter, extensions=extensions)
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
     runner.choices |= {

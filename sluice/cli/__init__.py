@@ -7,14 +7,14 @@ from sluice.ring.process import INTERRUPTED, TERMINATED, exit_on_interrupt, exit
 
 
 def main() -> None:
-    """Ctrl-C prints no traceback, not even during the imports, which take a second, or at exit."""
+    """Run the command line. Ctrl-C prints no traceback, even during the imports, which take a second, and at exit."""
     exit_on_signals(TERMINATED)
-    # gRPC reads it once. Without it, a connection that a router closes is reported on stderr.
+    # Otherwise gRPC reports each connection that a router closes on stderr. gRPC reads this variable only once.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from sluice.cli.commands import app
 
     try:
-        # Ignored under nohup, or in the background of a shell: then it stays so.
+        # Under nohup, or in the background of a shell, SIGINT is ignored and must stay so.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         app(prog_name="sluice")

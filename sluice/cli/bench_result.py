@@ -1,4 +1,4 @@
-"""The results of `sluice bench`: a table, a JSON file, the errors."""
+"""Prints the results of `sluice bench` as a table and as JSON, and the errors of failed requests."""
 
 import json
 import sys
@@ -17,12 +17,17 @@ from sluice.loadgen import report
 from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import Pace
 
-NAMES = {"ttft": "time to first token", "tpot": "per token after it", "itl": "between chunks", "e2el": "end to end"}
+NAMES = {
+    "ttft": "time to first token",
+    "tpot": "per token after it",
+    "itl": "between chunks",
+    "e2el": "end to end",
+}
 SHOWN_ERRORS = 3
 
 
 def heading(server: BenchServer, model: str, label: str, requests: int, pace: Pace) -> dict[str, Any]:
-    """The fields of `vllm bench serve` about the run itself, and the server's name."""
+    """The fields that describe the run, named as by `vllm bench serve`, and the server's name."""
     return {
         "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         "backend": server.api,
@@ -38,7 +43,7 @@ def heading(server: BenchServer, model: str, label: str, requests: int, pace: Pa
 
 
 def write(results: Sequence[dict[str, Any]], path: Path | None) -> None:
-    """An object, or a list of them for several servers."""
+    """Write the results to `path`: a JSON object, or for several servers a list of objects."""
     text = json.dumps(results if len(results) > 1 else results[0]) + "\n"
     if path == Path("-"):
         sys.stdout.write(text)
@@ -57,48 +62,48 @@ def show(results: Sequence[dict[str, Any]], ranks: Sequence[float]) -> None:
         console.print(_side_by_side(results, ranks), markup=False)
 
 
-def _title(found: dict[str, Any]) -> str:
-    failed = f", {found['failed']} failed" if found["failed"] else ""
-    return f"{found['model_id']}: {found['completed']} requests{failed} in {found['duration']:.1f} s"
+def _title(result: dict[str, Any]) -> str:
+    failed = f", {result['failed']} failed" if result["failed"] else ""
+    return f"{result['model_id']}: {result['completed']} requests{failed} in {result['duration']:.1f} s"
 
 
-def _rates(found: dict[str, Any]) -> str:
-    goodput = "" if found["request_goodput"] is None else f" · goodput {found['request_goodput']:.2f} requests/s"
+def _rates(result: dict[str, Any]) -> str:
+    goodput = "" if result["request_goodput"] is None else f" · goodput {result['request_goodput']:.2f} requests/s"
     return (
-        f"{found['request_throughput']:.2f} requests/s{goodput} · {found['output_throughput']:.0f} output "
-        f"tokens/s · {found['total_token_throughput']:.0f} tokens/s with prompts · at most "
-        f"{found['max_concurrent_requests']} at once"
+        f"{result['request_throughput']:.2f} requests/s{goodput} · {result['output_throughput']:.0f} output "
+        f"tokens/s · {result['total_token_throughput']:.0f} tokens/s including prompts · at most "
+        f"{result['max_concurrent_requests']} requests in flight"
     )
 
 
-def _times(found: dict[str, Any], ranks: Sequence[float]) -> Table:
+def _times(result: dict[str, Any], ranks: Sequence[float]) -> Table:
     table = Table(box=SIMPLE)
     table.add_column("ms")
     for column in ("mean", "std", *map(report.percentile_name, ranks)):
         table.add_column(column, justify="right")
     for name in report.METRICS:
-        cells = [found[f"{kind}_{name}_ms"] for kind in ("mean", "std", *map(report.percentile_name, ranks))]
+        cells = [result[f"{kind}_{name}_ms"] for kind in ("mean", "std", *map(report.percentile_name, ranks))]
         table.add_row(NAMES[name], *(f"{cell:.1f}" for cell in cells))
     return table
 
 
 def _side_by_side(results: Sequence[dict[str, Any]], ranks: Sequence[float]) -> Table:
-    """A column per server."""
+    """A table with a column per server."""
     table = Table(box=SIMPLE)
     table.add_column("")
-    for found in results:
-        table.add_column(found["server"], justify="right")
+    for result in results:
+        table.add_column(result["server"], justify="right")
 
     def row(name: str, show: Callable[[dict[str, Any]], str]) -> None:
         table.add_row(name, *map(show, results))
 
-    row("requests", lambda found: str(found["completed"]))
-    row("failed", lambda found: str(found["failed"]))
-    row("output tokens", lambda found: str(found["total_output_tokens"]))
-    row("output tokens/s", lambda found: f"{found['output_throughput']:.0f}")
-    row("  of the rounds", lambda found: _span(found["output_throughput_of_rounds"]))
+    row("requests", lambda result: str(result["completed"]))
+    row("failed", lambda result: str(result["failed"]))
+    row("output tokens", lambda result: str(result["total_output_tokens"]))
+    row("output tokens/s", lambda result: f"{result['output_throughput']:.0f}")
+    row("  of the rounds", lambda result: _span(result["output_throughput_of_rounds"]))
     if results[0]["request_goodput"] is not None:
-        row("goodput, requests/s", lambda found: f"{found['request_goodput']:.2f}")
+        row("goodput, requests/s", lambda result: f"{result['request_goodput']:.2f}")
     for name in report.METRICS:
         for rank in map(report.percentile_name, ranks):
             cells = [found[f"{rank}_{name}_ms"] for found in results]
@@ -111,8 +116,8 @@ def _span(rates: Sequence[float]) -> str:
 
 
 def show_errors(name: str, outcomes: Sequence[Outcome]) -> None:
-    failed = [each for each in outcomes if not each.succeeded]
-    for each in failed[:SHOWN_ERRORS]:
-        notes().print(f"{name} failed: {each.error}", style="red", markup=False)
+    failed = [outcome for outcome in outcomes if not outcome.succeeded]
+    for outcome in failed[:SHOWN_ERRORS]:
+        notes().print(f"{name} failed: {outcome.error}", style="red", markup=False)
     if len(failed) > SHOWN_ERRORS:
         notes().print(f"and {len(failed) - SHOWN_ERRORS} more", style="red")

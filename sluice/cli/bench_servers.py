@@ -1,4 +1,4 @@
-"""The servers that `sluice bench` measures: how the command line names them, and how they are connected to."""
+"""The servers that `sluice bench` measures: parses them from the command line and connects to them."""
 
 import re
 import ssl
@@ -21,18 +21,18 @@ HTTP = ("http://", "https://")
 @dataclass(frozen=True, slots=True)
 class BenchServer:
     name: str
-    """In the table; its address if the caller gave none."""
+    """Shown in the table. Its address if the user gave no name."""
     api: Api
     addresses: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Of all servers alike."""
+class RequestOptions:
+    """Options of all requests, the same for every server."""
 
     model: str
-    """Empty: the first that the server lists."""
+    """Empty: the first model that the server lists."""
     chat: bool
     temperature: float
     ignore_eos: bool
@@ -40,72 +40,83 @@ class Asked:
     """Seconds per request."""
 
 
-def read_servers(given: Sequence[str], api: Api | None, default: Sequence[str]) -> list[BenchServer]:
-    """From `ADDRESS` or `NAME=ADDRESS` each. `api` None: as the form of the address says. Raises typer.BadParameter."""
-    if not given:
+def read_servers(arguments: Sequence[str], api: Api | None, default: Sequence[str]) -> list[BenchServer]:
+    """Parse arguments of the form ADDRESS or NAME=ADDRESS. Raises typer.BadParameter.
+
+    `api` None: determined by the form of the address. `default`: addresses of the ring to measure without arguments.
+    """
+    if not arguments:
         if api == "openai":
             raise typer.BadParameter("--api openai needs the ADDRESS of the server")
         return [BenchServer(",".join(default), "grpc", tuple(default))]
-    servers = [_read(each, api) for each in given]
-    names = [each.name for each in servers]
+    servers = [_read(argument, api) for argument in arguments]
+    names = [server.name for server in servers]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise typer.BadParameter(f"two servers are called {repeated}: name them apart, as NAME=ADDRESS")
+        raise typer.BadParameter(f"two servers are called {repeated}: give them different names, as NAME=ADDRESS")
     return servers
 
 
-def _read(given: str, api: Api | None) -> BenchServer:
-    named = NAMED.fullmatch(given)
-    name, address = named.groups() if named else (given, given)
-    found = api or ("openai" if address.startswith(HTTP) else "grpc")
+def _read(argument: str, api: Api | None) -> BenchServer:
+    named = NAMED.fullmatch(argument)
+    name, address = named.groups() if named else (argument, argument)
+    server_api = api or ("openai" if address.startswith(HTTP) else "grpc")
     addresses = tuple(address.split(","))
-    if found == "openai" and len(addresses) > 1:
-        raise typer.BadParameter(f"{given}: a server with OpenAI's API has one address")
-    return BenchServer(name, found, addresses)
+    if server_api == "openai" and len(addresses) > 1:
+        raise typer.BadParameter(f"{argument}: a server with OpenAI's API must have one address")
+    return BenchServer(name, server_api, addresses)
 
 
-def give_tokens(servers: Sequence[BenchServer], tokens: Sequence[str]) -> list[BenchServer]:
-    """From `NAME=TOKEN` each, or one `TOKEN` for a single server: a server never gets the token of another one.
+def assign_tokens(servers: Sequence[BenchServer], arguments: Sequence[str]) -> list[BenchServer]:
+    """The servers with their tokens, from arguments NAME=TOKEN, or one TOKEN for a single server.
 
-    Raises typer.BadParameter.
+    No server is sent the token of another one. Raises typer.BadParameter.
     """
-    found: dict[str, str] = {}
-    for each in tokens:
-        named = [server.name for server in servers if each.startswith(f"{server.name}=")]
-        name = max(named, key=len, default=servers[0].name if len(servers) == 1 else None)
+    tokens: dict[str, str] = {}
+    for argument in arguments:
+        matching = [server.name for server in servers if argument.startswith(f"{server.name}=")]
+        name = max(matching, key=len, default=servers[0].name if len(servers) == 1 else None)
         if name is None:
             names = ", ".join(server.name for server in servers)
             raise typer.BadParameter(f"--token: with several servers, give NAME=TOKEN, where NAME is one of {names}")
-        if name in found:
-            raise typer.BadParameter(f"--token: {name} has two")
-        found[name] = each.removeprefix(f"{name}=")
-    return [replace(server, token=found.get(server.name) or None) for server in servers]
+        if name in tokens:
+            raise typer.BadParameter(f"--token: {name} has two tokens")
+        tokens[name] = argument.removeprefix(f"{name}=")
+    return [replace(server, token=tokens.get(server.name) or None) for server in servers]
 
 
-async def connect(server: BenchServer, access: Server, asked: Asked) -> Target:
-    """Raises TargetError, OSError."""
+async def connect(server: BenchServer, access: Server, request_options: RequestOptions) -> Target:
+    """Open the connections to a server. Raises TargetError, OSError."""
     if server.api == "grpc":
-        options = Options(temperature=asked.temperature, ignore_eos=asked.ignore_eos or None)
-        connection = {"timeout": asked.timeout, "tls": access.tls, "token": server.token, "tenant": access.tenant}
+        options = Options(temperature=request_options.temperature, ignore_eos=request_options.ignore_eos or None)
         try:
-            return await GrpcTarget.open(server.addresses, asked.model, options, chat=asked.chat, **connection)
+            return await GrpcTarget.open(
+                server.addresses,
+                request_options.model,
+                options,
+                chat=request_options.chat,
+                timeout=request_options.timeout,
+                tls=access.tls,
+                token=server.token,
+                tenant=access.tenant,
+            )
         except SluiceError as error:
             raise TargetError(describe(error, " or ".join(server.addresses))) from error
-    # Slow to import, and needed here alone.
+    # Imported here because it is slow to import and only needed here.
     from sluice.loadgen.openai_target import OpenAITarget
 
     return await OpenAITarget.open(
         server.addresses[0],
-        asked.model,
-        {"temperature": asked.temperature} | ({"ignore_eos": True} if asked.ignore_eos else {}),
-        chat=asked.chat,
+        request_options.model,
+        {"temperature": request_options.temperature} | ({"ignore_eos": True} if request_options.ignore_eos else {}),
+        chat=request_options.chat,
         token=server.token,
         tls=_certificates(access.tls),
-        timeout=asked.timeout,
+        timeout=request_options.timeout,
     )
 
 
 def _certificates(tls: TlsOptions | None) -> ssl.SSLContext:
-    """Raises OSError for a file that cannot be read."""
+    """The certificate authorities to trust and the client certificate. Raises OSError if a file cannot be read."""
     context = ssl.create_default_context(cafile=None if tls is None else tls.ca)
     if tls is not None and tls.certificate is not None:
         context.load_cert_chain(tls.certificate, tls.key)

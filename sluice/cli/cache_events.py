@@ -1,4 +1,4 @@
-"""`sluice cache-events`: the KV cache events of the engines."""
+"""`sluice cache-events`: follows the KV cache events of the engines."""
 
 import json
 from contextlib import suppress
@@ -7,14 +7,19 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict
 
-from sluice.cli.common import Server, asks_server
+from sluice.cli.common import Server, with_server
 
 
-@asks_server
+@with_server
 def cache_events(
-    server: Server, engine: Annotated[str, typer.Option(help="Id of an engine; default: all of them")] = ""
+    server: Server,
+    engine: Annotated[str, typer.Option(metavar="ID", help="Only follow this engine. Default: all engines.")] = "",
 ) -> None:
-    """Print the changes of the engines' prefix caches, a line of JSON for each, until Ctrl-C."""
+    """Follow the changes of the engines' prefix caches.
+
+    Prints one JSON object per line for each change, until Ctrl-C. Engines record changes only if their setting
+    kv_event_buffer is above 0.
+    """
     with server.client() as client, suppress(KeyboardInterrupt), client.stream_cache_events(engine) as responses:
         for response in responses:
             for event in response.events:

@@ -8,37 +8,40 @@ from typing import Annotated
 import typer
 
 from sluice.cli.common import (
-    Adapter,
+    LoraId,
     MaxTokens,
+    PromptAdapterId,
     Seed,
     Server,
     Temperature,
-    TunedPrompt,
-    asks_server,
     describe,
     fail,
     notes,
     print_error,
+    with_server,
 )
-from sluice.cli.generate import print_stream
+from sluice.cli.stream_printer import print_stream
 from sluice.client import Client, Options, SluiceError, Unavailable
 
 HELP, CLEAR, EXIT, QUIT = "/help", "/clear", "/exit", "/quit"
-COMMANDS = {HELP: "shows this help", CLEAR: "starts a new conversation", EXIT: f"quits, as do {QUIT} and Ctrl-D"}
+COMMANDS = {HELP: "show this help", CLEAR: "start a new conversation", EXIT: f"quit ({QUIT} and Ctrl-D also quit)"}
 COMMAND = re.compile(r"/\w+")
 
 
-@asks_server
+@with_server
 def chat(
     server: Server,
-    system: Annotated[str | None, typer.Option(help="System prompt")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
-    lora: Adapter = None,
-    prompt_adapter: TunedPrompt = None,
+    lora: LoraId = None,
+    prompt_adapter: PromptAdapterId = None,
 ) -> None:
-    """Chat with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D quits."""
+    """Chat with the model interactively.
+
+    /help lists the commands of a chat. Ctrl-C stops an answer, Ctrl-D quits.
+    """
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
     options |= Options(lora_id=lora, prompt_adapter_id=prompt_adapter)
     with server.client() as client:
@@ -51,19 +54,21 @@ def check_chat(client: Client) -> None:
     models = client.models()
     if not any("chat" in model.capabilities for model in models):
         names = ", ".join(model.name for model in models) or "no model"
-        raise fail(f"{names} has no chat template; complete a text instead: sluice generate")
+        raise fail(f"{names} has no chat template; use sluice generate to complete a prompt instead")
 
 
 class Conversation:
+    """Reads user messages and commands from stdin and prints the answers."""
+
     def __init__(self, client: Client, system: str | None, options: Options) -> None:
         self._client = client
         self._options = options
-        self._first = [{"role": "system", "content": system}] if system else []
-        self._messages = list(self._first)
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._system)
 
     def run(self) -> None:
         if sys.stdin.isatty():
-            # Gives `input` arrow keys and a history.
+            # Importing it gives `input` arrow keys and a history.
             import readline  # noqa: F401
 
             notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")
@@ -78,7 +83,7 @@ class Conversation:
 
     def _run_command(self, command: str) -> None:
         if command == CLEAR:
-            self._messages = list(self._first)
+            self._messages = list(self._system)
             notes().print("new conversation", style="dim")
             return
         if command != HELP:
@@ -96,12 +101,12 @@ class Conversation:
     def _answer(self, text: str) -> None:
         messages = [*self._messages, {"role": "user", "content": text}]
         try:
-            answer = print_stream(partial(self._client.stream, messages, **self._options))
+            (answer,) = print_stream(partial(self._client.stream, messages, **self._options))
         except KeyboardInterrupt:
             notes().print("\nstopped; this turn is not part of the conversation", style="dim")
             return
         except Unavailable:
-            # A refused message ends one turn, but without a server there is no conversation.
+            # Other errors end one turn. Without a server the conversation cannot go on.
             raise
         except SluiceError as error:
             print_error(describe(error, " or ".join(self._client.addresses)))

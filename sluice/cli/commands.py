@@ -44,8 +44,8 @@ app.add_typer(prompt_adapter, name="prompt-adapter")
 app.add_typer(protos, name="protos")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         print(f"sluice {__version__}")
         raise typer.Exit
 
@@ -53,7 +53,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Serves large language models over gRPC."""
+    """Serve large language models over gRPC.
+
+    `sluice serve` starts a server. The other commands connect to a running server, by default the one on this machine.
+    """

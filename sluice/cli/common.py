@@ -1,4 +1,4 @@
-"""Shared by the commands: options of a generation, the server that a command calls, one-line errors."""
+"""What the commands share: options of a generation, options for connecting to a server, one-line errors."""
 
 import inspect
 import sys
@@ -13,63 +13,83 @@ from rich.console import Console
 
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError, TlsOptions, Unavailable
 
-MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of new tokens; default: what fits the context")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's")]
-TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: from all")]
-TopP = Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this probability mass")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text")]
-Adapter = Annotated[str | None, typer.Option(help="LoRA adapter to use, by its id")]
-TunedPrompt = Annotated[str | None, typer.Option("--prompt-adapter", help="Prompt adapter to use, by its id")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(metavar="TOKENS", help="Maximum number of new tokens. Default: as many as fit into the context."),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(metavar="NUMBER", help="Sampling temperature. 0: greedy decoding. Default: the model's own."),
+]
+TopK = Annotated[
+    int | None, typer.Option(metavar="K", help="Sample from the K most likely tokens. 0: from all tokens.")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Sample from the most likely tokens whose probabilities add up to P."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="SEED", help="Seed for sampling. The same seed gives the same output. Default: random."),
+]
+LoraId = Annotated[str | None, typer.Option(metavar="ID", help="LoRA adapter to use, see `sluice lora`.")]
+PromptAdapterId = Annotated[
+    str | None, typer.Option(metavar="ID", help="Prompt adapter to use, see `sluice prompt-adapter`.")
+]
 HTTP_1 = "http1.x server"
-"""In gRPC's message about a server without HTTP/2."""
-PEM = {"exists": True, "dir_okay": False}
+"""Part of gRPC's error message for a server that does not speak HTTP/2."""
+PEM = {"exists": True, "dir_okay": False, "metavar": "PEM"}
 
 
 def notes() -> Console:
-    """stderr, for everything but the command's result."""
+    """A console on stderr, for everything except the command's result."""
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
-    """On one line."""
+    """Print an error to stderr, in one line."""
     notes().print(f"error: {' '.join(message.split())}", style="red", markup=False)
 
 
 def fail(message: str) -> typer.Exit:
-    """Print an error; the caller raises the result to exit with code 1."""
+    """Print an error and return the exception to raise, which exits with code 1."""
     print_error(message)
     return typer.Exit(1)
 
 
 def describe(error: SluiceError, address: str) -> str:
-    # Without a reason no router has answered: the message is gRPC's, with the cause at its end.
+    """The message for an error of a request to `address`."""
+    # Without a reason, no router has answered: the message is gRPC's, which ends with the cause.
     if isinstance(error, Unavailable) and not error.reason:
         if HTTP_1 in error.message:
-            return f"{address} speaks HTTP/1, as a gateway does: give a router's address, by default {DEFAULT_ADDRESS}"
+            return (
+                f"{address} speaks HTTP/1, so it may be a gateway: use the address of a router, "
+                f"by default {DEFAULT_ADDRESS}"
+            )
         cause = error.message.rsplit(": ", 1)[-1]
         return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
     return error.message
 
 
 def with_options(
-    make: Callable[..., Any], name: str, but: Sequence[str] = ()
+    make: Callable[..., Any], name: str, omit: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: adds the parameters of `make` to a command's options and passes its result as the parameter `name`.
+    """Decorator that adds the parameters of `make` to a command's options and passes its result as parameter `name`.
 
-    `but`: parameters that keep their default.
+    Parameters in `omit` do not become options and keep their defaults.
     """
-    shared = {each: value for each, value in inspect.signature(make).parameters.items() if each not in but}
+    shared = {key: value for key, value in inspect.signature(make).parameters.items() if key not in omit}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**options: Any) -> None:
-            made = make(**{each: options.pop(each) for each in shared})
-            command(**{name: made}, **options)
+            value = make(**{key: options.pop(key) for key in shared})
+            command(**{name: value}, **options)
 
-        # typer reads a command's options from its signature and annotations.
-        own = (each for each in inspect.signature(command).parameters.values() if each.name != name)
-        parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (*shared.values(), *own)]
+        # typer reads a command's options from its signature and annotations. Shared options come last in the help.
+        own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != name]
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *shared.values())]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
 
@@ -78,6 +98,8 @@ def with_options(
 
 @dataclass(frozen=True, slots=True)
 class Server:
+    """Routers of one ring and the credentials for them."""
+
     addresses: tuple[str, ...]
     tls: TlsOptions | None = None
     token: str | None = None
@@ -85,7 +107,7 @@ class Server:
 
     @contextmanager
     def client(self, timeout: float | None = None) -> Iterator[Client]:
-        """A client; an error becomes one line on stderr and exit code 1."""
+        """A client. If it raises SluiceError, prints one line to stderr and exits with code 1."""
         try:
             client = Client(self.addresses, timeout=timeout, tls=self.tls, token=self.token, tenant=self.tenant)
         except (ValueError, OSError) as error:
@@ -103,17 +125,30 @@ class Server:
 
 def _server(
     address: Annotated[
-        str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server; several routers separated by commas")
+        str,
+        typer.Option(
+            envvar="SLUICE_ADDRESS",
+            metavar="HOST:PORT",
+            help="Address of the server. Separate the addresses of several routers with commas.",
+        ),
     ] = DEFAULT_ADDRESS,
     tls_ca: Annotated[
-        Path | None, typer.Option(envvar="SLUICE_TLS_CA", help="Use TLS and trust these authorities (PEM)", **PEM)
+        Path | None,
+        typer.Option(envvar="SLUICE_TLS_CA", help="Use TLS and trust these certificate authorities.", **PEM),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(envvar="SLUICE_TLS_CERT", help="Certificate of this client (PEM)", **PEM)
+        Path | None,
+        typer.Option(envvar="SLUICE_TLS_CERT", help="Client certificate, for servers that ask for one.", **PEM),
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="SLUICE_TLS_KEY", help="Its key (PEM)", **PEM)] = None,
-    token: Annotated[str | None, typer.Option(envvar="SLUICE_TOKEN", help="Bearer token")] = None,
-    tenant: Annotated[str | None, typer.Option(envvar="SLUICE_TENANT", help="Tenant of the requests")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="SLUICE_TLS_KEY", help="Private key of the client certificate.", **PEM)
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="SLUICE_TOKEN", metavar="TOKEN", help="Bearer token to authenticate with.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(envvar="SLUICE_TENANT", metavar="TENANT", help="Tenant to make the requests for.")
+    ] = None,
 ) -> Server:
     addresses = tuple(filter(None, map(str.strip, address.split(","))))
     try:
@@ -123,5 +158,7 @@ def _server(
     return Server(addresses, tls, token or None, tenant or None)
 
 
-asks_server = with_options(_server, "server")
-asks_server_without_token = with_options(_server, "server", but=("token",))
+with_server = with_options(_server, "server")
+"""Adds the options for connecting to a server, and passes a Server as the parameter `server`."""
+with_server_without_token = with_options(_server, "server", omit=("token",))
+"""For a command with a --token option of its own."""

@@ -1,4 +1,4 @@
-"""What each router of --address has answered, where a command about adapters asks all of them."""
+"""Prints the answers of several routers, for the commands about adapters, which call every router in --address."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,18 +18,21 @@ from sluice.client import SluiceError
 T = TypeVar("T")
 
 UploadFolder = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", exists=True, file_okay=False, help="Folder here, to be uploaded")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", exists=True, file_okay=False, help="Upload this local folder instead of using PATH."
+    ),
 ]
 
 
 @contextmanager
 def source(path: str | None, upload: Path | None, machines: str) -> Iterator[None]:
-    """Around the call that loads from one of these. Raises typer.Exit unless one is given, and can be read.
+    """Wraps the call that loads an adapter. Raises typer.Exit unless exactly one of both is given and can be read.
 
-    `machines`: where `path` is a folder.
+    `machines`: the services on whose machines `path` is a folder.
     """
     if (path is None) == (upload is None):
-        raise fail(f"give either PATH, a folder on the {machines}' machines, or --upload FOLDER")
+        raise fail(f"give either PATH, a folder on the {machines}' machines, or --upload FOLDER, a local folder")
     try:
         yield
     except (OSError, ValueError) as error:
@@ -37,7 +40,7 @@ def source(path: str | None, upload: Path | None, machines: str) -> Iterator[Non
 
 
 def adapter_table(size: str, rows: Sequence[tuple[str, int, str, str]]) -> Table:
-    """`rows`: id, `size`, version and path of each adapter."""
+    """`rows`: id, size, version and path of each adapter. `size`: heading of the second column."""
     table = Table(box=SIMPLE)
     for name in ("id", size, "version", "path"):
         table.add_column(name, justify="right" if name == size else "left")
@@ -47,7 +50,7 @@ def adapter_table(size: str, rows: Sequence[tuple[str, int, str, str]]) -> Table
 
 
 def report(answers: Sequence[tuple[str, Sequence[str], SluiceError | None]], done: str) -> None:
-    """A line of each (address, what was done, error). Raises typer.Exit if a router failed."""
+    """Print a line for each (address, adapters, error), ending with `done`. Raises typer.Exit if a router failed."""
     for address, lines, error in answers:
         if error is None:
             print(f"{address}: {' '.join([*lines, done])}")
@@ -57,7 +60,10 @@ def report(answers: Sequence[tuple[str, Sequence[str], SluiceError | None]], don
 def print_lists(
     answers: Sequence[tuple[str, tuple[T, ...], SluiceError | None]], table: Callable[[Sequence[T]], RenderableType]
 ) -> None:
-    """The items of each (address, items, error), once if all are the same. Raises typer.Exit if a router failed."""
+    """Print the items of each (address, items, error), only once if all routers have the same ones.
+
+    Raises typer.Exit if a router failed.
+    """
     console = Console(highlight=False)
     console.width = console.width if console.is_terminal else FILE_WIDTH
     answered = [(address, items) for address, items, error in answers if error is None]

@@ -1,37 +1,40 @@
-"""`sluice health`: whether the routers serve, and the state of their engines and detokenizers."""
+"""`sluice health`: shows whether the routers serve, and the state of their engines and detokenizers."""
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server
+from sluice.cli.common import Server, with_server
 from sluice.client import Client, Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.v1 import admin_pb2
 
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
 TIMEOUT_SECONDS = 5.0
-# Columns if stdout is not a terminal: rich would wrap tables at 80.
 FILE_WIDTH = 160
+"""Columns of tables if stdout is not a terminal. rich would wrap them at 80."""
 
 
-@asks_server
+@with_server
 def health(server: Server) -> None:
-    """Show the state of the server, its engines and detokenizers. Exit code 1 if a router is not serving."""
-    serving = [_show(each) for each in server.each()]
+    """Show whether routers, engines and detokenizers serve.
+
+    Exits with code 1 if a router does not.
+    """
+    serving = [_show(router) for router in server.each()]
     if not all(serving):
         raise typer.Exit(1)
 
 
 def _show(server: Server) -> bool:
-    """Whether the router serves."""
+    """Print the state of one router. Returns whether it serves."""
     try:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
             states = {service: client.health(service) for service in SERVICES}
             models = client.models()
-            stats, why = _stats(client)
+            stats, unavailable = _stats(client)
     except typer.Exit:
-        # The error was printed; go on with the other routers.
+        # The error was printed. Continue with the other routers.
         return False
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -40,17 +43,17 @@ def _show(server: Server) -> bool:
     console.print(f"{server.addresses[0]} serves {served}", markup=False)
     console.print(_services(states))
     if stats is None:
-        console.print(f"no statistics of engines and detokenizers: {why}", markup=False)
+        console.print(f"no statistics of engines and detokenizers: {unavailable}", markup=False)
     else:
         console.print(_engines(stats), detokenizers_table(stats), sep="\n")
     return states[""]
 
 
 def _stats(client: Client) -> tuple[admin_pb2.Stats | None, str]:
-    """(statistics, "") or (None, the reason)."""
+    """(statistics, ""), or (None, the reason)."""
     try:
         return client.stats(), ""
-    # Not failures: AdminService may be on another port or need another token.
+    # This is no failure of the router: AdminService may be on another port or need another token.
     except (NotImplementedByServer, Unauthenticated, Forbidden) as error:
         return None, error.message
 
@@ -80,6 +83,11 @@ def _engines(stats: admin_pb2.Stats) -> Table:
 
 def detokenizers_table(stats: admin_pb2.Stats) -> Table:
     table = Table("detokenizer", "streams", "waiting", "tokens/s", box=SIMPLE)
-    for each in stats.detokenizers:
-        table.add_row(each.detokenizer_id, str(each.streams), str(each.queue_depth), f"{each.tokens_per_second:.0f}")
+    for detokenizer in stats.detokenizers:
+        table.add_row(
+            detokenizer.detokenizer_id,
+            str(detokenizer.streams),
+            str(detokenizer.queue_depth),
+            f"{detokenizer.tokens_per_second:.0f}",
+        )
     return table

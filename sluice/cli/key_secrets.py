@@ -1,4 +1,4 @@
-"""The ring's keys as Secrets of Kubernetes: NAME-key-ROLE for each role, and NAME-key-public for all services."""
+"""The ring's keys as Kubernetes Secrets: NAME-key-ROLE for each role, and NAME-key-public for all services."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from sluice.ring.keys import ROLES, Role, newest_of_two
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL = "sluice/key"
-"""Its value is the role, or PUBLIC."""
+"""Label of each Secret. Its value is the role, or PUBLIC."""
 PUBLIC = "public"
 
 Secret = dict[str, Any]
@@ -18,36 +18,37 @@ PublicKeys = Mapping[Role, tuple[bytes, ...]]
 
 
 def new_secrets(name: str, namespace: str | None) -> list[Secret]:
-    """Of all roles."""
+    """The Secrets of a ring with new keys."""
     pairs = {role: zmq.curve_keypair() for role in ROLES}
-    public = {role: (pair[0],) for role, pair in pairs.items()}
-    own = [_secret(name, namespace, role, {role: (pair[1],)}) for role, pair in pairs.items()]
-    return [_secret(name, namespace, PUBLIC, public), *own]
+    public_keys = {role: (public,) for role, (public, _) in pairs.items()}
+    secrets = [_secret(name, namespace, role, {role: (secret,)}) for role, (_, secret) in pairs.items()]
+    return [_secret(name, namespace, PUBLIC, public_keys), *secrets]
 
 
-def rotated_secrets(name: str, namespace: str | None, role: Role, public: PublicKeys) -> list[Secret]:
-    """The two that change with a new key of this role. `public`: of all roles, now; the former key stays valid."""
-    new, own = zmq.curve_keypair()
+def rotated_secrets(name: str, namespace: str | None, role: Role, current: PublicKeys) -> list[Secret]:
+    """The two Secrets that change with a new key of `role`. Its current public key stays valid beside the new one."""
+    public, secret = zmq.curve_keypair()
     return [
-        _secret(name, namespace, PUBLIC, {**public, role: (new, *public[role][:1])}),
-        _secret(name, namespace, role, {role: (own,)}),
+        _secret(name, namespace, PUBLIC, {**current, role: (public, *current[role][:1])}),
+        _secret(name, namespace, role, {role: (secret,)}),
     ]
 
 
-def retired_secret(name: str, namespace: str | None, role: Role, public: PublicKeys) -> Secret:
-    """The public keys without the former one of this role. `public`: of all roles, now. Raises KeysError."""
-    newest = newest_of_two(public[role], f"{role}.key")
-    return _secret(name, namespace, PUBLIC, {**public, role: (newest,)})
+def retired_secret(name: str, namespace: str | None, role: Role, current: PublicKeys) -> Secret:
+    """The Secret of the public keys without the former key of `role`. Raises KeysError."""
+    newest = newest_of_two(current[role], f"{role}.key")
+    return _secret(name, namespace, PUBLIC, {**current, role: (newest,)})
 
 
-def _secret(name: str, namespace: str | None, what: str, keys: PublicKeys) -> Secret:
-    labels = {"app.kubernetes.io/name": "sluice", LABEL: what}
-    place = {} if namespace is None else {"namespace": namespace}
+def _secret(name: str, namespace: str | None, suffix: str, keys: PublicKeys) -> Secret:
+    """`suffix`: a role, or PUBLIC."""
+    labels = {"app.kubernetes.io/name": "sluice", LABEL: suffix}
+    in_namespace = {} if namespace is None else {"namespace": namespace}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": f"{name}-key-{what}", **place, "labels": labels},
+        "metadata": {"name": f"{name}-key-{suffix}", **in_namespace, "labels": labels},
         "type": "Opaque",
-        # One key a line, as in the files that these items become.
+        # One key per line, as in the key files that these items are mounted as.
         "stringData": {f"{role}.key": b"\n".join(lines).decode() for role, lines in keys.items()},
     }

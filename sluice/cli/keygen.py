@@ -1,4 +1,4 @@
-"""`sluice keygen`: the keys by which the services of a ring authenticate each other."""
+"""`sluice keygen`: creates the keys with which the services of a ring authenticate each other."""
 
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -16,7 +16,7 @@ Step = Literal["rotate", "retire"]
 
 
 class Change(NamedTuple):
-    """One end of a rotation."""
+    """One step of a rotation."""
 
     step: Step
     role: Role
@@ -24,32 +24,58 @@ class Change(NamedTuple):
 
 def keygen(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder for the keys: FOLDER/secret and FOLDER/public", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder to write the keys to: secret/ROLE.key and public/ROLE.key for each role.",
+            show_default=False,
+        ),
     ] = None,
     rotate: Annotated[
-        str | None, typer.Option(metavar="ROLE", help=f"Replace the key of one role: {', '.join(get_args(Role))}")
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help=f"Start a rotation: add a new key for this role ({', '.join(get_args(Role))}). The former public key "
+            "stays valid.",
+        ),
     ] = None,
     retire: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="End a rotation: the former public key of this role is removed")
+        str | None,
+        typer.Option(metavar="ROLE", help="Finish a rotation: remove the former public key of this role."),
     ] = None,
     kubernetes: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Print Secrets NAME-key-… for kubectl apply, instead of files")
+        str | None,
+        typer.Option(metavar="NAME", help="Print Kubernetes Secrets named NAME-key-… instead of writing files."),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Of the Secrets; default: that of kubectl, or of the pod")
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Namespace of the Secrets. Default: that of kubectl, with --create that of the pod.",
+        ),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Present public keys, to change with --kubernetes")
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Folder with the current public keys, for --rotate or --retire with --kubernetes.",
+        ),
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="In a pod: create the Secrets instead of printing")] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the Secrets instead of printing them. Only works in a pod.")
+    ] = False,
 ) -> None:
-    """Create the keys of a ring, a pair per role. A service needs its own secret/ROLE.key and all of public/."""
+    """Create or rotate the keys of a ring.
+
+    Each role has a pair of keys. A service needs secret/ROLE.key of its role and the whole folder public/.
+    """
     change = _change(rotate, retire)
     if (folder is None) == (kubernetes is None):
         raise fail("give either a FOLDER or --kubernetes NAME")
     if folder is not None:
         if namespace is not None or source is not None or create:
-            raise fail("--namespace, --from and --create need --kubernetes NAME in place of a FOLDER")
+            raise fail("--namespace, --from and --create need --kubernetes NAME instead of a FOLDER")
         _write_files(folder, change)
     elif kubernetes is not None:
         secrets = _secrets(kubernetes, namespace, change, source)
@@ -58,27 +84,27 @@ def keygen(
         elif change is None:
             _create(secrets)
         else:
-            raise fail("--create makes the first keys; to change them, pass what is printed to kubectl apply")
+            raise fail("--create only creates new keys; to rotate keys, pipe the printed Secrets to kubectl apply -f -")
 
 
 def _change(rotate: str | None, retire: str | None) -> Change | None:
     if rotate is not None and retire is not None:
-        raise fail("--rotate and --retire are the two ends of a rotation: between them every service gets the new key")
-    given = retire if rotate is None else rotate
-    if given is None:
+        raise fail("--rotate and --retire are separate steps: before --retire, distribute the new key to every service")
+    name = retire if rotate is None else rotate
+    if name is None:
         return None
     option: Step = "retire" if rotate is None else "rotate"
-    role = next((role for role in ROLES if role == given), None)
+    role = next((role for role in ROLES if role == name), None)
     if role is None:
-        raise fail(f"--{option} must be {', '.join(ROLES)}, not {given}")
+        raise fail(f"--{option} must be one of {', '.join(ROLES)} (got {name})")
     return Change(option, role)
 
 
 def _write_files(folder: Path, change: Change | None) -> None:
     roles = ROLES if change is None else (change.role,)
-    known = [role for role in roles if has_key(folder, role)]
-    if change is None and known:
-        raise fail(f"{folder} already has keys of {', '.join(known)}; to replace one: --rotate ROLE")
+    existing = [role for role in roles if has_key(folder, role)]
+    if change is None and existing:
+        raise fail(f"{folder} already has keys of {', '.join(existing)}; use --rotate ROLE to replace one")
     write = retire_key if change is not None and change.step == "retire" else generate
     try:
         for role in roles:
@@ -92,22 +118,27 @@ def _write_files(folder: Path, change: Change | None) -> None:
 
 def _secrets(name: str, namespace: str | None, change: Change | None, source: Path | None) -> list[Secret]:
     if not NAME.fullmatch(name):
-        raise fail(f"--kubernetes must be lower-case letters, digits and -, 63 at most (got {name!r})")
+        raise fail(f"--kubernetes must be 1 to 63 lower-case letters, digits and hyphens (got {name!r})")
     if change is None and source is None:
         return new_secrets(name, namespace)
-    if change is None or source is None:
-        raise fail("--rotate ROLE or --retire ROLE and --from FOLDER go together: they change the public keys of now")
+    if change is None:
+        raise fail("--from needs --rotate ROLE or --retire ROLE")
+    if source is None:
+        raise fail("with --kubernetes, --rotate and --retire need --from FOLDER, the folder of the current public keys")
     try:
-        public = public_keys(source)
+        current = public_keys(source)
         if change.step == "retire":
-            return [retired_secret(name, namespace, change.role, public)]
+            return [retired_secret(name, namespace, change.role, current)]
     except KeysError as error:
         raise fail(str(error)) from error
-    return rotated_secrets(name, namespace, change.role, public)
+    return rotated_secrets(name, namespace, change.role, current)
 
 
 def _create(secrets: list[Secret]) -> None:
-    """All of them or none: the keys of a ring belong together. To find out takes no more than the right to create."""
+    """Create all Secrets or none, because the keys of a ring belong together.
+
+    A dry run shows which of them exist, so that the pod needs no permission other than to create Secrets.
+    """
     try:
         cluster = Cluster()
         for secret in secrets:
@@ -117,8 +148,8 @@ def _create(secrets: list[Secret]) -> None:
         if existing and len(existing) < len(names):
             missing = ", ".join(name for name in names if name not in existing)
             raise fail(
-                f"{', '.join(existing)} exist and {missing} do not, but their keys belong together: "
-                f"restore these, or kubectl delete secret {' '.join(existing)} and try again"
+                f"{', '.join(existing)} exist and {missing} do not, but their keys belong together: restore the "
+                f"missing Secrets, or run kubectl delete secret {' '.join(existing)} and try again"
             )
         for secret in [] if existing else secrets:
             if not cluster.create(secret):
@@ -126,4 +157,4 @@ def _create(secrets: list[Secret]) -> None:
     except ClusterError as error:
         raise fail(str(error)) from error
     for name in names:
-        print(f"{name} exists and was left as it is" if existing else f"{name} created")
+        print(f"{name} exists already and was not changed" if existing else f"{name} created")

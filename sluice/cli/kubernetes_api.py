@@ -1,4 +1,4 @@
-"""Creates Secrets from within a cluster, with the service account of the pod."""
+"""Creates Secrets from a pod, with its service account."""
 
 import json
 import os
@@ -11,17 +11,18 @@ from urllib.parse import urlencode
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts token, ca.crt and namespace."""
-SECONDS = 30.0
-EXISTS = 409
+"""The folder into which Kubernetes mounts token, ca.crt and namespace."""
+TIMEOUT_SECONDS = 30.0
+CONFLICT = 409
+"""HTTP status of a request to create an object that exists."""
 
 
 class ClusterError(RuntimeError):
-    """The API server cannot be reached, or refuses."""
+    """The API server cannot be reached, or refuses a request."""
 
 
 class Cluster:
-    """Raises ClusterError outside of a pod, or in one without a service account."""
+    """The API server of the cluster. Raises ClusterError outside of a pod, or in a pod without a service account."""
 
     def __init__(self) -> None:
         try:
@@ -34,11 +35,14 @@ class Cluster:
         except OSError as error:
             raise ClusterError(f"--create needs the service account of the pod: {error}") from error
         self._url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-        # Not through a proxy of the environment, which is for addresses outside of the cluster.
+        # Ignores the environment's proxy, which is for addresses outside of the cluster.
         self._opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
 
     def create(self, secret: Mapping[str, Any], dry_run: bool = False) -> bool:
-        """False if there is a Secret of that name; it stays as it is. `dry_run`: only find out."""
+        """Create a Secret. Returns False if one of that name exists, which is not changed. Raises ClusterError.
+
+        `dry_run`: create nothing, only check.
+        """
         query = urlencode({"fieldManager": "sluice", **({"dryRun": "All"} if dry_run else {})})
         namespace, name = (secret["metadata"][key] for key in ("namespace", "name"))
         request = Request(  # noqa: S310 - the scheme is https
@@ -47,10 +51,10 @@ class Cluster:
             {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
         )
         try:
-            with self._opener.open(request, timeout=SECONDS):
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS):
                 return True
         except HTTPError as error:
-            if error.code == EXISTS:
+            if error.code == CONFLICT:
                 return False
             raise ClusterError(f"{self._url} refused to create Secret {name}: {_reason(error)}") from error
         except (URLError, OSError) as error:
@@ -58,7 +62,7 @@ class Cluster:
 
 
 def _reason(error: HTTPError) -> str:
-    """The message of the Status object that the API server sends."""
+    """The message of the Status object in the API server's response."""
     text = error.read().decode(errors="replace")
     try:
         return str(json.loads(text)["message"])

@@ -1,4 +1,4 @@
-"""`sluice lora`: the LoRA adapters that requests can name."""
+"""`sluice lora`: loads, unloads and lists LoRA adapters."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -6,61 +6,75 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server
+from sluice.cli.common import Server, with_server
 from sluice.cli.each_router import UploadFolder, adapter_table, print_lists, report, source
 from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import Lora, RouterLoras
 
-LoraId = Annotated[str, typer.Argument(metavar="ID", help="The name under which requests use it")]
+LoraId = Annotated[str, typer.Argument(metavar="ID", help="Id by which requests refer to the adapter.")]
 LOAD_SECONDS = 360.0
-"""Longer than a router waits for its engines."""
+"""Timeout of `load`. Longer than a router waits for its engines."""
 
 lora = typer.Typer(no_args_is_help=True)
 
 
 @lora.callback()
 def group() -> None:
-    """LoRA adapters: load, unload and list them, at every router in --address."""
+    """Load, unload and list LoRA adapters.
+
+    Each command applies to every router in --address.
+    """
 
 
 @lora.command()
-@asks_server
+@with_server
 def load(
     server: Server,
     lora_id: LoraId,
-    path: Annotated[str | None, typer.Argument(help="Folder on the engines' machines")] = None,
+    path: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="Folder on the engines' machines, in their lora_folders.")
+    ] = None,
     upload: UploadFolder = None,
 ) -> None:
-    """Load an adapter, as peft saves it, on every engine. Exit code 1 if a router failed."""
+    """Load an adapter on every engine.
+
+    The folder contains adapter_config.json and the weights, as peft saves them. Exits with code 1 if a router failed.
+    """
     with server.client(timeout=LOAD_SECONDS) as client, source(path, upload, "engines"):
-        found = client.load_lora(lora_id, path=path, folder=upload)
-    _report(found, "loaded")
+        answers = client.load_lora(lora_id, path=path, folder=upload)
+    _report(answers, "loaded")
 
 
 @lora.command()
-@asks_server
+@with_server
 def unload(server: Server, lora_id: LoraId) -> None:
-    """Forget an adapter; requests that have begun keep it. Exit code 1 if a router failed."""
+    """Unload an adapter.
+
+    Requests in progress finish with it. Exits with code 1 if a router failed.
+    """
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         _report(client.unload_lora(lora_id), f"{lora_id} unloaded")
 
 
 @lora.command("list")
-@asks_server
+@with_server
 def list_loras(server: Server) -> None:
-    """List the adapters; if routers know different ones, those of each. Exit code 1 if a router failed."""
+    """List the adapters.
+
+    If the routers' lists differ, each is printed. Exits with code 1 if a router failed.
+    """
     with server.client(timeout=TIMEOUT_SECONDS) as client:
-        found = client.list_loras()
-    print_lists([(each.address, each.loras, each.error) for each in found], _table)
+        answers = client.list_loras()
+    print_lists([(answer.address, answer.loras, answer.error) for answer in answers], _table)
 
 
-def _report(found: Sequence[RouterLoras], done: str) -> None:
-    report([(each.address, [_line(lora) for lora in each.loras], each.error) for each in found], done)
+def _report(answers: Sequence[RouterLoras], done: str) -> None:
+    report([(answer.address, [_line(lora) for lora in answer.loras], answer.error) for answer in answers], done)
 
 
-def _line(found: Lora) -> str:
-    return f"{found.lora_id}, rank {found.rank}, version {found.version},"
+def _line(lora: Lora) -> str:
+    return f"{lora.lora_id}, rank {lora.rank}, version {lora.version},"
 
 
 def _table(loras: Sequence[Lora]) -> Table:
-    return adapter_table("rank", [(each.lora_id, each.rank, each.version, each.path) for each in loras])
+    return adapter_table("rank", [(lora.lora_id, lora.rank, lora.version, lora.path) for lora in loras])

@@ -1,4 +1,4 @@
-"""`sluice prompt-adapter`: the tuned prompts that requests can name."""
+"""`sluice prompt-adapter`: loads, unloads and lists prompt adapters."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -6,59 +6,78 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server
+from sluice.cli.common import Server, with_server
 from sluice.cli.each_router import UploadFolder, adapter_table, print_lists, report, source
 from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import PromptAdapter, RouterPromptAdapters
 
-PromptAdapterId = Annotated[str, typer.Argument(metavar="ID", help="The name under which requests use it")]
+PromptAdapterId = Annotated[str, typer.Argument(metavar="ID", help="Id by which requests refer to the prompt adapter.")]
 
 prompt_adapter = typer.Typer(no_args_is_help=True)
 
 
 @prompt_adapter.callback()
 def group() -> None:
-    """Prompt adapters: load, unload and list them, at every router in --address."""
+    """Load, unload and list prompt adapters.
+
+    Each command applies to every router in --address.
+    """
 
 
 @prompt_adapter.command()
-@asks_server
+@with_server
 def load(
     server: Server,
     prompt_adapter_id: PromptAdapterId,
-    path: Annotated[str | None, typer.Argument(help="Folder on the routers' machines")] = None,
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="PATH", help="Folder on the routers' machines, in their prompt_adapter_folders."),
+    ] = None,
     upload: UploadFolder = None,
 ) -> None:
-    """Load the rows of prompt tuning, as peft saves them. Exit code 1 if a router failed."""
+    """Load a prompt adapter.
+
+    The folder contains the result of prompt tuning, as peft saves it. Exits with code 1 if a router failed.
+    """
     with server.client(timeout=TIMEOUT_SECONDS) as client, source(path, upload, "routers"):
-        found = client.load_prompt_adapter(prompt_adapter_id, path=path, folder=upload)
-    _report(found, "loaded")
+        answers = client.load_prompt_adapter(prompt_adapter_id, path=path, folder=upload)
+    _report(answers, "loaded")
 
 
 @prompt_adapter.command()
-@asks_server
+@with_server
 def unload(server: Server, prompt_adapter_id: PromptAdapterId) -> None:
-    """Forget a prompt adapter; requests that have begun keep it. Exit code 1 if a router failed."""
+    """Unload a prompt adapter.
+
+    Requests in progress finish with it. Exits with code 1 if a router failed.
+    """
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         _report(client.unload_prompt_adapter(prompt_adapter_id), f"{prompt_adapter_id} unloaded")
 
 
 @prompt_adapter.command("list")
-@asks_server
+@with_server
 def list_prompt_adapters(server: Server) -> None:
-    """List them; if routers know different ones, those of each. Exit code 1 if a router failed."""
+    """List the prompt adapters.
+
+    If the routers' lists differ, each is printed. Exits with code 1 if a router failed.
+    """
     with server.client(timeout=TIMEOUT_SECONDS) as client:
-        found = client.list_prompt_adapters()
-    print_lists([(each.address, each.prompt_adapters, each.error) for each in found], _table)
+        answers = client.list_prompt_adapters()
+    print_lists([(answer.address, answer.prompt_adapters, answer.error) for answer in answers], _table)
 
 
-def _report(found: Sequence[RouterPromptAdapters], done: str) -> None:
-    report([(each.address, [_line(adapter) for adapter in each.prompt_adapters], each.error) for each in found], done)
+def _report(answers: Sequence[RouterPromptAdapters], done: str) -> None:
+    report(
+        [(answer.address, [_line(adapter) for adapter in answer.prompt_adapters], answer.error) for answer in answers],
+        done,
+    )
 
 
-def _line(found: PromptAdapter) -> str:
-    return f"{found.prompt_adapter_id}, {found.rows} rows, version {found.version},"
+def _line(adapter: PromptAdapter) -> str:
+    return f"{adapter.prompt_adapter_id}, {adapter.rows} rows, version {adapter.version},"
 
 
-def _table(found: Sequence[PromptAdapter]) -> Table:
-    return adapter_table("rows", [(each.prompt_adapter_id, each.rows, each.version, each.path) for each in found])
+def _table(adapters: Sequence[PromptAdapter]) -> Table:
+    rows = [(adapter.prompt_adapter_id, adapter.rows, adapter.version, adapter.path) for adapter in adapters]
+    return adapter_table("rows", rows)

@@ -11,23 +11,29 @@ from sluice.cli.common import fail
 
 OURS = "sluice/v1"
 BUF = "buf.yaml"
-# Needed to read error details.
+# Clients need them to read error details.
 GOOGLE = ("google/rpc/status.proto", "google/rpc/error_details.proto")
 
 protos = typer.Typer(no_args_is_help=True)
 
 
-# Without a callback, typer would make the only command `sluice protos` itself.
+# Without a callback, typer would turn `sluice protos` itself into the only command.
 @protos.callback()
 def group() -> None:
-    """The .proto files of the public contract."""
+    """Export the .proto files of the public API."""
 
 
 @protos.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing; existing files are overwritten")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder to write to. Created if missing; existing files are overwritten."),
+    ],
 ) -> None:
-    """Write the .proto files into a folder, with those of google.rpc for error details, and buf.yaml for buf."""
+    """Write the .proto files to a folder.
+
+    Includes the .proto files of google.rpc that describe error details, and a buf.yaml for buf.
+    """
     try:
         for path, content in contract().items():
             target = folder / path
@@ -48,7 +54,7 @@ def contract() -> dict[str, bytes]:
 
 
 def _root() -> Path:
-    """The folder protos/, which is inside the installed package, or beside it in a checkout."""
+    """The folder protos/, which is in the installed package, or next to the package in a checkout."""
     package = Path(sluice.__file__).parent
     for root in (package / "protos", package.parent / "protos"):
         if (root / OURS).is_dir():

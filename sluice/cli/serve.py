@@ -1,4 +1,4 @@
-"""`sluice serve`: a whole ring on this machine."""
+"""`sluice serve`: starts a ring and runs until it is stopped."""
 
 import shutil
 import signal
@@ -13,8 +13,8 @@ import typer
 
 from sluice.cli.common import describe, with_options
 from sluice.cli.detach import serve_detached
-from sluice.cli.generate import print_stream
 from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
+from sluice.cli.stream_printer import print_stream
 from sluice.client import Cancelled, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.logs import lines_lost
@@ -30,18 +30,19 @@ DEMO_SEED = 2
 
 @with_options(ServeOptions, "options")
 def serve(context: typer.Context, options: ServeOptions) -> None:
-    """Serve a model: start router, engines and detokenizers as processes here. Ctrl-C drains, twice stops at once.
+    """Serve a model on this machine or on a Ray cluster.
 
-    A service that exits is restarted. SIGUSR2 restarts all services, one after another.
+    Starts router, engines and detokenizers as separate processes and restarts those that exit. Ctrl-C lets requests in
+    progress finish; a second Ctrl-C stops immediately. SIGUSR2 restarts all services, one after another.
     """
     assigned = options.assigned(context)
     protect_output()
     interrupt = Interrupt()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # nohup, and a shell that runs us in the background, have some ignored.
+        # Under nohup, or in the background of a shell, some of them are ignored and must stay so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    # Until the ring is up SIGUSR2 has nothing to restart, but without a handler it would kill this process.
+    # SIGUSR2 has nothing to restart before the ring is up, but without a handler it would kill this process.
     signal.signal(signal.SIGUSR2, lambda *_: None)
     with Display(options.verbose) as display:
         try:
@@ -49,7 +50,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
                 serve_detached(options.on, context.meta[ARGUMENTS], options.drain_timeout, display)
                 return
             ring = Ring(
-                **options.of_ring(context),
+                **options.ring_arguments(context),
                 shared_args=assigned[ALL],
                 router_args=assigned["router"],
                 engine_args=assigned["engine"],
@@ -65,13 +66,13 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
             display.show_error(str(error), START_FAILED)
             raise typer.Exit(1) from error
         except RingError as error:
-            # The last lines of the service at fault have been shown as they came.
+            # The display has already shown the last lines of the service at fault.
             display.show_error(error.message, START_FAILED)
             raise typer.Exit(1) from error
 
 
 def protect_output() -> None:
-    """The ring must keep running if its output is full, closed, or not read."""
+    """Keep the ring running if its output is closed, not read, or goes to a full disk."""
     protect_stdout()
     stderr = protect_stderr()
     if not stderr.isatty():
@@ -79,11 +80,11 @@ def protect_output() -> None:
 
 
 class Interrupt:
-    """Handler of the stop signals: sets `received` and raises KeyboardInterrupt, as Python's own handler does."""
+    """Handler of the stop signals. Sets `received` and raises KeyboardInterrupt, as Python's own handler does."""
 
     def __init__(self) -> None:
-        # Python discards an exception that is raised while a finalizer runs: then this has it. A plain bool, because a
-        # handler may interrupt the holder of any lock.
+        # Python discards an exception that is raised while a finalizer runs, so the flag is needed as well. It is a
+        # plain bool because the handler may interrupt the holder of any lock.
         self.received = False
 
     def __call__(self, *_: object) -> None:
@@ -92,7 +93,7 @@ class Interrupt:
 
 
 def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) -> None:
-    """Serve until Ctrl-C, or until all services of one role have been given up."""
+    """Serve until Ctrl-C. Raises typer.Exit if all services of one role have failed permanently."""
     display.say("starting", f"starting {_parts(ring)} …", fields={"model": ring.plan.name, **_counts(ring)})
     with ring, Demo(demo, display) as demonstration:
         try:
@@ -105,10 +106,11 @@ def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) ->
 
 
 def drain(ring: Ring, display: Display) -> None:
-    """Let live streams end. Ctrl-C ends everything at once."""
+    """Stop the ring once its requests have finished, or immediately on another Ctrl-C."""
     try:
-        # Within the try: a second Ctrl-C may come before the draining has begun.
-        display.say("draining", "\ndraining; Ctrl-C again stops at once", fields={"seconds": ring.plan.drain_timeout})
+        # Within the `try`, since the second Ctrl-C may arrive before draining has begun.
+        text = "\ndraining; press Ctrl-C again to stop immediately"
+        display.say("draining", text, fields={"seconds": ring.plan.drain_timeout})
         ring.stop()
     except KeyboardInterrupt:
         ring.kill()
@@ -116,7 +118,7 @@ def drain(ring: Ring, display: Display) -> None:
 
 
 def announce(ring: Ring, display: Display) -> None:
-    """The line that says that the ring is ready, with a command to try."""
+    """Print that the ring is ready, with its addresses and a command to try."""
     port = ring.address.rsplit(":", 1)[1]
     address = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
     call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
@@ -131,9 +133,10 @@ def announce(ring: Ring, display: Display) -> None:
 
 
 class Demo:
-    """Completes a text on stdout, where nothing else is written; None: does nothing. A failure does not end the ring.
+    """Completes the text of --demo and prints it to stdout. Does nothing without one. A failure does not end the ring.
 
-    In a thread of its own: an exception that a signal handler raises within gRPC's blocking calls breaks their locks.
+    Runs in a separate thread, because an exception that a signal handler raises within one of gRPC's blocking calls
+    would break gRPC's locks.
     """
 
     def __init__(self, text: str | None, display: Display) -> None:
@@ -159,32 +162,33 @@ class Demo:
     def _show(self, client: Client, text: str, address: str) -> None:
         print(f"\n{text}", end="", flush=True)
         request = partial(client.stream, text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED)
-        # Closed here too: its connection would remain as long as the ring.
+        # Closed here as well as in `__exit__`: otherwise the connection would stay open until the ring stops.
         with client:
             try:
                 print_stream(request)
             except Cancelled:
-                pass  # the ring has stopped
+                pass  # The ring has stopped.
             except SluiceError as error:
                 self._display.show_error(describe(error, address))
 
 
 def watch(ring: Ring, interrupt: Interrupt, display: Display) -> None:
-    """Raises typer.Exit when all routers, all engines or all detokenizers have been given up."""
-    missing = ring.watch(lambda: interrupt.received)
+    """Wait until all routers, all engines or all detokenizers have failed permanently, then raise typer.Exit."""
+    failed_roles = ring.watch(lambda: interrupt.received)
     if interrupt.received:
         raise KeyboardInterrupt
-    cause = f"no {' and no '.join(missing)} is left" if missing else "the launcher failed"
+    cause = f"no {' and no '.join(failed_roles)} is left" if failed_roles else "the launcher failed"
     display.show_error(f"{cause}: stopping")
     raise typer.Exit(1)
 
 
 def restart_on_signal(ring: Ring, display: Display) -> None:
-    under_way = threading.Lock()
+    """From now on, SIGUSR2 restarts all services, one after another."""
+    restarting = threading.Lock()
 
     def restart() -> None:
-        if not under_way.acquire(blocking=False):
-            display.show_error("a rolling restart is under way already")
+        if not restarting.acquire(blocking=False):
+            display.show_error("a rolling restart is already in progress")
             return
         try:
             ring.restart_all()
@@ -192,18 +196,18 @@ def restart_on_signal(ring: Ring, display: Display) -> None:
         except RingError as error:
             display.show_error(error.message)
         finally:
-            under_way.release()
+            restarting.release()
 
-    # In a thread: the main one must stay free for Ctrl-C.
+    # In a thread, since the main thread must stay free for Ctrl-C.
     signal.signal(signal.SIGUSR2, lambda *_: threading.Thread(target=restart, daemon=True).start())
 
 
 def _program() -> str:
-    """How to call this command in another terminal."""
+    """The command line that runs `sluice` in another terminal."""
     if shutil.which("sluice"):
         return "sluice"
-    called = Path(sys.argv[0])
-    return f"{sys.executable} -m sluice" if called.name == "__main__.py" else str(called)
+    script = Path(sys.argv[0])
+    return f"{sys.executable} -m sluice" if script.name == "__main__.py" else str(script)
 
 
 def _counts(ring: Ring) -> dict[str, int]:
@@ -211,4 +215,4 @@ def _counts(ring: Ring) -> dict[str, int]:
 
 
 def _parts(ring: Ring) -> str:
-    return ", ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in _counts(ring).items())
+    return ", ".join(f"{count} {plural if count > 1 else plural[:-1]}" for plural, count in _counts(ring).items())

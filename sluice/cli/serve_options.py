@@ -1,4 +1,4 @@
-"""The options of `sluice serve`, and its settings file: options as keys, and a section for each service."""
+"""The options of `sluice serve`, and its settings file, whose keys are the options and a section for each service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,75 +22,83 @@ FLAGS = (
     "engine.tensor_parallel", "engine.device", "engine.dtype", "engine.kv_cache_tokens", "engine.max_batch_size",
     "router.tls_certificate", "router.tls_key", "router.insecure", "router.tokens_file", "router.admin_port",
 )  # fmt: skip
-"""Settings that have an option of the same name."""
-OF_RING = (
+"""Settings that are also options, under the same name."""
+RING_ARGUMENTS = (
     "name", "revision", "engines", "detokenizers", "routers", "on", "host", "port", "http_port", "metrics_port",
     "drain_timeout", "start_timeout",
 )  # fmt: skip
-"""Options that `Ring` takes under the same name."""
-# Under this key the context holds settings from the file, such as ("engine.max_batch_size", 8).
+"""Options that `Ring` accepts under the same name."""
 FILE_SETTINGS = __name__
+"""Key in the context for the settings from the file, as pairs such as ("engine.max_batch_size", 8)."""
 ARGUMENTS = f"{__name__}.arguments"
-"""Under this key the context holds the command's arguments as they were given."""
+"""Key in the context for the command's unparsed arguments."""
 NO_KEYS = ("config", "model_option", "settings", "detach")
 """Options that are not keys of the file: --config itself, --model (its key is `model`), --set, and --detach."""
 
 
 class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises typer.BadParameter, with the --set form of a setting that is given as an option."""
+        """Raises typer.BadParameter, with a hint for settings that have to be given with --set."""
         ctx.meta[ARGUMENTS] = tuple(args)
-        options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        options = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         for flag in (word.split("=")[0] for word in takewhile("--".__ne__, args)):
             key = key_of(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
             if flag.startswith("--") and flag not in options and key:
-                raise typer.BadParameter(f"there is no option {flag}; it is a setting: --set {key}=…")
+                raise typer.BadParameter(f"{flag} is a setting, not an option; use --set {key}=…")
         return super().parse_args(ctx, args)
 
 
 def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Callback of --config: options in the file replace the defaults. Raises typer.BadParameter."""
+    """Callback of --config: values in the file replace the options' defaults. Raises typer.BadParameter."""
     if file is not None:
-        found, known = _read(file), [str(each.name) for each in context.command.params if each.name not in NO_KEYS]
-        options = {key: value for key, value in found.items() if key in known}
+        values = _read(file)
+        keys = [str(parameter.name) for parameter in context.command.params if parameter.name not in NO_KEYS]
+        options = {key: value for key, value in values.items() if key in keys}
         context.default_map = _options(file, options)
-        context.meta[FILE_SETTINGS] = _settings(file, {key: found[key] for key in found.keys() - options}, known)
+        context.meta[FILE_SETTINGS] = _settings(file, {key: values[key] for key in values.keys() - options}, keys)
     return file
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """Raises typer.BadParameter."""
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise typer.BadParameter(f"cannot read {file}: {' '.join(str(error).split())}") from error
-    if found is None:
+    if values is None:
         return {}
-    if not isinstance(found, dict):
-        raise typer.BadParameter(f"{file} must hold keys and values, such as port: 50051")
-    return found
+    if not isinstance(values, dict):
+        raise typer.BadParameter(f"{file} must be a YAML mapping, with entries such as port: 50051")
+    return values
 
 
-def _settings(file: Path, found: Mapping[str, Any], options: list[str]) -> list[tuple[str, Any]]:
+def _settings(file: Path, values: Mapping[str, Any], options: list[str]) -> list[tuple[str, Any]]:
+    """The settings in the file's values that are not options. Raises typer.BadParameter."""
     settings: list[tuple[str, Any]] = []
-    for key, value in found.items():
+    for key, value in values.items():
         if key in SERVICES and isinstance(value, dict | None):
-            settings += [(f"{key}.{name}", each) for name, each in (value or {}).items()]
+            settings += [(f"{key}.{name}", setting_value) for name, setting_value in (value or {}).items()]
         elif key in SERVICES:
-            raise typer.BadParameter(f"{file}: {key} must hold keys and values, not {value}")
+            raise typer.BadParameter(f"{file}: {key} must be a mapping of settings to values (got {value})")
         elif key in assignable():
             settings.append((key, value))
         else:
-            place = f"; it is a setting: {setting.replace('.', ': ')}" if (setting := key_of(str(key))) else ""
-            hint = place or did_you_mean(str(key), [*options, *SERVICES])
+            setting = key_of(str(key))
+            hint = (
+                f"; it is a setting: {setting.replace('.', ': ')}"
+                if setting
+                else did_you_mean(str(key), [*options, *SERVICES])
+            )
             raise typer.BadParameter(f"{file}: unknown key {key}{hint}")
     return settings
 
 
 def _options(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults for the options, from the file's values. Raises typer.BadParameter."""
     for key, value in options.items():
         if isinstance(value, dict | list):
-            raise typer.BadParameter(f"{file}: {key} must have a single value, not {value}")
-    # As text, they are checked like options; as a number, 2.5 would be cut to 2.
+            raise typer.BadParameter(f"{file}: {key} must be a single value (got {value})")
+    # As text, so that they are validated like options: as a number, 2.5 would be truncated to 2.
     return {
         key: value if isinstance(value, bool) else str(value) for key, value in options.items() if value is not None
     }
@@ -100,8 +108,15 @@ def _options(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 class ServeOptions:
     """Every field is an option, in the order in which --help lists them."""
 
-    model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id; default: the bundled model")] = None
-    model_option: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="The same, as an option")] = None
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Folder of a checkpoint, or a Hugging Face id. Default: the small bundled model."
+        ),
+    ] = None
+    model_option: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="Same as the argument MODEL.")
+    ] = None
     config: Annotated[
         Path | None,
         typer.Option(
@@ -110,89 +125,140 @@ class ServeOptions:
             is_eager=True,
             callback=read_config_file,
             metavar="FILE",
-            help="YAML file of these options; router:, engine:, detokenizer: and gateway: hold further settings",
+            help="YAML file with values for these options. Its sections router, engine, detokenizer and gateway "
+            "contain further settings of the services.",
         ),
     ] = None
-    name: Annotated[str | None, typer.Option(help="Served name of the model; default: its folder's")] = None
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a hub model; default: its main branch")
-    ] = None
-    on: Annotated[
-        str,
-        typer.Option(
-            metavar="PLACE", help="Where services run: local, or ray[=ADDRESS], a Ray cluster: an actor per service"
-        ),
-    ] = "local"
-    host: Annotated[str, typer.Option(help="Interface to listen on; others than loopback need TLS or --insecure")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any")] = DEFAULT_PORT
-    http_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Also serve the OpenAI HTTP API on this port; 0: not")
-    ] = 0
-    engines: Annotated[int, typer.Option(min=1, help="Engine processes, each on its own GPUs")] = 1
-    detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2
-    routers: Annotated[int, typer.Option(min=1, help="Router processes, on this port and those after it")] = 1
-    tensor_parallel: Annotated[int | None, typer.Option(min=1, help="GPUs, or CPU processes, per engine")] = None
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="float32; on a GPU also bfloat16 or float16; default: the model's own there")
-    ] = None
-    kv_cache_tokens: Annotated[
-        int | None, typer.Option(min=1, help="KV cache per engine, in tokens; default: by free memory")
-    ] = None
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step; default: 64")] = None
-    tls_certificate: Annotated[str | None, typer.Option(metavar="PEM", help="Certificate, then its chain")] = None
-    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Private key of the certificate")] = None
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS")] = False
-    tokens_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Only these tokens may call: lines TOKEN TENANT [admin]")
-    ] = None
-    admin_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Port for AdminService alone, of the first router; default: the main one"),
-    ] = None
-    metrics_port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, help="Metrics and health: port of the router, the others have the ports after it; 0: none"
-        ),
-    ] = 0
-    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for live streams to end after Ctrl-C")] = 10.0
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the ring to get ready")] = 600.0
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="SERVICE.NAME=VALUE",
-            help="Any other setting of a service, such as engine.max_tokens_per_step=1024; "
-            "repeatable; docs/settings.md lists them",
+            help="Set any setting of a service, such as engine.max_tokens_per_step=1024. Repeatable. "
+            "docs/settings.md lists all settings.",
         ),
     ] = None
-    demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name under which the model is served. Default: its folder's name."),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION", help="Branch, tag or commit of a Hugging Face model. Default: its main branch."
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST", help="Address to listen on. Any address other than loopback needs TLS or --insecure."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port of the gRPC server. 0: any free port.")
+    ] = DEFAULT_PORT
+    http_port: Annotated[
+        int,
+        typer.Option(metavar="PORT", min=0, max=65535, help="Also serve the OpenAI HTTP API, on this port. 0: do not."),
+    ] = 0
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port of the first router for its status page, metrics and health checks. The other services use the "
+            "following ports. 0: none.",
+        ),
+    ] = 0
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="Separate port for the first router's AdminService; other routers use the following ports. "
+            "Default: the main port.",
+        ),
+    ] = None
+    engines: Annotated[int, typer.Option(metavar="N", min=1, help="Number of engines, each on its own GPUs.")] = 1
+    detokenizers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of detokenizers.")] = 2
+    routers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of routers, on --port and the following ports.")
+    ] = 1
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of GPUs, or of processes on a CPU, per engine. Default: 1."),
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cpu or cuda. Default: cuda if a GPU is available.")
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="float32, bfloat16 or float16. Default: float32 on a CPU, the checkpoint's dtype on a GPU.",
+        ),
+    ] = None
+    kv_cache_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Size of each engine's KV cache in tokens. Default: depends on the free memory."
+        ),
+    ] = None
+    max_batch_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Maximum number of sequences in a step. Default: 64.")
+    ] = None
+    tls_certificate: Annotated[
+        str | None,
+        typer.Option(metavar="PEM", help="The server's certificate, followed by its chain. Enables TLS."),
+    ] = None
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Private key of the certificate.")] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept connections from other machines without TLS.")
+    ] = False
+    tokens_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help='Bearer tokens that callers must send, one "TOKEN TENANT [admin]" per line.'),
+    ] = None
+    on: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="Where the services run: local, or ray[=ADDRESS] for a Ray cluster."),
+    ] = "local"
     detach: Annotated[
         bool,
-        typer.Option("--detach", help="With --on ray: the launcher runs as a job of the cluster"),
+        typer.Option(
+            "--detach", help="With --on ray: run the launcher as a job of the cluster, and return once ready."
+        ),
     ] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything that the services log")] = False
+    start_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Time until the ring must be ready.")
+    ] = 600.0
+    drain_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="Time that requests in progress have to finish after Ctrl-C."),
+    ] = 10.0
+    demo: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Complete this text as a demonstration once the ring is ready.")
+    ] = None
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all log messages of the services.")] = False
 
     def assigned(self, context: typer.Context) -> dict[str, dict[str, Any]]:
-        """Settings by service: of the file, of options, of --set; the later ones win. Raises typer.BadParameter."""
+        """Settings by service. --set overrides options, which override the file. Raises typer.BadParameter."""
         flags = ((key, getattr(self, key.partition(".")[2])) for key in FLAGS)
-        given = [(key, value) for key, value in flags if value is not None and value is not False]
+        options = [(key, value) for key, value in flags if value is not None and value is not False]
         try:
-            return assign([*context.meta.get(FILE_SETTINGS, ()), *given, *map(split_assignment, self.settings or [])])
+            return assign([*context.meta.get(FILE_SETTINGS, ()), *options, *map(split_assignment, self.settings or [])])
         except SettingsError as error:
             raise typer.BadParameter(str(error)) from error
 
-    def of_ring(self, context: typer.Context) -> dict[str, Any]:
+    def ring_arguments(self, context: typer.Context) -> dict[str, Any]:
         """The arguments of `Ring`, except settings. Raises OptionsError."""
-        # The demo's client has none of these.
         if self.demo is not None and (self.tls_certificate or self.tokens_file):
-            raise OptionsError("--demo cannot use TLS or tokens: try `sluice generate` once it serves")
-        # The option comes before the argument, which the settings file may have given.
+            raise OptionsError("--demo does not support TLS or tokens: use `sluice generate` once the ring is ready")
+        # --model overrides the model of the settings file, but not an argument.
         source = context.get_parameter_source("model")
         if None not in (self.model, self.model_option) and source is not None and source.name == "COMMANDLINE":
             raise OptionsError(f"the model is given twice: {self.model} and --model {self.model_option}")
         model = self.model if self.model_option is None else self.model_option
-        return {"model": model} | {name: getattr(self, name) for name in OF_RING}
+        return {"model": model} | {name: getattr(self, name) for name in RING_ARGUMENTS}

@@ -1,42 +1,51 @@
-"""`sluice serving-version`: the model version that new requests go to, at every router."""
+"""`sluice serving-version`: shows or sets the model version that every router sends new requests to."""
 
 from typing import Annotated
 
 import typer
 
-from sluice.cli.common import Server, asks_server, describe, fail, print_error
+from sluice.cli.common import Server, describe, fail, print_error, with_server
 from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import ServingVersion
 
 
-@asks_server
+@with_server
 def serving_version(
     server: Server,
-    version: Annotated[str | None, typer.Argument(help="model_version of the engines; default: only show it")] = None,
-    any_version: Annotated[bool, typer.Option("--any", help="Send new requests to engines of any version")] = False,
+    version: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="VERSION",
+            help="Send new requests to engines with this model_version. Default: only show the current version.",
+        ),
+    ] = None,
+    any_version: Annotated[bool, typer.Option("--any", help="Send new requests to engines of any version.")] = False,
 ) -> None:
-    """Show or change the model version that new requests go to, a line for each router in --address.
+    """Show or set the model version for new requests.
 
-    Streams that have begun stay with their model. Exit code 1 if a router failed.
+    Applies to every router in --address and prints one line for each. Streams in progress keep their model. Exits with
+    code 1 if a router failed.
     """
-    if version == "" or (version is not None and any_version):
-        raise fail(f"VERSION is {version!r}, must be a version, or --any without one")
+    if version == "":
+        raise fail("VERSION must not be empty; use --any for any version")
+    if version is not None and any_version:
+        raise fail(f"VERSION and --any cannot be combined (got {version!r})")
     with server.client(timeout=TIMEOUT_SECONDS) as client:
-        wanted = "" if any_version else version
-        found = client.serving_versions() if wanted is None else client.set_serving_version(wanted)
-    for each in found:
-        if each.error is None:
-            print(f"{each.address}: {_line(each)}")
+        new_version = "" if any_version else version
+        answers = client.serving_versions() if new_version is None else client.set_serving_version(new_version)
+    for answer in answers:
+        if answer.error is None:
+            print(f"{answer.address}: {_line(answer)}")
         else:
-            print_error(f"{each.address}: {describe(each.error, each.address)}")
-    if any(each.error is not None for each in found):
+            print_error(f"{answer.address}: {describe(answer.error, answer.address)}")
+    if any(answer.error is not None for answer in answers):
         raise typer.Exit(1)
 
 
-def _line(found: ServingVersion) -> str:
-    version = found.version or "any"
-    before = "" if found.former is None else f" (was {found.former or 'any'})"
-    engines = f"{found.engines} engine{'' if found.engines == 1 else 's'}"
-    if not found.engines and found.version:
-        engines += " that take work: new requests go to other versions"
-    return f"{version}{before}, {engines}"
+def _line(answer: ServingVersion) -> str:
+    version = answer.version or "any"
+    former = "" if answer.former is None else f" (was {answer.former or 'any'})"
+    engines = f"{answer.engines} engine{'' if answer.engines == 1 else 's'}"
+    if not answer.engines and answer.version:
+        engines += " that accept work: new requests go to other versions"
+    return f"{version}{former}, {engines}"

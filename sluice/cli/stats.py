@@ -11,25 +11,31 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server
+from sluice.cli.common import Server, with_server
 from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS, detokenizers_table
 from sluice.v1 import admin_pb2
 
-# Of a model's fingerprint: enough to tell apart the few models of a ring.
 MODEL_WIDTH = 8
+"""Characters of a model's fingerprint that are shown: enough to distinguish the models of a ring."""
 COLUMNS = (
     "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
     "tokens/s",
 )  # fmt: skip
 
 
-@asks_server
+@with_server
 def stats(
     server: Server,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Print once; the default unless stdout is a terminal")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")] = 0.5,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Print the statistics once and exit. The default if stdout is not a terminal."),
+    ] = False,
 ) -> None:
-    """Show statistics of engines and detokenizers, until Ctrl-C."""
+    """Show live statistics of engines and detokenizers.
+
+    Ctrl-C ends the command.
+    """
     console = Console(highlight=False)
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         if once or not console.is_terminal:
@@ -42,25 +48,25 @@ def stats(
                 live.update(tables(client.stats()), refresh=True)
 
 
-def tables(found: admin_pb2.Stats) -> Group:
-    """Engines and detokenizers; with the engines' models if these differ."""
-    models = {engine.model_fingerprint for engine in found.engines}
-    mixed = [_mixed(len(models), found.serving_model_fingerprint)] if len(models) > 1 else []
-    return Group(*mixed, _engines(found, bool(mixed)), detokenizers_table(found))
+def tables(stats: admin_pb2.Stats) -> Group:
+    """Tables of engines and detokenizers. The engines' models are shown if they differ."""
+    models = {engine.model_fingerprint for engine in stats.engines}
+    mixed = [_mixed(len(models), stats.serving_model_fingerprint)] if len(models) > 1 else []
+    return Group(*mixed, _engines(stats, bool(mixed)), detokenizers_table(stats))
 
 
 def _mixed(models: int, serving: str) -> str:
-    targets = f"those with the model {serving[:MODEL_WIDTH]}" if serving else "all engines"
+    targets = f"engines with model {serving[:MODEL_WIDTH]}" if serving else "all engines"
     return f"The engines serve {models} different models; new requests go to {targets}."
 
 
-def _engines(found: admin_pb2.Stats, mixed: bool) -> Table:
+def _engines(stats: admin_pb2.Stats, mixed: bool) -> Table:
     table = Table(box=SIMPLE)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "engine" else "right")
     if mixed:
         table.add_column("model")
-    for engine in found.engines:
+    for engine in stats.engines:
         table.add_row(
             engine.engine_id,
             str(engine.iteration),

@@ -1,4 +1,4 @@
-"""`sluice top`: the whole ring on a terminal."""
+"""`sluice top`: monitors the ring in a terminal."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
-from sluice.cli.common import Server, asks_server, describe, fail, print_error
+from sluice.cli.common import Server, describe, fail, print_error, with_server
 from sluice.cli.health import FILE_WIDTH
 from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.top.panels import ORDERS, PANELS
@@ -21,21 +21,26 @@ TIMEOUT_SECONDS = 2.0
 """For each call to a router."""
 
 
-@asks_server
+@with_server
 def top(
     server: Server,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once; the default unless stdout is a terminal")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: as one JSON object")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the state once and exit. The default if stdout is not a terminal.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
 ) -> None:
-    """Watch engines, detokenizers, routers, tenants and requests. Exit code 1 if --once finds no router."""
+    """Monitor the ring in a full-screen view.
+
+    Shows engines, detokenizers, routers, tenants and requests. With --once, exits with code 1 if no router answers.
+    """
     console = Console(highlight=False)
     if as_json and not once:
         raise fail("--json needs --once")
     with ExitStack() as stack:
         clients = [stack.enter_context(router.client(TIMEOUT_SECONDS)) for router in server.each()]
 
-        # In parallel, so that a router which does not answer delays no other.
+        # In parallel, so that a router that does not answer does not delay the others.
         threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def read() -> Snapshot:
@@ -63,7 +68,9 @@ def _watch(read: Callable[[], Snapshot], interval: float) -> None:
     try:
         from sluice.top.app import TopApp
     except ModuleNotFoundError as error:
-        raise fail("the screen needs the extra top: pip install 'sluice-serve[top]'; --once works without") from error
+        raise fail(
+            "the full-screen view needs the extra top: pip install 'sluice-serve[top]'; --once works without it"
+        ) from error
     TopApp(read, interval).run()
 
 

@@ -1,4 +1,4 @@
-"""Starts a ring on one machine as child processes and keeps it running."""
+"""Starts the services of a ring, on this machine or on a Ray cluster, and keeps them running."""
 
 from sluice.launch.child import Child
 from sluice.launch.display import DEMO_REQUEST, Display

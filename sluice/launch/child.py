@@ -1,4 +1,4 @@
-"""One running service as its supervisor sees it, wherever it runs."""
+"""One running service as its supervisor sees it, on this machine or on another one."""
 
 from collections import deque
 from typing import Protocol
@@ -7,7 +7,7 @@ TAIL_LINES = 40
 
 
 class Child(Protocol):
-    """A process that was started once. Its end is reported by the `ended` that `Hosts.start` was given."""
+    """A process that was started once. Its end is reported through the callback `ended` of `Hosts.start`."""
 
     @property
     def name(self) -> str: ...
@@ -17,27 +17,27 @@ class Child(Protocol):
 
     @property
     def tail(self) -> deque[str]:
-        """Its last log lines, TAIL_LINES at most."""
+        """The last log lines of the process, TAIL_LINES at most."""
 
     @property
     def error(self) -> str:
-        """The text of its `start_failed` event, if there was one."""
+        """The text of the service's `start_failed` event. Empty if there was none."""
 
     @property
     def pid(self) -> int:
-        """On the machine where it runs; 0 before it has been started there."""
+        """Process id on the machine where the service runs. 0 before it has been started there."""
 
     @property
     def alive(self) -> bool: ...
 
     @property
     def ending(self) -> str:
-        """How it exited, and why if it said so."""
+        """How the process exited, and the reason if the service reported one."""
 
     def terminate(self) -> None:
-        """The service drains, then exits."""
+        """Make the service drain and exit."""
 
     def kill(self) -> None: ...
 
     def wait(self, timeout: float) -> bool:
-        """Whether it exited within `timeout` seconds. Its log has been read by then."""
+        """Wait up to `timeout` seconds for the exit and return whether it happened. If so, the log has been read."""

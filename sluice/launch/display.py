@@ -1,4 +1,4 @@
-"""Shows the log of services and launcher on stderr: readable on a terminal, else as JSON lines."""
+"""Shows the log of services and launcher on stderr: readable text on a terminal, otherwise JSON lines."""
 
 import sys
 import threading
@@ -16,30 +16,30 @@ from sluice.ring.process import START_FAILED
 BARS = ("loading", "capturing")
 SHOWN_EVENTS = (*BARS, "request_ended", SERVICE_RECOVERED)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
-# Not shown on a terminal, which has its text and counts already.
 DEMO_REQUEST = "sluice-serve-demo"
+"""Id of the request of `sluice serve --demo`. Its log line is not shown on a terminal, which shows its output."""
 UNSHOWN_FIELDS = ("event", "level", "timestamp", "service", "id")
 
 
 class Display:
-    """An `Observe` for a ring, and a context manager. Unless `verbose` it shows loading, requests and problems only."""
+    """An `Observe` for a ring, and a context manager. Unless `verbose`, shows only loading, requests and problems."""
 
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
         self._verbose = verbose
         self._console = console or Console(file=sys.stderr)
-        name, share = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f} %")
-        columns = (name, BarColumn(), share, TimeElapsedColumn())
+        name, percentage = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f} %")
+        columns = (name, BarColumn(), percentage, TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._bars: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
-        # Not a service's `start_failed`: the launcher's own line about it has the reason.
-        wanted = (line.is_problem and line.event != START_FAILED) or line.event in SHOWN_EVENTS
-        if not (self._verbose or wanted):
+        # A service's `start_failed` is not shown, since the launcher's line about it contains the reason.
+        is_shown = (line.is_problem and line.event != START_FAILED) or line.event in SHOWN_EVENTS
+        if not (self._verbose or is_shown):
             return
         if not self._console.is_terminal:
-            # A line that did not come from the service's logger, such as one of a traceback, becomes JSON too.
+            # A line that did not come from the service's logger, such as part of a traceback, is wrapped in JSON.
             self._write(line if line.fields else launcher_line(line.child, "output", "warning", text=line.text))
         elif line.event in BARS:
             with self._lock:
@@ -48,7 +48,7 @@ class Display:
             self._console.print(_readable(line), highlight=False, soft_wrap=True)
 
     def say(self, event: str, text: str, level: str = "info", fields: Mapping[str, Any] = {}) -> None:
-        """Show `text` on a terminal, else a JSON line with `fields`."""
+        """Show `text` on a terminal, otherwise a JSON line with `fields`."""
         if self._console.is_terminal:
             self._console.print(text, style=STYLES.get(level, "dim"), highlight=False, markup=False, soft_wrap=True)
         else:
@@ -91,13 +91,13 @@ def _readable(line: LogLine) -> Text:
 
 
 def describe_request(fields: Mapping[str, Any]) -> str:
-    """The router's `request_ended` event, in words."""
+    """The fields of the router's `request_ended` event as readable text."""
     parts = [f"request {fields.get('request_id') or '(refused)'} {fields.get('outcome', '')}"]
     if "prompt_tokens" in fields:
         cached = f" ({fields['cached_tokens']} cached)" if fields.get("cached_tokens") else ""
         parts.append(f"{fields['prompt_tokens']} prompt tokens{cached}, {fields.get('completion_tokens', 0)} new")
     if fields.get("first_token_seconds") is not None:
-        parts.append(f"first after {_short(fields['first_token_seconds'])} s")
+        parts.append(f"first token after {_short(fields['first_token_seconds'])} s")
     if "seconds" in fields:
         parts.append(f"{_short(fields['seconds'])} s")
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""Errors of a ring that starts or runs."""
+"""Errors of a ring while it starts or runs."""
 
 from collections.abc import Sequence
 

@@ -11,8 +11,8 @@ from sluice.settings.services import EngineSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-# nvidia-smi can take many seconds if it has to load the driver first.
 LIST_SECONDS = 60.0
+"""Timeout of nvidia-smi, which can take many seconds if it has to load the driver first."""
 
 
 class OptionsError(ValueError):
@@ -26,30 +26,36 @@ class Gpus:
     names: tuple[str, ...]
     """Numbers, or ids of GPUs or MIG slices, as in CUDA_VISIBLE_DEVICES."""
     engines: int = 1
-    """How many engines share each of them."""
+    """Number of engines that share each of these GPUs."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Makes only these GPUs visible to the engine."""
+        """Environment variables that make only these GPUs visible to the engine."""
         return {VISIBLE: ",".join(self.names)}
 
 
 def gpus_of_engines(engines: int, settings: EngineSettings, environment: Mapping[str, str]) -> list[Gpus]:
-    """By engine; empty if they run on the CPU or no GPUs are found. Raises OptionsError if there are too few."""
+    """The GPUs of each engine. Empty if engines run on the CPU or no GPUs are found.
+
+    Raises OptionsError if there are too few GPUs.
+    """
     if settings.device == "cpu":
         return []
     return assign_gpus(visible_gpus(environment), engines, settings.tensor_parallel)
 
 
 def assign_gpus(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
-    """By engine: the next `ranks` of the names. Raises OptionsError if there are too few for several ranks each."""
+    """The GPUs of each engine: consecutive `ranks` of `names`.
+
+    Engines of one rank share GPUs if there are too few. Raises OptionsError if there are too few for several ranks.
+    """
     if not names:
         return []
-    # Engines of one rank may share a GPU; ranks of one engine may not: NCCL refuses that.
+    # Ranks of one engine cannot share a GPU, because NCCL refuses that.
     if ranks == 1:
-        turns = [names[i % len(names)] for i in range(engines)]
-        on = Counter(turns)
-        return [Gpus((name,), on[name]) for name in turns]
+        assigned = [names[i % len(names)] for i in range(engines)]
+        engines_on = Counter(assigned)
+        return [Gpus((name,), engines_on[name]) for name in assigned]
     if engines * ranks > len(names):
         raise OptionsError(
             f"engines = {engines} with tensor_parallel = {ranks} need {engines * ranks} GPUs, "
@@ -59,15 +65,15 @@ def assign_gpus(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Those in CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists; none if it is not installed or fails.
+    """The GPUs in CUDA_VISIBLE_DEVICES if it is set, otherwise all that nvidia-smi lists.
 
-    Raises OptionsError if nvidia-smi hangs or cannot be run.
+    Empty if nvidia-smi is not installed or fails. Raises OptionsError if it hangs or cannot be run.
     """
-    named = environment.get(VISIBLE)
-    if named is None:
+    visible = environment.get(VISIBLE)
+    if visible is None:
         return _listed_gpus()
-    # As in CUDA, an invalid entry such as -1 hides all after it.
-    return tuple(takewhile(lambda name: name and name[0] != "-", (name.strip() for name in named.split(","))))
+    # As in CUDA, an invalid entry such as -1 hides all entries after it.
+    return tuple(takewhile(lambda name: name and name[0] != "-", (name.strip() for name in visible.split(","))))
 
 
 def _listed_gpus() -> tuple[str, ...]:
@@ -79,5 +85,5 @@ def _listed_gpus() -> tuple[str, ...]:
             [program, *LIST[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OptionsError(f"nvidia-smi cannot list the GPUs ({error}): set {VISIBLE}") from error
+        raise OptionsError(f"nvidia-smi cannot list the GPUs ({error}); name them in {VISIBLE}") from error
     return tuple(done.stdout.split()) if done.returncode == 0 else ()

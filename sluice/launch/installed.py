@@ -1,4 +1,4 @@
-"""Whether this installation can start a ring."""
+"""Checks that this installation can start a ring."""
 
 from sluice.launch.gpus import OptionsError
 from sluice.ring.extras import how_to_install, missing_packages
@@ -7,6 +7,8 @@ EXTRAS = ("router", "detok", "engine")
 
 
 def check_installed() -> None:
-    """Raises OptionsError."""
+    """Raises OptionsError if packages are missing."""
     if missing := missing_packages(*EXTRAS):
-        raise OptionsError(f"this installation cannot serve, it has no {', '.join(missing)}: {how_to_install(*EXTRAS)}")
+        raise OptionsError(
+            f"this installation cannot serve: missing {', '.join(missing)}. Install with: {how_to_install(*EXTRAS)}"
+        )

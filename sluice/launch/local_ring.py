@@ -1,4 +1,4 @@
-"""A ring on this machine: its start, its end, and restarts on demand."""
+"""`Ring`: starts and stops a ring, and restarts its services on demand."""
 
 import os
 import time
@@ -27,20 +27,20 @@ from sluice.settings.services import EngineSettings
 
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
-# Short: a signal that arrives just before an unbounded wait would not end it.
 SIGNAL_SECONDS = 0.25
+"""Interval at which `watch` checks for signals. An unbounded wait would miss a signal that arrives just before it."""
 
 
 class Ring:
     """Routers, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
 
-    `model` is a checkpoint folder or hub id, None the bundled tiny model; `revision` is a branch, tag or commit of a
-    hub id; `on` is where services run: "local", "ray" or "ray=ADDRESS"; the other options are those of `Plan`. Once
-    everything has served, a service that exits is restarted at the same address. `observe` gets every log line,
-    including the launcher's own. The children die with this process.
+    `model` is a checkpoint folder or a Hugging Face id; None is the bundled tiny model. `revision` is a branch, tag or
+    commit of a Hugging Face model. `on` is where the services run: "local", "ray" or "ray=ADDRESS". The other options
+    are those of `Plan`. Once all services have been ready, a service that exits is restarted at the same address.
+    `observe` is called with every log line, including those of the launcher. The services end with this process.
 
-    Raises CheckpointError for a model that cannot be opened or served, OptionsError for wrong options, RingError for a
-    port in use or a failed start.
+    Raises CheckpointError if the model cannot be opened or served, OptionsError for invalid options, RingError if a
+    port is in use or a service fails to start.
     """
 
     def __init__(
@@ -59,23 +59,23 @@ class Ring:
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision)
-        # On other machines the cache of the hub may be elsewhere.
+        # Other machines may have the Hugging Face cache in another folder, so they get the id of the model.
         by_path = on == LOCAL or Path(model).expanduser().is_dir()
-        where = str(checkpoint.path if by_path else model)
+        location = str(checkpoint.path if by_path else model)
         if not by_path:
             options["shared_args"] = {"revision": revision, **options.get("shared_args", {})}
-        self.plan = Plan(model=where, name=checkpoint.name, **options)
+        self.plan = Plan(model=location, name=checkpoint.name, **options)
         planned = services(self.plan, Path())
-        settings = [each.settings(os.environ) for each in planned]
-        engine = next(each for each in settings if isinstance(each, EngineSettings))
+        settings = [service.settings(os.environ) for service in planned]
+        engine = next(service for service in settings if isinstance(service, EngineSettings))
         if self.plan.http_port:
             _check_gateway(on)
         _check_models(checkpoint, engine)
         if on == LOCAL:
             _check_ports(
                 replace(port, owner=service.name, setting=_flag(service.role, port.setting))
-                for service, own in zip(planned, settings, strict=True)
-                for port in own.ports
+                for service, service_settings in zip(planned, settings, strict=True)
+                for port in service_settings.ports
             )
         self._start_timeout = start_timeout
         self._observe = observe
@@ -84,17 +84,20 @@ class Ring:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the routers, such as "127.0.0.1:50051"; empty before they are ready."""
+        """Addresses of the routers that are ready, such as "127.0.0.1:50051"."""
         return [slot.address for slot in self._slots if slot.address]
 
     @property
     def address(self) -> str:
-        """Of the first router; empty before it is ready."""
+        """Address of the first router. Empty before it is ready."""
         return next(iter(self.addresses), "")
 
     @property
     def children(self) -> dict[str, Child]:
-        """By service: "router" (or "router-0", …), "engine-0", …, "detok-0", … Exited ones stay until replaced."""
+        """The processes by service: "router" (or "router-0", …), "engine-0", …, "detok-0", …
+
+        A process that has exited stays until it is replaced.
+        """
         return {slot.name: slot.child for slot in self._slots if slot.child is not None}
 
     @property
@@ -103,17 +106,17 @@ class Ring:
 
     @property
     def missing(self) -> list[Role]:
-        """Roles whose every service has been given up: no request can be served."""
+        """Roles of which every service has failed permanently, so that no request can be served."""
         return [role for role in ROLES if all(slot.given_up for slot in self._slots if slot.service.role == role)]
 
     @property
     def http_address(self) -> str:
-        """Of the gateway; empty without one."""
-        found = (slot.reader.status.address for slot in self._slots if slot.service.role == "gateway")
-        return next(found, "")
+        """Address of the gateway. Empty without one."""
+        addresses = (slot.reader.status.address for slot in self._slots if slot.service.role == "gateway")
+        return next(addresses, "")
 
     def start(self) -> None:
-        """Wait until all services serve. Leaves nothing running if it raises."""
+        """Start all services and wait until they serve. If it raises, no process is left running."""
         try:
             self._supervisor = Supervisor(self._hosts.open(), self.plan, self._hosts, self._observe)
             self._supervisor.start()
@@ -126,14 +129,14 @@ class Ring:
         """Drain all services, then stop them."""
         if self._supervisor is not None:
             self._supervisor.halt()
-        # First what takes requests: live streams end only while the services behind still run.
-        in_front = ("gateway", "router")
-        for role in in_front:
+        # Those that accept requests come first, because streams can only finish while engines and detokenizers run.
+        frontends = ("gateway", "router")
+        for role in frontends:
             self._stop([slot for slot in self._slots if slot.service.role == role])
-        self._stop([slot for slot in self._slots if slot.service.role not in in_front])
+        self._stop([slot for slot in self._slots if slot.service.role not in frontends])
 
     def kill(self) -> None:
-        """Kill the remaining processes and remove what they met in."""
+        """Kill the remaining processes, and remove their folders or actors."""
         if self._supervisor is not None:
             self._supervisor.halt()
             children = list(self.children.values())
@@ -145,25 +148,25 @@ class Ring:
         self._hosts.close()
 
     def restart(self, name: str) -> None:
-        """Drain and restart one service, also one that was given up. Raises KeyError, RingError."""
+        """Drain and restart one service, even if it has failed permanently. Raises KeyError, RingError."""
         if self._supervisor is None:
             raise RingError("the ring has not been started")
         restarted = self._supervisor.restart(name)
-        drain = self._supervisor.slots[name].service.drain_timeout + KILL_AFTER_SECONDS
-        deadline = time.monotonic() + drain + self._start_timeout
+        drain_seconds = self._supervisor.slots[name].service.drain_timeout + KILL_AFTER_SECONDS
+        deadline = time.monotonic() + drain_seconds + self._start_timeout
         while not restarted.done():
             if time.monotonic() > deadline or not self._supervisor.is_alive():
-                raise RingError(f"{name} did not come back")
+                raise RingError(f"{name} did not serve again after its restart")
             time.sleep(POLL_SECONDS)
         restarted.result()
 
     def restart_all(self) -> None:
-        """One service after another. Raises RingError at the first that does not serve again."""
+        """Restart one service after another. Raises RingError for the first that does not serve again."""
         for slot in self._slots:
             self.restart(slot.name)
 
     def watch(self, stop: Callable[[], bool] = lambda: False) -> list[Role]:
-        """Wait until some role is `missing` or `stop` returns True. Returns the missing roles."""
+        """Wait until a role is `missing` or `stop` returns True. Returns the missing roles."""
         while self._supervisor is not None and self._supervisor.is_alive() and not self.missing:
             if stop():
                 break
@@ -191,7 +194,9 @@ class Ring:
             if not supervisor.is_alive():
                 raise RingError("stopped while starting")
             if time.monotonic() > deadline:
-                raise RingError(f"waited {self._start_timeout:g} s for {', '.join(supervisor.not_serving)} to serve")
+                raise RingError(
+                    f"{', '.join(supervisor.not_serving)} did not serve within start_timeout, {self._start_timeout:g} s"
+                )
 
     def _stop(self, slots: list[Slot]) -> None:
         now = time.monotonic()
@@ -216,18 +221,18 @@ def _check_models(checkpoint: Checkpoint, engine: EngineSettings) -> None:
 
 def _check_gateway(on: str) -> None:
     if on != LOCAL:
-        raise OptionsError("http_port: a gateway starts on this machine only; run python -m gateway by itself")
+        raise OptionsError("http_port: a gateway can only be started on this machine; run python -m gateway separately")
     if find_spec("starlette") is None:
         raise OptionsError("http_port needs the gateway's packages: pip install 'sluice-serve[gateway]'")
 
 
 def _flag(role: str, setting: str) -> str:
-    """What `sluice serve` calls the setting of a service."""
+    """The name of the option of `sluice serve` for a service's setting."""
     return "http_port" if (role, setting) == ("gateway", "port") else setting
 
 
 def _check_ports(ports: Iterable[Port]) -> None:
-    # Here already: a child would notice a port in use only after its slow imports.
+    """Raises RingError for a port in use. The services check their ports too, but only after their slow imports."""
     try:
         check_ports(ports)
     except PortError as error:

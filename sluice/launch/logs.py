@@ -1,4 +1,4 @@
-"""Log lines of a ring: those that the services write, and the launcher's own about them."""
+"""Log lines of a ring: the lines that services write, and the launcher's lines about services."""
 
 import json
 from collections.abc import Callable
@@ -12,17 +12,17 @@ SERVICE_RECOVERED = "service_recovered"
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a service, or of the launcher."""
+    """One log line of a service or of the launcher."""
 
     child: str
-    """Such as "engine-0"."""
+    """Name of the service, such as "engine-0"."""
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
-    """The JSON object of structlog; empty for a line that did not come from the logger."""
+    """The JSON object that structlog wrote. Empty for a line that did not come from the logger."""
 
     @property
     def event(self) -> str:
-        """Empty for a line that did not come from the logger."""
+        """Name of the event. Empty for a line that did not come from the logger."""
         return str(self.fields.get("event", ""))
 
     @property
@@ -32,25 +32,26 @@ class LogLine:
 
 
 Observe = Callable[[LogLine], None]
-"""Gets each line of each child, from the child's reader thread, and those of the launcher from the launcher's."""
+"""Called with each log line. Lines of a child come from the child's reader thread, the launcher's from its threads."""
 
 
 def ignore(_: LogLine) -> None:
-    """An `Observe` that shows nothing."""
+    """An `Observe` that does nothing."""
 
 
 def parse_line(child: str, text: str) -> LogLine:
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
-        found = None
-    return LogLine(child, text, found if isinstance(found, dict) else {})
+        fields = None
+    return LogLine(child, text, fields if isinstance(fields, dict) else {})
 
 
 def service_exited(name: str, pid: int, how: str, restart_in: float | None) -> LogLine:
-    """`restart_in` seconds; None: the service is given up."""
-    then: dict[str, Any] = {"given_up": True} if restart_in is None else {"restart_in": restart_in}
-    return launcher_line(name, "service_exited", "error" if restart_in is None else "warning", pid=pid, how=how, **then)
+    """`restart_in`: seconds until the restart; None if the service has failed permanently."""
+    next_step: dict[str, Any] = {"given_up": True} if restart_in is None else {"restart_in": restart_in}
+    level = "error" if restart_in is None else "warning"
+    return launcher_line(name, "service_exited", level, pid=pid, how=how, **next_step)
 
 
 def lines_lost(lines: int) -> str:
@@ -58,7 +59,7 @@ def lines_lost(lines: int) -> str:
 
 
 def launcher_line(name: str, event: str, level: str, **fields: Any) -> LogLine:
-    """`name`: of the service that it is about, or LAUNCHER."""
+    """A line of the launcher. `name`: the service that the line is about, or LAUNCHER."""
     time = datetime.now(UTC).isoformat()
-    found = {"service": LAUNCHER, "id": name, **fields, "event": event, "level": level, "timestamp": time}
-    return LogLine(name, json.dumps(found), found)
+    line = {"service": LAUNCHER, "id": name, **fields, "event": event, "level": level, "timestamp": time}
+    return LogLine(name, json.dumps(line), line)

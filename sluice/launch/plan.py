@@ -1,4 +1,4 @@
-"""Which processes a ring is made of, and their command lines."""
+"""The processes of a ring and their command lines."""
 
 import json
 import os
@@ -20,54 +20,57 @@ from sluice.settings.read import SettingsError, read_settings
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 
 Arguments = Mapping[str, Any]
-"""Settings of a service by name, such as {"max_batch_size": 8}; None is left out."""
+"""Settings of a service by name, such as {"max_batch_size": 8}. A value of None leaves the setting at its default."""
 
-# -P: without it, `-m router` would run a router.py in the user's current folder.
 PYTHON = (sys.executable, "-P")
+"""Without -P, `-m router` would run a router.py in the user's current folder."""
 GATEWAY = "gateway"
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Where this machine reaches what listens on every interface."""
+"""The address at which this machine reaches a server that listens on every interface."""
 
 MAX_PORT = 65535
 REMOTE = ("SLUICE_ROUTER_", "SLUICE_ENGINE_", "SLUICE_DETOK_", "NCCL_")
-"""Prefixes of the variables that services on other machines get. No credentials (HF_TOKEN): Ray displays them."""
-# Not inherited: the engines of a ring that a torchrun process starts are not torchrun's ranks.
+"""Prefixes of the environment variables that are passed to services on other machines.
+
+Credentials such as HF_TOKEN are not passed, because Ray displays the environment.
+"""
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Not inherited by services: if a torchrun process starts a ring, the ring's engines are not torchrun's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A ring on one machine. Raises OptionsError."""
+    """The options of a ring. Raises OptionsError if they are invalid."""
 
     model: str
-    """Checkpoint folder."""
+    """Checkpoint folder, or with services on other machines a Hugging Face id."""
     name: str
-    """Served name."""
+    """Name under which the model is served."""
     engines: int = 1
     detokenizers: int = 2
     routers: int = 1
     host: str = "127.0.0.1"
     port: int = 0
-    """Of the first router; the others have the ports after it. 0: any free ones."""
+    """Port of the first router. The other routers use the following ports. 0: any free ports."""
     metrics_port: int = 0
-    """Metrics and health of the first router; other routers, engines, detokenizers and the gateway have the ports after
-    it. 0: none."""
+    """Port of the first router for metrics and health. The other routers, then engines, detokenizers and the gateway
+    use the following ports. 0: none."""
     http_port: int = 0
-    """Of the HTTP gateway, which needs a `port` of the routers. 0: no gateway."""
+    """Port of the HTTP gateway, which requires `port` to be set. 0: no gateway."""
     keys: str | None = None
-    """Folder of the ring's keys: lanes are encrypted, although all of them stay on this machine."""
+    """Folder of the ring's keys. With it, lanes are encrypted even though all of them are on this machine."""
     drain_timeout: float = 10.0
-    """Seconds for live streams to end, for each service that stops."""
+    """Seconds that requests in progress have to finish when a service stops."""
     max_failed_starts: int = 5
-    """A service that exits this often in a row before it is ready is given up."""
+    """Number of consecutive exits before being ready after which a service is no longer restarted."""
     freeze_timeout: float = 120.0
-    """A service whose event loop stands still for this many seconds is killed and restarted."""
+    """Seconds without a turn of its event loop after which a service is killed and restarted."""
     shared_args: Arguments = field(default_factory=dict)
-    """Settings of every service that has them; those below take precedence."""
+    """Settings of every service that has them. The settings of a service take precedence over them."""
     engine_args: Arguments = field(default_factory=dict)
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
-    """admin_port is that of the first router; the others have the ports after it."""
+    """`admin_port` is the port of the first router. The other routers use the following ports."""
     gateway_args: Arguments = field(default_factory=dict)
     python: Sequence[str] = PYTHON
 
@@ -76,22 +79,22 @@ class Plan:
             raise OptionsError("http_port needs a fixed port of the routers, but port is 0 (any free port)")
         for count in ("engines", "detokenizers", "routers", "max_failed_starts"):
             if getattr(self, count) < 1:
-                raise OptionsError(f"{count} must be at least 1, not {getattr(self, count)}")
+                raise OptionsError(f"{count} must be at least 1 (got {getattr(self, count)})")
         ranges = {
             "port": _ports(self.port, self.routers),
             "metrics_port": _ports(self.metrics_port, self.processes),
             "http_port": _ports(self.http_port, 1),
             "admin_port": _ports(self.router_args.get("admin_port") or 0, self.routers),
         }
-        for (one, these), (other, those) in combinations(ranges.items(), 2):
-            if both := set(these) & set(those):
-                raise OptionsError(f"{one} and {other}: port {min(both)} is in both ranges")
-        for given in ("shared_args", "engine_args", "detokenizer_args", "router_args", "gateway_args"):
-            for name, value in getattr(self, given).items():
+        for (first, first_ports), (second, second_ports) in combinations(ranges.items(), 2):
+            if both := set(first_ports) & set(second_ports):
+                raise OptionsError(f"{first} and {second}: port {min(both)} is in both ranges")
+        for arguments in ("shared_args", "engine_args", "detokenizer_args", "router_args", "gateway_args"):
+            for name, value in getattr(self, arguments).items():
                 if callable(value):
                     raise OptionsError(
-                        f'{given}: {name} must be a name, such as "module:function", which the service looks up by '
-                        f"itself; it is {value!r}"
+                        f'{arguments}: {name} must be a name, such as "module:function", that the service can import '
+                        f"(got {value!r})"
                     )
 
     @property
@@ -101,16 +104,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process of a plan."""
+    """One service of a ring."""
 
     name: str
     kind: type[ProcessSettings]
     arguments: Arguments
     python: Sequence[str] = PYTHON
     gpus: Gpus | None = None
-    """Of an engine; None: all that it finds."""
+    """The GPUs of an engine. None: all GPUs that it finds."""
     rank: Rank | None = None
-    """None: an engine starts its other ranks itself."""
+    """The rank of an engine of which the launcher starts every rank. None: an engine starts its other ranks itself."""
 
     @property
     def role(self) -> str:
@@ -122,7 +125,7 @@ class Service:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """In addition to `child_environment`."""
+        """Environment variables in addition to those of `child_environment`."""
         gpus = {} if self.gpus is None else self.gpus.environment
         return gpus if self.rank is None else {**gpus, **self.rank.environment}
 
@@ -134,7 +137,7 @@ class Service:
         return replace(self, arguments={**self.arguments, "port": port})
 
     def settings(self, environment: Mapping[str, str]) -> ProcessSettings:
-        """What it will read in this environment. Raises OptionsError if it would refuse to start."""
+        """The settings that the service will read in this environment. Raises OptionsError if they are invalid."""
         try:
             return read_settings(self.kind, _flags(self.arguments), environment)
         except SettingsError as error:
@@ -142,7 +145,7 @@ class Service:
 
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Service]:
-    """All processes; their sockets are in `folder`. `gpus`: by engine, if known."""
+    """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown."""
     routers = ["router"] if plan.routers == 1 else [f"router-{i}" for i in range(plan.routers)]
     engines = [f"engine-{i}" for i in range(plan.engines)]
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
@@ -150,9 +153,9 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
     names = [*routers, *engines, *detokenizers, *([GATEWAY] if plan.http_port else [])]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
-    of_engines: Sequence[Gpus | None] = gpus or [None] * plan.engines
+    gpus_by_engine: Sequence[Gpus | None] = gpus or [None] * plan.engines
 
-    def service(kind: type[ServiceSettings], name: str, own: Arguments, given: Arguments) -> Service:
+    def service(kind: type[ServiceSettings], name: str, derived: Arguments, from_user: Arguments) -> Service:
         common = {
             "model": plan.model,
             "name": plan.name,
@@ -162,17 +165,16 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
             "drain_timeout": plan.drain_timeout,
             "metrics_port": metrics_ports.get(name),
         }
-        return Service(name, kind, {**common, **own, **_shared(plan, kind), **given}, plan.python)
+        return Service(name, kind, {**common, **derived, **_shared(plan, kind), **from_user}, plan.python)
 
-    of_routers = {**peers, "host": plan.host}
     return [
         *(
-            replace(service(EngineSettings, name, _share(plan, on), plan.engine_args), gpus=on)
-            for name, on in zip(engines, of_engines, strict=True)
+            replace(service(EngineSettings, name, _share(plan, engine_gpus), plan.engine_args), gpus=engine_gpus)
+            for name, engine_gpus in zip(engines, gpus_by_engine, strict=True)
         ),
         *(service(DetokenizerSettings, name, {}, plan.detokenizer_args) for name in detokenizers),
         *(
-            service(RouterSettings, name, {**of_routers, "port": ports[i]}, _router_args(plan, i))
+            service(RouterSettings, name, {**peers, "host": plan.host, "port": ports[i]}, _router_args(plan, i))
             for i, name in enumerate(routers)
         ),
         *([_gateway(plan, ports, metrics_ports.get(GATEWAY))] if plan.http_port else []),
@@ -180,11 +182,11 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
 
 
 def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Service:
-    """On the routers' interface, with their certificate."""
-    here = LOOPBACK.get(plan.host, plan.host)
-    host = f"[{here}]" if ":" in here else here
-    as_routers = {name: plan.router_args.get(name) for name in ("insecure", "tls_certificate", "tls_key")}
-    own = {
+    """The gateway, which listens at the routers' address and uses their certificate."""
+    router_host = LOOPBACK.get(plan.host, plan.host)
+    host = f"[{router_host}]" if ":" in router_host else router_host
+    tls = {name: plan.router_args.get(name) for name in ("insecure", "tls_certificate", "tls_key")}
+    derived = {
         "id": GATEWAY,
         "routers": tuple(f"{host}:{port}" for port in ports),
         "host": plan.host,
@@ -192,7 +194,7 @@ def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Serv
         "metrics_port": metrics_port,
         "drain_timeout": plan.drain_timeout,
     }
-    arguments = {**own, **as_routers, **_shared(plan, GatewaySettings), **plan.gateway_args}
+    arguments = {**derived, **tls, **_shared(plan, GatewaySettings), **plan.gateway_args}
     if plan.router_args.get("tls_certificate") and not arguments.get("router_ca"):
         raise OptionsError("http_port: with tls_certificate, the gateway needs gateway.router_ca to trust the routers")
     return Service(GATEWAY, GatewaySettings, arguments, plan.python)
@@ -203,11 +205,11 @@ def _shared(plan: Plan, kind: type[ProcessSettings]) -> Arguments:
 
 
 def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
-    """An engine's share of the machine."""
+    """Settings that tell an engine its share of the machine."""
     return {
         "default_threads": max(1, usable_cores() // plan.engines),
         "engines_here": plan.engines,
-        # If the GPUs are not assigned here, assume that all engines share one.
+        # If the launcher does not assign GPUs, assume that all engines share one.
         "engines_per_gpu": plan.engines if gpus is None else gpus.engines,
     }
 
@@ -218,21 +220,22 @@ def _router_args(plan: Plan, number: int) -> Arguments:
 
 
 def child_environment() -> dict[str, str]:
-    # Engine threads that spin at barriers take the cores from the router, and from the very thread they wait for:
-    # on two busy cores the tiny model's step took 100 ms instead of 8.
+    """The environment of services on this machine."""
     inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
+    # PASSIVE, because engine threads that spin at barriers take cores from the router, and even from the thread that
+    # they wait for: on two busy cores, a step of the tiny model took 100 ms instead of 8 ms.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **inherited}
     root = Path(__file__).parents[2]
     if root != Path(sysconfig.get_path("purelib")):
-        # A checkout that may not be installed: children run in the user's folder and would not find it.
+        # This is a checkout that may not be installed. Services run in the user's folder and would not find it.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
     return environment
 
 
 def remote_environment() -> dict[str, str]:
-    """The part of `child_environment` that services on other machines need: settings, NCCL's, and a checkout's path."""
-    found = child_environment().items()
-    return {name: value for name, value in found if name == "PYTHONPATH" or name.startswith(REMOTE)}
+    """The part of `child_environment` for services on other machines: settings, NCCL's variables, a checkout's path."""
+    variables = child_environment().items()
+    return {name: value for name, value in variables if name == "PYTHONPATH" or name.startswith(REMOTE)}
 
 
 def _ports(first: int, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which rank of its engine a process is, where the launcher starts every rank itself."""
+"""The ranks of an engine on several machines, of which the launcher starts every one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,21 +6,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of `size` processes that compute one engine."""
+    """One of the `size` processes of an engine."""
 
     number: int
     size: int
     local: int
-    """Among the ranks that share its GPUs."""
+    """Number among the ranks on the same node."""
     local_size: int
+    """Number of ranks on the same node."""
     master: str = ""
-    """IP of rank 0's machine; empty until it is known."""
+    """IP address of rank 0's machine. Empty until it is known."""
     port: int = 0
-    """Of the store that rank 0 opens there."""
+    """Port of the store that rank 0 opens on its machine."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables of torchrun."""
+        """The environment variables that torchrun would set."""
         return {
             "RANK": str(self.number),
             "WORLD_SIZE": str(self.size),
@@ -31,11 +32,11 @@ class Rank:
         }
 
 
-def ranks_per_node(ranks: int, most: int) -> int:
-    """The largest equal share that fits a node of `most` GPUs."""
-    return next(share for share in range(min(ranks, most), 0, -1) if ranks % share == 0)
+def ranks_per_node(ranks: int, gpus: int) -> int:
+    """The largest divisor of `ranks` that fits a node with `gpus` GPUs."""
+    return next(per_node for per_node in range(min(ranks, gpus), 0, -1) if ranks % per_node == 0)
 
 
-def ranks_of(size: int, share: int) -> list[Rank]:
-    """All ranks of an engine, `share` of them on each node."""
-    return [Rank(number, size, number % share, share) for number in range(size)]
+def ranks_of(size: int, per_node: int) -> list[Rank]:
+    """All `size` ranks of an engine, with `per_node` of them on each node."""
+    return [Rank(number, size, number % per_node, per_node) for number in range(size)]

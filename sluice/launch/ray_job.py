@@ -1,6 +1,6 @@
-"""A launcher as a job of a Ray cluster: Ray runs it on the head node, and the ring outlives the submitting process.
+"""Runs the launcher as a job of a Ray cluster, on its head node, so that the ring outlives the submitting process.
 
-Ray's own commands show and stop it: `ray job list`, `ray job logs ID`, `ray job stop ID`.
+Ray's commands show and stop the job: `ray job list`, `ray job logs ID`, `ray job stop ID`.
 """
 
 import math
@@ -17,14 +17,14 @@ from sluice.launch.plan import remote_environment
 from sluice.ring.process import START_FAILED
 
 STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"
-"""The environment variable by which Ray knows how long a job may take to stop."""
+"""Environment variable that tells Ray how long a job may take to stop."""
 
 
 class RayJob:
     def __init__(self, address: str, arguments: Sequence[str], stop_seconds: float) -> None:
         """Submit `sluice ARGUMENTS`. Raises RingError.
 
-        `address` of the cluster's job server, or one that `ray.init` takes; empty: as Ray finds it.
+        `address`: that of the cluster's job server, or one that `ray.init` accepts. Empty: Ray looks for a cluster.
         """
         environment = {**remote_environment(), STOP_SECONDS: str(math.ceil(stop_seconds))}
         try:
@@ -40,9 +40,9 @@ class RayJob:
             ) from error
 
     async def ready(self, observe: Observe) -> LogLine:
-        """The launcher's line that says so. `observe` gets all lines before it.
+        """Wait for the launcher's `ready` line and return it. `observe` is called with all lines before it.
 
-        Raises RingError if the job ends before, or cannot be followed any longer.
+        Raises RingError if the job ends before that, or its log cannot be read.
         """
         rest, reason = "", ""
         try:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be served: checks that need neither torch nor a running service."""
+"""Checks whether a checkpoint can be served, without torch and without a running service."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def check_servable(checkpoint: Checkpoint, *, weights: bool) -> None:
-    """Raises CheckpointError. `weights`: the engine will read the weight files."""
+    """Raises CheckpointError if the checkpoint cannot be served. `weights`: whether to check the weight files too."""
     _check_architecture(checkpoint.path / "config.json", checkpoint.config)
     try:
         json.loads(checkpoint.tokenizer_file.read_bytes())
@@ -28,25 +28,28 @@ def check_servable(checkpoint: Checkpoint, *, weights: bool) -> None:
 def _check_architecture(file: Path, config: Mapping[str, Any]) -> None:
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
-        raise CheckpointError(f"{file} has no architectures: it does not say which model this is")
+        raise CheckpointError(f"{file}: `architectures` is missing, so the kind of model is unknown")
     known = causal_language_models()
     if known and not known & {str(name) for name in names}:
         raise CheckpointError(
             f"{file}: the architecture {', '.join(map(str, names))} is not supported: it is not a decoder-only "
-            f"language model that {LIBRARY} {version(LIBRARY)} knows; docs/models.md lists what is served"
+            f"language model of {LIBRARY} {version(LIBRARY)}; docs/models.md lists the supported models"
         )
     if (quantization := config.get("quantization_config")) is not None:
         method = quantization.get("quant_method", "") if isinstance(quantization, Mapping) else ""
         raise CheckpointError(
-            f"{file}: quantized weights ({method or 'quantization_config'}) are not supported: give the original model"
+            f"{file}: quantized weights ({method or 'quantization_config'}) are not supported; use the original model"
         )
 
 
 def causal_language_models() -> frozenset[str]:
-    """Architectures of the installed transformers. Empty if its table is not found: then the engine decides."""
-    # Parsed from its source, because importing it takes seconds and needs torch.
-    found = find_spec(LIBRARY)
-    folders = [] if found is None else found.submodule_search_locations or []
+    """Architectures of causal language models in the installed transformers.
+
+    Empty if its table is not found; then only the engine can tell whether it supports a model.
+    """
+    # The table is parsed from the source, because importing it takes seconds and needs torch.
+    spec = find_spec(LIBRARY)
+    folders = [] if spec is None else spec.submodule_search_locations or []
     for folder in folders:
         try:
             tree = ast.parse((Path(folder) / TABLE_FILE).read_text(encoding="utf-8"))
@@ -57,10 +60,10 @@ def causal_language_models() -> frozenset[str]:
 
 
 def _architectures(tree: ast.Module) -> Iterator[str]:
-    """The table is an OrderedDict of (model type, one architecture or a tuple of them)."""
+    """The entries of the table, an OrderedDict of (model type, one architecture or a tuple of architectures)."""
     for statement in tree.body:
         match statement:
             case ast.Assign([ast.Name(name)], ast.Call(args=[ast.List(entries)])) if name == TABLE:
                 values = (entry.elts[1] for entry in entries if isinstance(entry, ast.Tuple))
                 constants = (node for value in values for node in ast.walk(value) if isinstance(node, ast.Constant))
-                yield from (str(each.value) for each in constants)
+                yield from (str(constant.value) for constant in constants)

@@ -1,4 +1,4 @@
-"""A service's place in the ring, the process that runs there now, and when the next one may start."""
+"""A service's slot in the ring: its current process, its state, and when its next process may start."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,16 +14,19 @@ HEALTHY_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Backoff:
-    """The wait before a restart: doubles with each exit in a row; HEALTHY_SECONDS of healthy uptime reset it."""
+    """The delay before a restart. Doubles with each consecutive exit; HEALTHY_SECONDS of healthy uptime reset it."""
 
     max_failed_starts: int
     exits: int = 0
     failed_starts: int = 0
 
     def after(self, ready_seconds: float | None) -> float | None:
-        """Seconds to wait after an exit; None: give up. `ready_seconds`: how long it was ready; None: never."""
+        """Seconds to wait after an exit. None: do not restart the service.
+
+        `ready_seconds`: how long the process was ready; None if it never was.
+        """
         if ready_seconds is not None:
-            # One that was ready is not broken: something killed it, and that need not happen again.
+            # A service that was ready is not broken: whatever made it exit may not happen again.
             self.failed_starts = 0
             if ready_seconds >= HEALTHY_SECONDS:
                 self.exits = 0
@@ -38,7 +41,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class Slot:
-    """Written by the supervisor's thread only. Times are monotonic."""
+    """The state of one service. Written only by the supervisor's thread. Times are monotonic."""
 
     service: Service
     reader: StatusReader
@@ -46,20 +49,21 @@ class Slot:
     child: Child | None = None
     """The running process, or the last one until the next starts."""
     ready_at: float | None = None
-    """When this child was first seen to be ready."""
+    """Time at which this child was first seen to be ready."""
     address: str = ""
-    """Of a router, from the first time it was ready."""
+    """Public address of a router, known from the first time that it was ready."""
     start_at: float | None = None
-    """When the next child is due."""
+    """Time at which to start the next child."""
     returning: bool = False
-    """Restarted, and its recovery has not been logged yet."""
+    """Whether the service was restarted and its recovery has not been logged yet."""
     given_up: bool = False
+    """Whether the service has failed permanently: it is restarted only on request."""
     kill_at: float | None = None
-    """It is draining for a restart; at this time it is killed."""
+    """Time at which to kill the child, which is draining for a restart."""
     restarted: Future[None] | None = None
-    """Of the `restart` call in progress."""
+    """Result of the `restart` call in progress."""
     frozen: bool = False
-    """It was killed because its loop stood still."""
+    """Whether the child was killed because its event loop did not turn."""
 
     @property
     def name(self) -> str:
@@ -75,17 +79,17 @@ class Slot:
 
     @property
     def inbox(self) -> str:
-        """Its address on the ring; empty before it is ready, and for routers."""
+        """Address of the service's ring inbox. Empty before it is ready, and for routers."""
         return "" if self.service.role == "router" else self.reader.status.address
 
     def receives(self, peer: "Slot") -> bool:
-        """Whether this router gets heartbeats of the process that now runs in the peer's slot."""
+        """Whether this router receives heartbeats from the current process in the peer's slot."""
         return self.reader.status.peers.get(peer.name) == peer.reader.status.epoch
 
     def clear(self) -> None:
         self.ready_at = self.kill_at = None
         self.frozen = False
-        # Otherwise the file of the last process would make the next one look ready.
+        # Otherwise the status file of the last process would make the next one appear ready.
         self.reader.reset()
 
     def poll(self, now: float) -> None:
@@ -97,10 +101,10 @@ class Slot:
         address = self.reader.status.address
         port = address.rpartition(":")[2]
         if self.service.role == "router" and address != self.address and port.isdecimal():
-            # The next process gets the same port, even if the first one chose it: clients know it by now.
+            # Restart the router on the same port, even if it was any free port: clients know its address now.
             self.address, self.service = address, self.service.on_port(int(port))
 
     def stalled_seconds(self, now: float) -> float:
-        """Since its event loop last turned; 0 before it is ready."""
+        """Seconds since the service's event loop last turned. 0 before the service is ready."""
         turned_at = self.reader.turned_at
         return 0.0 if turned_at is None else now - turned_at

@@ -1,4 +1,4 @@
-"""The one thread that starts services, notices when they exit or freeze, and restarts them."""
+"""The thread that starts services, detects when they exit or freeze, and restarts them."""
 
 import threading
 import time
@@ -19,27 +19,27 @@ from sluice.telemetry.service_status import StatusReader
 
 TICK_SECONDS = 0.05
 FREEZE_CHECK_SECONDS = 1.0
-# A child that has not exited this long after its drain timeout is killed.
 KILL_AFTER_SECONDS = 5.0
+"""Time after its drain timeout at which a child that has not exited is killed."""
 
 
 class Supervisor(threading.Thread):
-    """Owner of all slots. Children die with the thread that started them, so this one lives until `close`."""
+    """Owns all slots. Children die with the thread that started them, so this thread runs until `close`."""
 
     def __init__(self, services: Sequence[Service], plan: Plan, hosts: Hosts, observe: Observe) -> None:
         super().__init__(name="ring", daemon=True)
         self.slots = {
-            each.name: Slot(each, StatusReader(hosts.status(each.name)), Backoff(plan.max_failed_starts))
-            for each in services
+            service.name: Slot(service, StatusReader(hosts.status(service.name)), Backoff(plan.max_failed_starts))
+            for service in services
         }
         self.up = threading.Event()
-        """Set once everything has served."""
+        """Set once all services have served at the same time."""
         self.failure: OSError | RingError | None = None
-        """Why the ring could not start."""
+        """The reason why the ring could not start."""
         self._freeze_timeout = plan.freeze_timeout
         self._hosts = hosts
         self._peers: Peers = {}
-        """As last announced to the hosts."""
+        """The peers last announced to the hosts."""
         self._observe = observe
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._starting = threading.Lock()
@@ -61,7 +61,7 @@ class Supervisor(threading.Thread):
                 self._tick(time.monotonic())
 
     def restart(self, name: str) -> "Future[None]":
-        """Drain a service and start it again. The future is done when it serves; it may hold a RingError.
+        """Drain a service and start it again. The future completes once the service serves, or fails with a RingError.
 
         Raises KeyError for an unknown name.
         """
@@ -70,12 +70,12 @@ class Supervisor(threading.Thread):
         return restarted
 
     def halt(self) -> None:
-        """Start nothing more and ignore exits: the caller ends the children."""
+        """Start no more services and ignore exits, so that the caller can stop the children."""
         with self._starting:
             self._halted = True
 
     def close(self) -> None:
-        """End the thread, and with it all remaining children."""
+        """End the thread, which ends all remaining children."""
         self.halt()
         self._closed = True
         if self.is_alive():
@@ -85,11 +85,11 @@ class Supervisor(threading.Thread):
 
     @property
     def not_serving(self) -> list[str]:
-        """Names of services."""
+        """Names of the services that do not serve."""
         return [slot.name for slot in self.slots.values() if not self._serves(slot)]
 
     def _start_child(self, slot: Slot) -> None:
-        # Under the lock: after `halt` has returned, no child may appear that its caller would not end.
+        # Under the lock, because no child may start after `halt` has returned: nobody would stop it.
         with self._starting:
             if self._halted:
                 return
@@ -106,36 +106,36 @@ class Supervisor(threading.Thread):
                     self.failure = self.failure or error
 
     def _show(self, line: LogLine) -> None:
-        """Called from the children's reader threads too."""
+        """Pass a line to the observer. Called from the children's reader threads too."""
         try:
             self._observe(line)
         except (OSError, SystemExit):
-            # Our own output is closed. The children's must still be read, or they would block.
+            # The launcher's output is closed. The children's output must still be read, or they would block.
             self._observe = ignore
-        except Exception:  # noqa: BLE001 - no error of an observer may end the ring
+        except Exception:  # noqa: BLE001 - an error of the observer must not end the ring
             self._observe = ignore
-            with suppress(OSError):  # if stderr cannot be written either, the supervisor continues
+            with suppress(OSError):  # The supervisor continues even if stderr cannot be written.
                 traceback.print_exc()
 
     def _on_exit(self, slot: Slot, child: Child) -> None:
-        # A late report, of a child that was replaced already, is of no interest.
+        # Ignore a late report of a child that has been replaced already.
         if self._halted or child is not slot.child:
             return
         if slot.kill_at is not None:
-            self._start_anew(slot)
+            self._start_again(slot)
             return
         if not self.up.is_set():
-            # Nothing is restarted before everything has served once: wrong options would fail again.
+            # Services are not restarted before the ring has been up once, because invalid options would fail again.
             self.failure = self.failure or _failed_start(child)
             return
-        # It may have become ready since the last tick.
+        # The service may have become ready since the last tick.
         slot.poll(time.monotonic())
         ready_seconds = None if slot.ready_at is None else time.monotonic() - slot.ready_at
-        how = f"stood still for {self._freeze_timeout:g} s and was killed" if slot.frozen else child.ending
+        how = f"was frozen for {self._freeze_timeout:g} s and was killed" if slot.frozen else child.ending
         self._schedule_restart(slot, child.pid, how, ready_seconds)
 
     def _schedule_restart(self, slot: Slot, pid: int, how: str, ready_seconds: float | None) -> None:
-        """After an unexpected exit; or give the service up."""
+        """Schedule a restart after an unexpected exit, or give up the service if it failed to start too often."""
         delay = slot.backoff.after(ready_seconds)
         slot.clear()
         slot.returning, slot.given_up = delay is not None, delay is None
@@ -146,19 +146,19 @@ class Supervisor(threading.Thread):
 
     def _begin_restart(self, slot: Slot, restarted: "Future[None]") -> None:
         if slot.restarted is not None:
-            restarted.set_exception(RingError(f"{slot.name} is being restarted already"))
+            restarted.set_exception(RingError(f"{slot.name} is already being restarted"))
             return
         slot.restarted = restarted
         if slot.alive and slot.child is not None:
             slot.kill_at = time.monotonic() + slot.service.drain_timeout + KILL_AFTER_SECONDS
             slot.child.terminate()
         else:
-            self._start_anew(slot)
+            self._start_again(slot)
 
-    def _start_anew(self, slot: Slot) -> None:
-        """At the next tick and without backoff."""
+    def _start_again(self, slot: Slot) -> None:
+        """Start the service at the next tick, without backoff."""
         slot.clear()
-        # A requested restart is not a failure, and gives a service that was given up a new chance.
+        # A requested restart is not a failure. It also restarts a service that has been given up.
         slot.backoff = Backoff(slot.backoff.max_failed_starts)
         slot.returning, slot.given_up, slot.start_at = True, False, time.monotonic()
 
@@ -196,7 +196,7 @@ class Supervisor(threading.Thread):
         self._freeze_checked_at = now
         for slot in self.slots.values():
             if late > FREEZE_CHECK_SECONDS:
-                # This process stood still itself, perhaps with the whole machine: do not count that time.
+                # The launcher itself was suspended, perhaps with the whole machine: do not count that time.
                 slot.reader.forgive(late, now)
             frozen = slot.alive and slot.kill_at is None and slot.stalled_seconds(now) > self._freeze_timeout
             if frozen and not slot.frozen and slot.child is not None:
@@ -204,9 +204,12 @@ class Supervisor(threading.Thread):
                 slot.child.kill()
 
     def _serves(self, slot: Slot) -> bool:
-        """It is ready, and heartbeats of this process pass between it and every ready service across the ring."""
+        """Whether the service is ready and every ready router receives the heartbeats of its current process.
+
+        For a router: whether it receives the heartbeats of every ready engine and detokenizer.
+        """
         if slot.service.role == "gateway":
-            # It says that it is ready once a router serves it.
+            # A gateway becomes ready only once it has reached a router.
             return slot.ready
         ready = [other for other in self.slots.values() if other.ready and other.service.role != "gateway"]
         if slot.service.role == "router":

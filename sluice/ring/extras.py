@@ -1,4 +1,4 @@
-"""Whether this installation has what a service needs: a client alone is installed without it."""
+"""Checks that the packages of a service are installed. An installation for clients only does not have them."""
 
 import sys
 from importlib.util import find_spec
@@ -11,25 +11,25 @@ NEEDED = {
     "engine": ("numpy", "prometheus_client", "safetensors", "torch", "transformers"),
     "gateway": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
 }
-"""Packages by extra, named as they are imported."""
+"""Packages of each extra, by the name under which they are imported."""
 NOT_INSTALLED = 2
-"""Exit status."""
+"""Exit status of a service whose packages are missing."""
 
 
 def missing_packages(*extras: str) -> list[str]:
-    """Sorted."""
+    """Packages of these extras that are not installed, sorted."""
     return sorted({name for extra in extras for name in NEEDED[extra] if find_spec(name) is None})
 
 
 def how_to_install(*extras: str) -> str:
-    """A command. torch is in no extra, because it is installed in more than one way."""
+    """The command that installs these extras. torch is not in an extra, because it is installed in several ways."""
     torch = "torch " if "engine" in extras else ""
     return f"pip install {torch}'sluice-serve[{','.join(extras)}]'"
 
 
 def require_extra(service: str, extra: str) -> None:
-    """To be called before the imports of a service. Without the extra, one line on stderr and exit status 2."""
+    """Exit with status 2 and one line on stderr if the extra is not installed. Call before the service's imports."""
     if missing := missing_packages(extra):
-        error = f"this installation has no {', '.join(missing)}: {how_to_install(extra)}"
+        error = f"this installation has no {', '.join(missing)}. Install with: {how_to_install(extra)}"
         print(last_line(service, error), file=sys.stderr, flush=True)
         raise SystemExit(NOT_INSTALLED)

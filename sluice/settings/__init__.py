@@ -1,1 +1,1 @@
-"""Every setting of the three services, declared once: the services and the launcher read the same classes."""
+"""Every setting of the services, declared once: the services and the launcher read the same classes."""

@@ -1,4 +1,4 @@
-"""`python -m sluice.settings`: prints docs/settings.md."""
+"""`python -m sluice.settings` prints docs/settings.md."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,35 +9,41 @@ INTRODUCTION = """# Settings
 
 All settings of the services. This page is generated from `sluice/settings` by `make settings`.
 
-A service reads each of its settings from a flag (`python -m router --max-live 100`), an environment variable
-(`SLUICE_ROUTER_MAX_LIVE=100`; `SLUICE_ENGINE_…`, `SLUICE_DETOK_…` and `SLUICE_GATEWAY_…` for the others), its YAML
-file (`--config FILE`, with `max_live: 100`) or its default, in that order. Unknown names are refused. A list is written
-with commas, or as a list in YAML.
+A service looks for the value of a setting in four places and uses the first that it finds:
 
-`sluice serve` has options for the most common settings (`sluice serve -h`) and `--set SERVICE.NAME=VALUE` for all
-others, such as `--set engine.max_tokens_per_step=1024`. SERVICE is `router`, `engine`, `detokenizer` or
-`gateway`; without it the value is for every service that has the setting: `--set priority_aging_seconds=5`. `sluice
-serve` itself chooses what places a service in the ring (`id`, `listen`, `engines`, …)."""
+1. a flag: `python -m router --max-live 100`
+2. an environment variable: `SLUICE_ROUTER_MAX_LIVE=100`. The prefixes of the other services are `SLUICE_ENGINE_`,
+   `SLUICE_DETOK_` and `SLUICE_GATEWAY_`.
+3. the YAML file that `--config FILE` names: `max_live: 100`
+4. the default
+
+An unknown name is an error. Separate the elements of a list with commas, or write a YAML list. Sizes in bytes may have
+a unit, such as `8GiB`.
+
+`sluice serve` has options for the most common settings (`sluice serve --help`) and `--set SERVICE.NAME=VALUE` for the
+others, such as `--set engine.max_tokens_per_step=1024`. SERVICE is `router`, `engine`, `detokenizer` or `gateway`.
+Without SERVICE, the value applies to every service that has the setting: `--set priority_aging_seconds=5`. `sluice
+serve` itself chooses the settings that connect the services to each other, such as `id`, `listen` and `engines`."""
 
 
-HEAD = "| setting | type | default | |\n| --- | --- | --- | --- |"
+HEAD = "| setting | type | default | description |\n| --- | --- | --- | --- |"
 
 
 def page() -> str:
-    """Markdown: sections that several services have come first, under the names of these services."""
-    having: dict[str, list[str]] = {}
+    """The page, in Markdown. Sections that several services share come first, under the names of those services."""
+    services_by_title: dict[str, list[str]] = {}
     tables: dict[str, str] = {}
     for service, cls in SERVICES.items():
         for title, settings in sections_of(cls).items():
-            having.setdefault(title, []).append(service)
+            services_by_title.setdefault(title, []).append(service)
             tables[title] = _table(settings)
     parts = [INTRODUCTION]
-    for services in sorted(map(tuple, having.values()), key=len, reverse=True):
+    for services in sorted(map(tuple, services_by_title.values()), key=len, reverse=True):
         heading = f"## {_joined(services).capitalize() if len(services) < len(SERVICES) else 'All services'}"
         if heading in parts:
             continue
         parts.append(heading)
-        for title, owners in having.items():
+        for title, owners in services_by_title.items():
             if tuple(owners) == services:
                 parts += [f"### {title}", tables[title]]
     return "\n\n".join(parts) + "\n"
@@ -49,13 +55,13 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _table(settings: Iterable[Setting]) -> str:
-    return "\n".join([HEAD, *(_row(each) for each in settings if not each.launcher_only)])
+    return "\n".join([HEAD, *(_row(setting) for setting in settings if not setting.launcher_only)])
 
 
 def _row(setting: Setting) -> str:
-    kind = ", ".join(filter(None, [setting.type_name, setting.range])).replace("|", "\\|")
-    default = setting.default if setting.default in ("required", "unset", "none") else f"`{setting.default}`"
-    return f"| `{setting.name}` | {kind} | {default} | {setting.description} |"
+    type_and_range = ", ".join(filter(None, [setting.type_name, setting.range])).replace("|", "\\|")
+    default = setting.default if setting.default in ("required", "unset", "empty") else f"`{setting.default}`"
+    return f"| `{setting.name}` | {type_and_range} | {default} | {setting.description} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a person can know of a setting: its flag, variable, type, range, default and description."""
+"""Describes settings for users: flag, environment variable, type, range, default and description."""
 
 import ast
 import inspect
@@ -8,13 +8,14 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from sluice.settings.fields import LAUNCHER, ByteSize, OtherVariable
 from sluice.settings.process import ProcessSettings
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
 TYPE_NAMES = {bool: "bool", int: "int", float: "number", dict: "JSON object"}
+BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,44 +24,46 @@ class Setting:
     flag: str
     variable: str
     other_variable: str | None
-    """One of other programs, from which it is read too if its own is not set."""
+    """A variable shared with other programs, such as OTEL_EXPORTER_OTLP_ENDPOINT. Read if `variable` is not set."""
     annotation: Any
-    """Its Python type, without bounds and without None."""
+    """The Python type, without bounds and without None."""
     type_name: str
-    """Such as "int" or "auto | cpu | cuda"."""
+    """For users, such as "int" or "auto | cpu | cuda"."""
     range: str
-    """Such as "≥ 1, ≤ 4096"; empty: any value of the type."""
+    """Such as "≥ 1, ≤ 4096". Empty if every value of the type is valid."""
     default: str
-    """As it would be written; "required" if there is none, "unset" for None."""
+    """As a user would write it; "required" without a default, "unset" for None, "empty" for a list or mapping."""
     description: str
     launcher_only: bool
 
 
 def settings_of(cls: type[ProcessSettings]) -> dict[str, Setting]:
-    """By name."""
+    """The settings of a service, by name."""
     return {setting.name: setting for settings in sections_of(cls).values() for setting in settings}
 
 
 def sections_of(cls: type[ProcessSettings]) -> Mapping[str, list[Setting]]:
-    """By the docstring of the class that declares them, what all services have first."""
-    return _sections_of(cls)  # type: ignore[arg-type] # mypy takes no class of dataclasses for hashable
+    """The settings of a service by the docstring of the class that declares them; those of all services come first."""
+    return _sections_of(cls)  # type: ignore[arg-type] # mypy does not regard a dataclass's type as hashable
 
 
 @cache
 def _sections_of(cls: Any) -> dict[str, list[Setting]]:
-    found: dict[str, list[Setting]] = {}
-    left = {each.name: each for each in fields(cls)}
+    sections: dict[str, list[Setting]] = {}
+    undescribed = {field.name: field for field in fields(cls)}
     for section in (ProcessSettings, *reversed(cls.__mro__)):
-        own = [left.pop(name) for name in inspect.get_annotations(section) if name in left]
-        if own:
+        declared = [undescribed.pop(name) for name in inspect.get_annotations(section) if name in undescribed]
+        if declared:
             texts = _field_docstrings(section)
-            found[inspect.cleandoc(section.__doc__ or "")] = [_describe(cls, each, texts[each.name]) for each in own]
-    return found
+            title = inspect.cleandoc(section.__doc__ or "")
+            sections[title] = [_describe(cls, field, texts[field.name]) for field in declared]
+    return sections
 
 
 def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -> Setting:
     info = cls.__pydantic_fields__[field.name]  # type: ignore[attr-defined]
     annotation = _without_none(info.annotation)
+    is_bytes = any(isinstance(item, ByteSize) for item in info.metadata)
     bounds = [
         text.format(f"{getattr(bound, name):.12g}")
         for bound in info.metadata
@@ -71,21 +74,22 @@ def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -
         name=field.name,
         flag=f"--{field.name.replace('_', '-')}",
         variable=f"{cls.prefix()}{field.name.upper()}",
-        other_variable=next((each.name for each in info.metadata if isinstance(each, OtherVariable)), None),
+        other_variable=next((item.name for item in info.metadata if isinstance(item, OtherVariable)), None),
         annotation=annotation,
-        type_name="bytes" if any(isinstance(each, ByteSize) for each in info.metadata) else _type_name(annotation),
+        type_name="bytes" if is_bytes else _type_name(annotation),
         range=", ".join(bounds),
-        default=_default(field),
+        default=_default(field, is_bytes),
         description=description,
         launcher_only=LAUNCHER in info.metadata,
     )
 
 
 def _without_none(annotation: Any) -> Any:
-    if get_origin(annotation) is not UnionType:
+    # `Literal[...] | None` is a typing.Union, `str | None` a types.UnionType.
+    if get_origin(annotation) not in (Union, UnionType):
         return annotation
-    (only,) = (each for each in get_args(annotation) if each is not NoneType)
-    return only
+    (member,) = (member for member in get_args(annotation) if member is not NoneType)
+    return member
 
 
 def _type_name(annotation: Any) -> str:
@@ -97,29 +101,41 @@ def _type_name(annotation: Any) -> str:
     return TYPE_NAMES.get(origin or annotation, "text")
 
 
-def _default(field: Field[Any]) -> str:
+def _default(field: Field[Any], is_bytes: bool) -> str:
     if field.default_factory is not MISSING:
-        return "none"
+        return "empty"
     match field.default:
         case None | "":
             return "unset"
         case ():
-            return "none"
+            return "empty"
+        case tuple() as value:
+            return ",".join(map(str, value))
         case bool() as value:
             return str(value).lower()
+        case int() as value if is_bytes:
+            return _with_unit(value)
         case int() | float() as value:
-            return str(value)
+            return f"{value:.12g}"
         case value:
             return "required" if value is MISSING else str(value)
+
+
+def _with_unit(size: int) -> str:
+    """A number of bytes with the largest unit that divides it, such as 64MiB."""
+    for unit, factor in BYTE_UNITS.items():
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
 
 
 def _field_docstrings(section: type) -> dict[str, str]:
     """The docstrings under the fields that this class itself declares, each in one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    found = {}
+    texts = {}
     statements = tree.body if isinstance(tree, ast.ClassDef) else []
-    for declared, after in pairwise(statements):
-        match declared, after:
+    for statement, next_statement in pairwise(statements):
+        match statement, next_statement:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
-                found[name] = " ".join(text.split())
-    return found
+                texts[name] = " ".join(text.split())
+    return texts

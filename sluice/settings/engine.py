@@ -1,4 +1,4 @@
-"""Sections of the engine's settings, which its parts take whole."""
+"""Sections of the engine's settings. A component of the engine receives whole sections."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
@@ -18,9 +18,9 @@ class BatchSize:
     """Batch"""
 
     max_batch_size: Annotated[int, Range(ge=1, le=4096)] = 64
-    """Sequences in a step, and sequences that hold KV cache memory."""
+    """Maximum number of sequences in a step, and of sequences that hold KV cache blocks."""
     max_tokens_per_step: Annotated[int, Range(ge=1, le=1 << 20)] = 512
-    """Tokens that a step computes, prompt tokens included. At least max_batch_size."""
+    """Maximum number of tokens that a step computes, prompt tokens included. Must be at least max_batch_size."""
 
 
 @dataclass(frozen=True)
@@ -28,42 +28,46 @@ class Compute:
     """Model execution"""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU if there is one."""
+    """Device that runs the model. auto: a GPU if one is available, otherwise the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights, activations and KV cache. auto: float32 on a CPU, the model's own on a GPU. A CPU with units for
-    bfloat16 can have that too, with backend = openvino; never float16."""
+    """Data type of weights, activations and KV cache. auto: float32 on a CPU, the checkpoint's dtype on a GPU. A CPU
+    with native bfloat16 instructions can also use bfloat16, with backend = openvino. float16 needs a GPU."""
     backend: Literal["auto", "openvino", "torch"] = "auto"
-    """What computes the model. auto: OpenVINO on a CPU if it knows the model, else torch. See docs/models.md."""
+    """Library that computes the model. auto: OpenVINO on a CPU if it supports the model, otherwise torch. See
+    docs/models.md."""
     quantize: Literal["none", "int8", "int4"] = "none"
-    """Precision of the weights, with backend = openvino: int8 is faster and takes less memory, int4 takes the least.
-    See docs/operations.md for what they cost."""
+    """Quantization of the weights; needs backend = openvino. int8 is faster and takes less memory, int4 takes the least
+    memory. See docs/operations.md for the loss of accuracy."""
     weights_folder: str | None = None
-    """Keep the weights, with backend = openvino, in a file in this folder, so that they take their size in memory once,
-    not twice; default: no file. See docs/operations.md."""
+    """Folder in which the OpenVINO backend stores the weights as a memory-mapped file, so that they occupy memory once
+    instead of twice. Default: no file. See docs/operations.md."""
     kv_precision: Literal["auto", "float32", "bfloat16", "float16", "u8"] = "auto"
-    """Of the KV cache, with backend = openvino. auto: as `dtype`. bfloat16 only with that dtype."""
+    """Data type of the KV cache; needs backend = openvino. auto: the same as `dtype`. bfloat16 needs dtype =
+    bfloat16."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
-    """Attention backend. auto: the first that is right on this device, see docs/gpu.md."""
+    """Attention backend. auto: the best one that this device and these settings support. See docs/gpu.md."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
-    """random: for benchmarks of a model's shape; the folder needs no weights."""
+    """random: initialize the weights randomly, to benchmark a model's architecture without its weights."""
     threads: ThreadCount = 0
-    """CPU threads of a step; 0: the cores that this process may use, less one, or an equal share of them under
-    `sluice serve`."""
+    """CPU threads that compute a step. 0: one less than the cores available to this process; under `sluice serve`, an
+    equal share of them for each engine."""
     default_threads: Annotated[ThreadCount, LAUNCHER] = 0
-    """CPU threads if `threads` is 0."""
+    """CPU threads that compute a step if `threads` is 0."""
     max_attention_window: tuple[PositiveInt, ...] = ()
-    """Tokens that a token attends to: one number, or several that repeat over the layers. A model's own sliding window
-    applies too."""
+    """Number of most recent tokens that each token attends to: one number for all layers, or a list that repeats over
+    the layers. The model's own sliding window still applies. Default: no limit."""
     overlap: bool | None = None
-    """Schedule a step while the one before it is computed; default: on a GPU."""
+    """Schedule the next step while the current one is being computed. Default: true on a GPU, false on a CPU."""
     cuda_graphs: bool = True
-    """On a GPU launch the kernels of most steps as one CUDA graph. Costs memory, and seconds at the start."""
+    """On a GPU, launch the kernels of most steps as one CUDA graph. Capturing the graphs costs memory, and seconds at
+    startup."""
     fused_kernels: bool = True
-    """On a GPU use Sluice's Triton kernels beside attention: in layers, in sampling, and for KV cache writes."""
+    """On a GPU, use Sluice's Triton kernels in layers, in sampling and for KV cache writes. Attention kernels are
+    chosen by `attention`."""
 
     @property
     def step_threads(self) -> int | None:
-        """None: by the number of cores."""
+        """CPU threads that compute a step. None: derived from the number of cores."""
         return self.threads or self.default_threads or None
 
 
@@ -72,18 +76,20 @@ class KvCacheSize:
     """KV cache"""
 
     tokens_per_block: Annotated[int, Range(ge=0, le=1024)] = 0
-    """0: 16, or what the backend needs: OpenVINO has blocks of 32."""
+    """Tokens per KV cache block. 0: 16, or the size that the backend requires (32 for OpenVINO)."""
     kv_cache_tokens: Annotated[int | None, Range(ge=1)] = None
-    """Size of the KV cache in tokens; default: by kv_memory_fraction. If both are given, the smaller size holds."""
+    """Size of the KV cache in tokens. Default: determined by kv_memory_fraction. If both are set, the smaller size
+    applies."""
     kv_memory_fraction: Annotated[float | None, Range(gt=0, le=0.95)] = None
-    """Part of the memory left after loading that the KV cache gets; default, without kv_cache_tokens: 0.9 on a GPU, 0.5
-    on a CPU, in equal shares for the engines of one `sluice serve`."""
+    """Fraction of the memory that is free after loading the model to use for the KV cache. Default, without
+    kv_cache_tokens: 0.9 on a GPU, 0.5 on a CPU, divided equally among the engines of one `sluice serve`."""
     kv_host_memory: ByteCount = 0
-    """Host memory for blocks that are evicted from the KV cache, such as 8GiB; 0: none."""
+    """Host memory to keep blocks in that are evicted from the device's KV cache, such as 8GiB. 0: evicted blocks are
+    discarded."""
     engines_here: EngineCount = 1
-    """Engines that share the memory of this machine."""
+    """Number of engines that share the memory of this machine."""
     engines_per_gpu: EngineCount = 1
-    """Engines that share the GPUs of this one."""
+    """Number of engines that share each GPU of this engine."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +97,18 @@ class SchedulerNames:
     """Scheduler"""
 
     capacity_scheduler_policy: str = "max_utilization"
-    """Which requests may hold KV cache memory: max_utilization, guaranteed_no_evict, static_batch or your own
-    module:Class; see docs/scheduling.md."""
+    """Policy that decides which requests may hold KV cache blocks: max_utilization, guaranteed_no_evict, static_batch,
+    or your own class as module:Class. See docs/scheduling.md."""
     micro_batch_scheduler: str | None = None
-    """Which of them run in a step: your own module:Class; default: all that fit."""
+    """Your own class, as module:Class, that decides which of these requests run in a step. Default: all that fit."""
     scheduler: str | None = None
-    """Both in one: your own module:Class, a RequestScheduler."""
+    """Your own RequestScheduler class, as module:Class, that replaces both of the above."""
 
 
 RESERVED_TENSORS: Final = frozenset({"logits", "context_logits", "generation_logits", "hidden_states"})
-"""Names of tensors that every engine has."""
+"""Names of the tensors that every engine provides."""
 BATCHED: Final = "batched"
-"""Name of the batched logits processor in a request."""
+"""The name by which requests refer to the batched logits processor."""
 
 
 @dataclass(frozen=True)
@@ -110,29 +116,30 @@ class ProcessorNames:
     """Logits processors"""
 
     logits_processors: dict[str, str] = field(default_factory=dict)
-    """Functions that requests may have change their logits, by name, such as {"upper": "my_module:upper_only"}, or
-    ipc:// addresses of programs on this machine; see docs/processors.md."""
+    """Logits processors that requests can refer to by name. Each is a function, such as {"upper":
+    "my_module:upper_only"}, or the ipc:// address of a program on this machine. See docs/processors.md."""
     logits_processor_batched: str | None = None
-    """Your module:function that changes the logits of all sequences that ask for "batched" in one call."""
+    """Function, as module:function, that processes the logits of all sequences that request the processor "batched" in
+    one call."""
     logits_processor_replicate: bool = False
-    """With tensor parallelism, call them on the other ranks too, with the same arguments; only the result of rank 0
-    counts."""
+    """With tensor parallelism, call logits processors on every rank with the same arguments. Only the result of rank 0
+    is used."""
     logits_processor_timeout: PositiveSeconds = 10.0
-    """Seconds that a call of a processor in another program may take; then its sequences end with an error. Less than
-    the router's stall_timeout."""
+    """Seconds that a call of a logits processor in another program may take before its sequences end with an error.
+    Must be less than the router's stall_timeout."""
 
     @property
     def processor_names(self) -> list[str]:
-        """Those that requests may name."""
+        """Names of the logits processors that requests can refer to."""
         return [*self.logits_processors, *([] if self.logits_processor_batched is None else [BATCHED])]
 
 
 @dataclass(frozen=True)
 class OutputLayers:
-    """Layers for clients"""
+    """Layer outputs"""
 
     output_layers: tuple[Annotated[int, Range(ge=0, le=4095)], ...] = ()
-    """Layers, counted from 0, whose outputs requests may ask for as layers.N; see docs/tensors.md."""
+    """Indices, from 0, of the layers whose outputs requests may ask for as layers.N. See docs/tensors.md."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +147,20 @@ class TensorOptions(OutputLayers):
     """Tensors for clients"""
 
     output_tensors: dict[str, str] = field(default_factory=dict)
-    """Tensors that requests may ask for beside logits and hidden_states, each made by a function of yours, such as
-    {mean: my_module:mean}; see docs/tensors.md."""
+    """Additional tensors that requests may ask for, besides logits and hidden_states. Each is computed by your
+    function, such as {"mean": "my_module:mean"}. See docs/tensors.md."""
     tensor_buffer: ByteCount = 16 << 20
-    """Tensors that wait to be sent to a router; sequences that ask for more wait meanwhile."""
+    """Maximum size of the tensors that wait to be sent to one router. Sequences whose tensors do not fit pause until
+    there is room."""
 
 
 DEBUG_INPUTS: Final = (
     "input_ids", "position_ids", "sequence_length", "host_past_key_value_lengths", "last_token_ids"
 )  # fmt: skip
-"""Names of TensorRT-LLM for a step's inputs."""
+"""TensorRT-LLM's names for the inputs of a step."""
 DEBUG_OUTPUTS: Final = ("logits",)
 DEBUG_STEP: Final = "iteration_"
-"""What the name of a step's folder begins with, before its number."""
+"""Prefix of the name of a step's folder. The number of the step follows it."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +168,15 @@ class DebugOptions:
     """Debugging"""
 
     debug_tensors: tuple[str, ...] = ()
-    """Arrays of each step that are written to `debug_folder`: input_ids, position_ids, sequence_length,
-    host_past_key_value_lengths, last_token_ids, logits; default: none. Steps take longer. See docs/tensors.md."""
+    """Arrays of each step to write to `debug_folder`: any of input_ids, position_ids, sequence_length,
+    host_past_key_value_lengths, last_token_ids, logits. Makes steps slower. See docs/tensors.md."""
     debug_folder: Annotated[str | None, NotEmpty()] = None
-    """Folder for them: ENGINE/iteration_N/NAME.npy, with the engine's `id`."""
+    """Folder for the arrays of debug_tensors, which are written to ID/iteration_N/NAME.npy, where ID is the engine's
+    `id`."""
     debug_max_steps: Annotated[int, Range(ge=1, le=1 << 20)] = 1000
-    """The newest steps that are kept there."""
+    """Number of steps to keep in debug_folder. Older steps are deleted."""
     debug_max_size: ByteCount = 1 << 30
-    """Their size; at least one step is kept."""
+    """Maximum size of all steps in debug_folder. Older steps are deleted; the newest one is always kept."""
 
 
 @dataclass(frozen=True)
@@ -175,15 +184,16 @@ class GuideLimits:
     """Guided decoding"""
 
     guided_compile_seconds: PositiveSeconds = 5.0
-    """CPU seconds to compile a guide (a schema, an expression, a grammar); one that takes more is refused."""
+    """Maximum CPU time to compile a guide (JSON schema, regular expression or grammar). A request whose guide takes
+    longer is refused."""
     guided_mask_seconds: PositiveSeconds = 0.05
-    """CPU seconds to find the tokens that a guide allows next; a sequence that takes more ends with an error."""
+    """Maximum CPU time to compute which tokens a guide allows next. A sequence that takes longer ends with an error."""
     guided_memory: ByteCount = 1 << 30
-    """Memory of the process that follows guides, beyond its tokenizer."""
+    """Maximum memory of the process that evaluates guides, in addition to the memory of its tokenizer."""
 
 
 DRAFT_TOKENS = 4
-"""Of a draft model, unless the setting says otherwise."""
+"""Draft tokens per sequence and step with a draft model, if max_draft_tokens is not set."""
 
 
 @dataclass(frozen=True)
@@ -191,23 +201,26 @@ class LoraOptions:
     """LoRA adapters"""
 
     lora: bool = False
-    """Serve requests that name an adapter; see docs/lora.md."""
+    """Serve requests that name a LoRA adapter. See docs/lora.md."""
     lora_folders: tuple[str, ...] = ()
-    """Folders on this machine from which adapters may be loaded by path; default: none, adapters are uploaded."""
+    """Folders on this machine from which adapters may be loaded by path. Default: adapters can only be uploaded."""
     lora_prefetch_dir: str | None = None
-    """Folder of adapters, one per folder in it, that are loaded into host memory at the start."""
+    """Folder whose subfolders are adapters to load into host memory at startup."""
     lora_max_adapter_size: Annotated[int, Range(ge=1, le=512)] = 64
-    """Largest rank of an adapter."""
+    """Maximum rank of an adapter."""
     lora_optimal_adapter_size: Annotated[int, Range(ge=1, le=512)] = 8
-    """Ranks in a page of memory: an adapter takes as many pages per linear map as its rank needs."""
+    """Ranks per page of adapter memory. An adapter occupies as many pages per linear layer as its rank requires."""
     lora_device_cache_percent: Annotated[float, Range(gt=0, le=0.95)] = 0.02
-    """Part of the device memory left after loading that adapters get, before the KV cache."""
+    """Fraction, not percentage, of the device memory that is free after loading the model to reserve for adapters. The
+    KV cache is sized afterwards."""
     lora_num_device_module_layer: Annotated[int | None, Range(ge=1)] = None
-    """Adapters on the device, in ranks of one linear map of one layer, in place of lora_device_cache_percent."""
+    """Size of the adapter cache on the device, counted in ranks of one linear map of one layer. Replaces
+    lora_device_cache_percent."""
     lora_host_cache_size: ByteCount = 1 << 30
     """Host memory for adapters."""
     lora_num_host_module_layer: Annotated[int | None, Range(ge=1)] = None
-    """Adapters in host memory, in ranks of one linear map of one layer, in place of lora_host_cache_size."""
+    """Size of the adapter cache in host memory, counted in ranks of one linear map of one layer. Replaces
+    lora_host_cache_size."""
     lora_num_put_workers: Annotated[int, Range(ge=1, le=64)] = 1
     """Threads that read adapters from disk."""
 
@@ -217,7 +230,7 @@ class ImageOptions:
     """Images"""
 
     image_cache_size: ByteCount = 512 << 20
-    """Host memory for the embeddings of images that were computed: one of LLaVA 1.5 7B takes 9 MiB; see
+    """Host memory for a cache of computed image embeddings. One image takes 9 MiB with LLaVA 1.5 7B. See
     docs/images.md."""
 
 
@@ -226,33 +239,36 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     """Batching"""
 
     chunked_context: bool = True
-    """Compute a long prompt in several steps, beside other sequences, instead of in one step of its own."""
+    """Compute a long prompt in chunks over several steps, together with other sequences, instead of all in one step."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
-    """How long prompts share the tokens of a step: one after the other, or evenly."""
+    """How long prompts share the tokens of a step. first_come_first_served: one prompt after another. equal_progress:
+    evenly."""
     max_draft_tokens: Annotated[int | None, Range(ge=0, le=64)] = None
-    """Tokens that are drafted per sequence and step for requests that do not say; 0: none; default: 4 with
-    `draft_model`, else 0. See docs/speculation.md."""
+    """Draft tokens per sequence and step for requests that do not set a number. 0: no speculation. Default: 4 with
+    `draft_model`, otherwise 0. See docs/speculation.md."""
     draft_model: Annotated[str | None, NotEmpty()] = None
-    """Folder or hub id of a smaller model with the same tokenizer, whose guesses are the drafts; default: drafts are
-    looked up. It has weights and KV cache of its own on the same device. See docs/speculation.md."""
+    """Folder or Hugging Face id of a smaller model with the same tokenizer that proposes draft tokens. Its weights and
+    KV cache are on the same device. Default: draft tokens are looked up in prompt and output. See
+    docs/speculation.md."""
     max_draft_batch: Annotated[int, Range(ge=0, le=4096)] = 8
-    """Steps of more sequences have no drafts, which would slow down all of them; 0: no drafts at all."""
+    """Largest number of sequences in a step with draft tokens. Larger steps have none, because verifying them would
+    slow down every sequence. 0: no speculation."""
     block_reuse: bool = True
     """Reuse the KV cache blocks of common prompt prefixes."""
     kv_event_buffer: Annotated[int, Range(ge=0, le=1 << 20)] = 0
-    """KV cache events kept for those who follow the prefix cache, each up to about a kilobyte; 0: none. See
+    """Number of KV cache events kept for readers of the event stream, about 1 KB each at most. 0: no events. See
     docs/kv_cache.md."""
 
     @property
     def draft_tokens(self) -> int:
-        """Per sequence and step, of requests that do not say."""
+        """Draft tokens per sequence and step for requests that do not set a number."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return 0 if self.draft_model is None else DRAFT_TOKENS
 
     @property
     def chunk(self) -> int | None:
-        """Tokens of one sequence that a step computes at most; None: as many as it has."""
+        """Maximum number of tokens of one sequence that a step computes. None: no limit."""
         return self.max_tokens_per_step if self.chunked_context else None
 
 
@@ -261,8 +277,8 @@ class Parallelism:
     """Tensor parallelism"""
 
     tensor_parallel: Annotated[int, Range(ge=1, le=256)] = 1
-    """Ranks that compute the model together: processes, each with its own GPU or on the CPU."""
+    """Number of ranks that compute the model together. Each rank is a process with one GPU, or on the CPU."""
     rank_timeout: PositiveSeconds = 60.0
-    """Seconds without progress of a rank within a step, after which all ranks end with an error."""
+    """Seconds that a rank may make no progress within a step before all ranks exit with an error."""
     rank_start_timeout: PositiveSeconds = 600.0
-    """Seconds for all ranks to load the model."""
+    """Seconds that the ranks have to load the model."""

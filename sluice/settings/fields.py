@@ -1,7 +1,8 @@
 """The types that settings are declared with, and the sections that services share.
 
-A section is a frozen dataclass: a field is a setting, the docstring under it its description in the help and in
-docs/settings.md. A service's settings inherit its sections, so they are passed whole to whatever takes one of these.
+A section is a frozen dataclass. Each field is a setting; the docstring under it is its description in `--help` and in
+docs/settings.md. The settings of a service inherit from its sections, so they can be passed wherever a section is
+expected.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -12,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Bounds of a number, which pydantic checks."""
+    """Bounds of a number, checked by pydantic."""
 
     ge: float | None = None
     gt: float | None = None
@@ -28,7 +29,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class NotEmpty:
-    """Of a string: at least one character."""
+    """Annotation of a string that must not be empty."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic import Field
@@ -37,7 +38,7 @@ class NotEmpty:
 
 
 class OtherVariable(NamedTuple):
-    """Annotation of a setting that is also read from an environment variable which other programs share."""
+    """Annotation of a setting that is also read from an environment variable shared with other programs."""
 
     name: str
 
@@ -57,12 +58,12 @@ PositiveInt = Annotated[int, Range(ge=1)]
 PortNumber = Annotated[int, Range(ge=0, le=65535)]
 ByteCount = Annotated[int, ByteSize()]
 LAUNCHER: Final = "launcher"
-"""Annotation of a setting that only a launcher passes: it is left out of the help and of docs/settings.md."""
+"""Annotation of a setting that only a launcher passes. It is omitted from `--help` and docs/settings.md."""
 
 
 def section_of(settings: object, section: type[T]) -> T:
-    """The fields of `section` alone; those that are no settings keep their defaults."""
-    names = [each.name for each in fields(section) if hasattr(settings, each.name)]  # type: ignore[arg-type]
+    """An instance of `section` with the values of `settings`. Fields that `settings` lacks have their defaults."""
+    names = [field.name for field in fields(section) if hasattr(settings, field.name)]  # type: ignore[arg-type]
     return section(**{name: getattr(settings, name) for name in names})
 
 
@@ -71,5 +72,5 @@ class PriorityAging:
     """Priorities"""
 
     priority_aging_seconds: Annotated[float, Range(ge=0, le=1e9)] = 30.0
-    """A waiting request gains one priority class in this many seconds; 0: never. Router and engines need the same
-    value."""
+    """Seconds after which a waiting request moves up one priority class. 0: priorities never age. Router and engines
+    must have the same value."""

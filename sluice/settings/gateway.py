@@ -16,18 +16,19 @@ class RouterAccess:
     """Routers"""
 
     routers: Annotated[tuple[str, ...], Field(min_length=1)] = ("127.0.0.1:50051",)
-    """Addresses of routers, host:port or what gRPC resolves, such as dns:///sluice-router:50051. After a failure the
-    next one is used, and streams go on there."""
+    """Addresses of routers: host:port, or any address that gRPC can resolve, such as dns:///sluice-router:50051. If a
+    router fails, its streams continue at the next one."""
     router_ca: str | None = None
-    """PEM file: authorities that the routers' certificates are issued by. With it connections to routers use TLS."""
+    """PEM file with the certificate authorities that issue the routers' certificates. Enables TLS to the routers."""
     router_certificate: str | None = None
-    """PEM file: the certificate that the gateway shows to routers."""
+    """PEM file with the client certificate that the gateway presents to routers."""
     router_key: str | None = None
-    """PEM file: the private key of that certificate."""
+    """PEM file with the private key of router_certificate."""
     retry_timeout: Annotated[float, Range(ge=0)] = 0.0
-    """Seconds that a request which no router accepts is tried again, before its client gets the error."""
+    """Seconds for which a request that no router accepts is retried before the client receives the error."""
     resume_timeout: Annotated[float, Range(ge=0)] = 60.0
-    """Seconds that a broken stream without new tokens is resumed, and that requests wait for routers that are gone."""
+    """Seconds without a new token for which the gateway tries to resume a broken stream. Also the time that requests
+    wait while no router is reachable."""
 
 
 @dataclass(frozen=True)
@@ -35,36 +36,37 @@ class HttpSettings:
     """HTTP"""
 
     host: str = "127.0.0.1"
-    """Interface of the HTTP server; any other than loopback needs TLS or `insecure`."""
+    """Address to listen on. Any address other than loopback needs TLS or `insecure`."""
     port: PortNumber = 8000
-    """Port of the HTTP server; 0: any."""
+    """Port of the HTTP server. 0: any free port."""
     insecure: bool = False
-    """Listen beyond this machine without TLS: behind a proxy or a mesh."""
+    """Accept connections from other machines without TLS, for a server behind a proxy or in a service mesh."""
     tls_certificate: str | None = None
-    """PEM file: the certificate of the server, then its chain."""
+    """PEM file with the server's certificate, followed by its chain. Enables TLS."""
     tls_key: str | None = None
-    """PEM file: the private key of the server."""
+    """PEM file with the private key of tls_certificate."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call from a browser, such as https://chat.example.com; *: any. Empty: none."""
+    """Origins of web pages that may call the server from a browser, such as https://chat.example.com. *: any origin."""
     max_connections: PositiveInt = 4096
-    """Open connections; requests on others are answered with 503."""
+    """Maximum number of open connections. Requests on further connections are answered with 503."""
     max_requests: PositiveInt = 2048
-    """Requests in progress; more are answered with 429."""
+    """Maximum number of requests in progress. Further requests are answered with 429."""
     max_body_bytes: Annotated[ByteCount, Range(ge=1 << 10)] = 8 << 20
-    """Largest request body; larger ones are answered with 413."""
+    """Maximum size of a request body. Requests with a larger body are answered with 413."""
     slow_client_timeout: PositiveSeconds = 900.0
-    """Seconds that a client may take nothing of what is sent to it; then its connection is closed."""
+    """Seconds that a client may go without reading anything of its response before its connection is closed."""
 
 
 @dataclass(frozen=True)
 class Parsers:
-    """What the model writes beside text"""
+    """Tool calls and reasoning"""
 
     tool_parser: Literal["hermes"] | None = None
-    """How the model writes tool calls; hermes: Qwen, Hermes. Default: requests with tools are refused."""
+    """Format of the model's tool calls. hermes: the format of Qwen and Hermes models. Default: requests with tools are
+    refused."""
     reasoning_parser: Literal["qwen3", "deepseek_r1"] | None = None
-    """How it writes its reasoning, which becomes `reasoning_content`; qwen3: between <think> and </think>; deepseek_r1:
-    until </think>. Default: it stays in the text."""
+    """Format of the model's reasoning, which is returned as `reasoning_content`. qwen3: between `<think>` and
+    `</think>`. deepseek_r1: everything up to `</think>`. Default: reasoning is left in the text."""
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -78,15 +80,15 @@ class GatewaySettings(Parsers, HttpSettings, RouterAccess, ProcessSettings):
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("tls_certificate and tls_key must be set together")
         if (self.router_certificate is None) != (self.router_key is None):
-            raise ValueError("router_certificate and router_key go together")
+            raise ValueError("router_certificate and router_key must be set together")
         if self.router_certificate is not None and self.router_ca is None:
             raise ValueError("router_certificate needs router_ca")
         if not (is_loopback(self.host) or self.tls_certificate or self.insecure):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: "
-                "give tls_certificate and tls_key, or set insecure if a proxy or a mesh protects it"
+                "set tls_certificate and tls_key, or set insecure if a proxy or a service mesh protects it"
             )
         return self
 

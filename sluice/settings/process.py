@@ -1,4 +1,4 @@
-"""Settings that all processes have: name, logs, metrics port."""
+"""Settings that every service has: its name, logs and metrics port."""
 
 import ipaddress
 import os
@@ -19,15 +19,15 @@ class Monitoring:
     """Logs, metrics and health"""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
+    """Lowest severity that is logged."""
     metrics_host: str = "127.0.0.1"
-    """Interface for the status page, /metrics, /livez and /readyz."""
+    """Address on which the status page, /metrics, /livez and /readyz are served."""
     metrics_port: PortNumber = 0
-    """Port for the status page, /metrics, /livez and /readyz; 0: none."""
+    """Port on which the status page, /metrics, /livez and /readyz are served. 0: they are not served."""
     ready_stall: PositiveSeconds = 30.0
-    """Seconds that the main loop may stand still, or have requests without progress, until /readyz reports it."""
+    """Seconds that the main loop may be stuck, or requests may make no progress, before /readyz fails."""
     live_stall: PositiveSeconds = 120.0
-    """Seconds that the main loop may stand still until /livez reports it."""
+    """Seconds that the main loop may be stuck before /livez fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,20 @@ class ProcessSettings(Monitoring):
 
     role: ClassVar[str]
     module: ClassVar[str]
-    """What `python -m` runs."""
+    """The module to run with `python -m`."""
     summary: ClassVar[str]
-    """One sentence for the help."""
+    """One sentence for `--help`."""
 
     config: str | None = None
-    """YAML file of settings. Flags and environment variables take precedence."""
+    """YAML file with settings. Flags and environment variables take precedence over it."""
     id: str = ""
-    """Name of this process in logs and heartbeats; default: role, host name and process id."""
+    """Name of this process in logs and heartbeats. Default: role, host name and process id."""
     drain_timeout: Seconds = 10.0
-    """Seconds for live requests to finish after SIGTERM."""
+    """Seconds that requests in progress have to finish after SIGTERM."""
 
     @classmethod
     def prefix(cls) -> str:
-        """Of its environment variables."""
+        """Prefix of the service's environment variables."""
         return f"SLUICE_{cls.role.upper()}_"
 
     def __post_init__(self) -> None:
@@ -58,17 +58,17 @@ class ProcessSettings(Monitoring):
 
     @property
     def model_name(self) -> str:
-        """Of the model that it serves, or where that is; empty: it has none of its own."""
+        """Name or location of the model that the service serves. Empty for a service without a model."""
         return ""
 
     @property
     def ports(self) -> list[Port]:
-        """TCP ports that it listens on, a ring inbox apart."""
+        """TCP ports that the service listens on, without the port of its ring inbox."""
         return [Port("metrics_port", self.metrics_host, self.metrics_port)]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether `host` can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

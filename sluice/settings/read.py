@@ -1,7 +1,7 @@
-"""How settings are read: flag, environment, YAML file, default, in that order; unknown names are refused.
+"""Reads settings from flags, the environment, a YAML file and defaults, in that order of precedence.
 
-`assign` reads those of several services in one place: `engine.max_batch_size`, or `log_level` for every service that
-has it.
+`assign` reads settings of several services from one place, such as `engine.max_batch_size`, or `log_level` for every
+service that has this setting. Unknown names are errors.
 """
 
 import json
@@ -26,7 +26,8 @@ from sluice.settings.services import SERVICES
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
 ALL = "all"
-LAUNCHERS_OWN = frozenset(
+"""Key of `assign`'s result for values that apply to every service that has the setting."""
+CHOSEN_BY_LAUNCHER = frozenset(
     {
         "model",
         "name",
@@ -43,18 +44,18 @@ LAUNCHERS_OWN = frozenset(
     }
 )
 """Settings that the launcher of a ring chooses for each service."""
-DIFFERENT = frozenset({"config", "metrics_port"})
-"""Settings that no two services have alike."""
+PER_SERVICE = frozenset({"config", "metrics_port"})
+"""Settings that several services have, but for which one value cannot apply to all of them."""
 
 S = TypeVar("S", bound=ProcessSettings)
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used; the message names each of them."""
+    """Invalid settings. The message names each of them."""
 
 
 def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
-    """The settings of this process. Ends it with a clear message if they cannot be used."""
+    """The settings of this process. Exits with a message if they are invalid."""
     try:
         return read_settings(cls, sys.argv[1:] if argv is None else argv, os.environ)
     except SettingsError as error:
@@ -62,66 +63,70 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
 
 
 def read_settings(cls: type[S], argv: Sequence[str], environment: Mapping[str, str]) -> S:
-    """What a service with these flags reads in this environment. Raises SettingsError."""
+    """The settings of a service with these flags and environment variables. Raises SettingsError."""
     variables, flags = _read_environment(cls, environment), _read_flags(cls, argv)
-    found = variables | flags
-    values = _read_yaml(cls, found.get("config")) | found
+    overrides = variables | flags
+    values = _read_yaml(cls, overrides.get("config")) | overrides
     origins = {name: _variable(settings_of(cls)[name], environment) for name in variables.keys() - flags.keys()}
     try:
         return cls(**{name: _from_text(settings_of(cls)[name], value) for name, value in values.items()})
     except ValidationError as error:
-        raise SettingsError("; ".join(_problem(each, origins) for each in error.errors())) from error
+        raise SettingsError("; ".join(_problem(detail, origins) for detail in error.errors())) from error
 
 
 def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Values by service and name; ALL has those of keys without a service. Later pairs win. Raises SettingsError."""
-    found: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}
+    """Values by service and setting name, from pairs of key and value. Of equal keys, the last pair counts.
+
+    A key is SERVICE.NAME, or NAME for all services that have the setting; the latter values are under ALL. Raises
+    SettingsError.
+    """
+    assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}
     for key, value in pairs:
         if key not in assignable():
             hint = did_you_mean(key_of(key.rpartition(".")[2]) or key, assignable())
             raise SettingsError(f"unknown setting {key}{hint}")
         service, _, name = key.rpartition(".")
         try:
-            found[service or ALL][name] = _parse_setting(assignable()[key], name, value)
+            assigned[service or ALL][name] = _parse_setting(assignable()[key], name, value)
         except SettingsError as error:
             raise SettingsError(f"{service}.{error}" if service else str(error)) from error
-    return found
+    return assigned
 
 
 def split_assignment(text: str) -> tuple[str, str]:
     """Key and value of a text such as "engine.max_batch_size=64". Raises SettingsError."""
     key, sign, value = text.partition("=")
     if not sign:
-        raise SettingsError(f"{text}: must be of the form SERVICE.NAME=VALUE, such as engine.max_batch_size=64")
+        raise SettingsError(f"{text}: must have the form SERVICE.NAME=VALUE, such as engine.max_batch_size=64")
     return key.strip(), value
 
 
 @cache
 def assignable() -> Mapping[str, type[ProcessSettings]]:
-    """A service that has it, by key."""
-    found: dict[str, type[ProcessSettings]] = {}
+    """The keys that `assign` accepts, each with the settings class of a service that has the setting."""
+    services_by_key: dict[str, type[ProcessSettings]] = {}
     for service, cls in SERVICES.items():
         for name, setting in settings_of(cls).items():
-            if name in LAUNCHERS_OWN or setting.launcher_only:
+            if name in CHOSEN_BY_LAUNCHER or setting.launcher_only:
                 continue
-            found[f"{service}.{name}"] = cls
-            if name not in DIFFERENT and sum(name in settings_of(other) for other in SERVICES.values()) > 1:
-                found[name] = cls
-    return found
+            services_by_key[f"{service}.{name}"] = cls
+            if name not in PER_SERVICE and sum(name in settings_of(other) for other in SERVICES.values()) > 1:
+                services_by_key[name] = cls
+    return services_by_key
 
 
 def key_of(name: str) -> str | None:
-    """The key of a setting whose name alone is known; None: there is no such setting."""
+    """The key that assigns the setting `name`, such as engine.max_batch_size. None if the name is unknown."""
     return name if name in assignable() else next((key for key in assignable() if key.endswith(f".{name}")), None)
 
 
 def _parse_setting(cls: type[ProcessSettings], name: str, value: Any) -> Any:
-    """One setting by itself, from text or from YAML. Raises SettingsError."""
+    """Parses and validates a single setting. `value` is text or from YAML. Raises SettingsError."""
     try:
         declared = get_type_hints(cls, include_extras=True)[name]
         return TypeAdapter(declared).validate_python(_from_text(settings_of(cls)[name], value))
     except ValidationError as error:
-        raise SettingsError("; ".join(_problem({**each, "loc": (name,)}) for each in error.errors())) from error
+        raise SettingsError("; ".join(_problem({**detail, "loc": (name,)}) for detail in error.errors())) from error
 
 
 class _Parser(ArgumentParser):
@@ -136,7 +141,7 @@ def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, An
     for title, settings in sections_of(cls).items():
         group = parser.add_argument_group(title)
         for setting in settings:
-            text = f"{setting.description} [{setting.default}]".replace("%", "%%")
+            text = f"{setting.description}{_default_note(setting)}".replace("%", "%%")
             kind: dict[str, Any] = {"metavar": setting.type_name.replace(" | ", "|")}
             if setting.annotation is bool:
                 kind = {"action": BooleanOptionalAction}
@@ -144,12 +149,19 @@ def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, An
                 kind |= {"action": "extend", "type": _parts}
             help_text = SUPPRESS if setting.launcher_only else text
             group.add_argument(setting.flag, dest=setting.name, default=None, help=help_text, **kind)
-    found, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = {setting.flag for setting in settings_of(cls).values()}
         hint = did_you_mean(unknown[0].split("=")[0], flags)
         raise SettingsError(f"unknown arguments: {' '.join(unknown)}{hint}")
-    return {name: value for name, value in vars(found).items() if value is not None}
+    return {name: value for name, value in vars(arguments).items() if value is not None}
+
+
+def _default_note(setting: Setting) -> str:
+    """For the help. The description says what applies by default if the default is no value."""
+    if setting.default in ("unset", "empty"):
+        return ""
+    return " [required]" if setting.default == "required" else f" [default: {setting.default}]"
 
 
 def _read_yaml(cls: type[ProcessSettings], file: str | None) -> dict[str, Any]:
@@ -157,42 +169,45 @@ def _read_yaml(cls: type[ProcessSettings], file: str | None) -> dict[str, Any]:
         return {}
     try:
         with open(file, encoding="utf-8") as stream:
-            found = yaml.safe_load(stream) or {}
+            values = yaml.safe_load(stream) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read the settings file {file}: {error}") from error
-    if not isinstance(found, dict):
-        raise SettingsError(f"the settings file {file} must hold keys and values")
-    if "config" in found:
-        raise SettingsError(f"the settings file {file} names another file: config is for flags and the environment")
-    for key in found:
+    if not isinstance(values, dict):
+        raise SettingsError(f"the settings file {file} must be a YAML mapping of names to values")
+    if "config" in values:
+        raise SettingsError(
+            f"the settings file {file} sets config: only a flag or an environment variable may name a settings file"
+        )
+    for key in values:
         if key not in settings_of(cls):
             raise SettingsError(f"{file}: unknown setting {key}{did_you_mean(str(key), settings_of(cls))}")
-    return found
+    return values
 
 
 def _read_environment(cls: type[ProcessSettings], environment: Mapping[str, str]) -> dict[str, Any]:
     names = {setting.variable: name for name, setting in settings_of(cls).items()}
-    given = {
+    variables = {
         variable: value
         for variable, value in environment.items()
         if variable.startswith(cls.prefix()) and not _is_service_link(variable, value)
     }
-    unknown = sorted(given.keys() - names.keys())
+    unknown = sorted(variables.keys() - names.keys())
     if unknown:
         hint = did_you_mean(unknown[0], names)
         raise SettingsError(f"unknown settings in the environment: {', '.join(unknown)}{hint}")
-    others = {setting.other_variable: name for name, setting in settings_of(cls).items() if setting.other_variable}
-    found = {name: environment[variable] for variable, name in others.items() if environment.get(variable)}
-    return found | {names[variable]: text for variable, text in given.items()}
+    shared = {setting.other_variable: name for name, setting in settings_of(cls).items() if setting.other_variable}
+    values = {name: environment[variable] for variable, name in shared.items() if environment.get(variable)}
+    return values | {names[variable]: text for variable, text in variables.items()}
 
 
 def _variable(setting: Setting, environment: Mapping[str, str]) -> str:
-    """The one that was read."""
+    """The environment variable from which the value of `setting` was read."""
     return setting.variable if setting.variable in environment else setting.other_variable or ""
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    # Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix.
+    # Kubernetes sets such variables for every Service of the namespace. A Service named sluice-router, for example,
+    # yields SLUICE_ROUTER_PORT.
     return bool(SERVICE_LINK.search(variable)) or (
         variable.endswith("_PORT") and value.startswith(("tcp://", "udp://"))
     )
@@ -202,21 +217,21 @@ def _from_text(setting: Setting, value: Any) -> Any:
     """Splits lists and parses JSON; pydantic converts the rest."""
     origin = get_origin(setting.annotation)
     if origin is tuple:
-        # A YAML file may have one number instead of a list.
+        # A YAML file may have a single value instead of a list.
         return _parts(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     if origin is dict and isinstance(value, str):
         try:
             return json.loads(value)
         except ValueError as error:
-            form = f'must be a JSON object, such as {{"name": {_example(setting)}}}'
-            raise SettingsError(f"{setting.name}: {form} ({error})") from error
+            requirement = f'must be a JSON object, such as {{"name": {_example(setting)}}}'
+            raise SettingsError(f"{setting.name}: {requirement} ({error})") from error
     return value
 
 
 def _example(setting: Setting) -> str:
-    """Of a value in a mapping, as JSON."""
-    _, kind = get_args(setting.annotation)
-    return "1" if kind in (int, float) else '"value"'
+    """An example of a mapping's value, as JSON."""
+    _, value_type = get_args(setting.annotation)
+    return "1" if value_type in (int, float) else '"value"'
 
 
 def _parts(text: str) -> list[str]:
@@ -224,13 +239,13 @@ def _parts(text: str) -> list[str]:
 
 
 def _problem(error: ErrorDetails, origins: Mapping[str, str] = MappingProxyType({})) -> str:
-    """`origins`: environment variables of settings that were read from one."""
+    """The message for one error of pydantic. `origins`: by setting, the environment variable that it was read from."""
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
     if not error["loc"]:
         return message
     name = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        return f"{name} is needed: --{name.replace('_', '-')}"
+        return f"{name} is required: set --{name.replace('_', '-')}"
     variable = origins.get(str(error["loc"][0]))
     origin = f" from {variable}" if variable else ""
     return f"{name}: {message.partition(', unable to parse')[0]} (got {error.get('input')!r}{origin})"

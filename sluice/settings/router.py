@@ -1,4 +1,4 @@
-"""Sections of the router's settings, which its parts take whole."""
+"""Sections of the router's settings. A component of the router receives whole sections."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -23,21 +23,24 @@ class PeerSettings:
     """Peers"""
 
     engines: tuple[str, ...] = ()
-    """Engine inboxes: tcp://host:port, ipc:///path, dns://name:port, which is resolved every 2 s, or file:///path of a
-    list of these, one a line, which is read every 2 s."""
+    """Addresses of engine inboxes: tcp://host:port, ipc:///path, dns://name:port (resolved every 2 s), or file:///path
+    of a file with one such address per line (read every 2 s)."""
     detokenizers: tuple[str, ...] = ()
-    """Detokenizer inboxes, written like those of engines."""
+    """Addresses of detokenizer inboxes, in the same forms as `engines`."""
     peer_timeout: PositiveSeconds = 5.0
-    """Seconds without a heartbeat after which a peer is lost."""
+    """Seconds without a heartbeat after which a peer is considered lost."""
     stall_timeout: PositiveSeconds = 30.0
-    """Seconds without progress of its loop after which an engine is lost although its heartbeats arrive. More than its
-    longest step."""
+    """Seconds without progress of its step loop after which an engine is considered lost even though its heartbeats
+    arrive. Must be longer than its longest step."""
     ready_grace: Seconds = 30.0
-    """Seconds that a router which was ready stays so without an engine or a detokenizer. A drain ends it at once."""
+    """Seconds that a router stays ready after it has lost its last engine or detokenizer. A draining router stops being
+    ready immediately."""
     serving_version: Annotated[str, Field(max_length=253)] = ""
-    """`model_version` of the engines that new requests go to, while one of them takes work; default: any."""
+    """New requests are sent to engines with this `model_version`, unless none of them accepts work. Default: any
+    version."""
     allow_mixed_models: bool = False
-    """Treat engines with different weights, configuration or dtype as one model, also within a stream."""
+    """Treat engines with different weights, configuration or dtype as one model, even for a stream that moves from one
+    engine to another."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +48,18 @@ class RecoverySettings:
     """Recovery"""
 
     peer_wait: Seconds = 5.0
-    """Seconds that a new request waits for an engine and a detokenizer."""
+    """Seconds that a new request waits for an available engine and detokenizer."""
     recovery_timeout: Seconds = 300.0
-    """Seconds that a stream waits for a new engine or detokenizer after a loss. More than an engine takes to load."""
+    """Seconds that a stream waits for another engine or detokenizer after losing one. Must be longer than an engine
+    takes to load."""
     recovery_attempts: PositiveInt = 8
-    """Consecutive attempts without a new token before a request fails."""
-    max_undelivered_bytes: ByteCount = 64 << 20
-    """The same for tensors of the model."""
+    """Number of consecutive attempts without a new token after which a request fails."""
     max_undelivered_tokens: PositiveInt = 4096
-    """Tokens of a stream that wait for a slow client; beyond it the stream pauses."""
+    """Maximum number of tokens of one stream that wait for a slow client. Beyond it, the stream pauses."""
+    max_undelivered_bytes: ByteCount = 64 << 20
+    """Maximum size of the model's tensors of one request that wait for a slow client. Beyond it, the stream pauses."""
     slow_client_timeout: PositiveSeconds = 900.0
-    """Seconds that one write to a client may take; then its stream ends with SLOW_CLIENT."""
+    """Seconds that one write to a client may take before its stream ends with SLOW_CLIENT."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +67,28 @@ class ListenSettings:
     """Listening"""
 
     host: str = "127.0.0.1"
-    """Interface of the gRPC server; any other than loopback needs TLS or `insecure`."""
+    """Address to listen on. Any address other than loopback needs TLS or `insecure`."""
     port: PortNumber = 50051
-    """Port of the gRPC server; 0: any."""
+    """Port of the gRPC server. 0: any free port."""
     insecure: bool = False
-    """Listen beyond this machine without TLS: behind a proxy or a mesh."""
+    """Accept connections from other machines without TLS, for a server behind a proxy or in a service mesh."""
     max_connection_age: Annotated[float, Range(ge=0, le=1e6)] = 0.0
-    """Seconds, varied by 10 %, after which a connection takes no new calls: its client finds new routers; 0: never."""
+    """Seconds, varied by ±10 %, after which a connection accepts no new calls, so that its client reconnects and finds
+    new routers. 0: no limit."""
     max_connection_age_grace: Annotated[float | None, Range(ge=0, le=1e6)] = None
-    """Seconds that calls of such a connection may still take; default: any time."""
+    """Seconds that calls may continue on a connection older than max_connection_age before they are cut off. Default:
+    no limit."""
     tls_certificate: str | None = None
-    """PEM file: the certificate of the server, then its chain."""
+    """PEM file with the server's certificate, followed by its chain. Enables TLS."""
     tls_key: str | None = None
-    """PEM file: the private key of the server."""
+    """PEM file with the private key of tls_certificate."""
     tls_client_ca: str | None = None
-    """PEM file: clients need a certificate that one of these authorities issued."""
+    """PEM file with certificate authorities. Clients must present a certificate issued by one of them."""
     admin_host: str = "127.0.0.1"
-    """Interface of AdminService, if it has a port of its own."""
+    """Address to listen on for AdminService, if admin_port is set."""
     admin_port: Annotated[int | None, Range(ge=0, le=65535)] = None
-    """Port for AdminService alone; 0: any; default: the main port, if that is safe."""
+    """Separate port for AdminService. 0: any free port. Default: AdminService shares the main port if callers of that
+    port must authenticate or it listens on loopback; otherwise it is not served."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ class TracingSettings:
     otlp_endpoint: Annotated[
         str | None, Field(pattern="^https?://[^/]+/?$"), OtherVariable("OTEL_EXPORTER_OTLP_ENDPOINT")
     ] = None
-    """OpenTelemetry collector that gets a trace of each request, such as http://collector:4317 (gRPC). Also read from
-    OTEL_EXPORTER_OTLP_ENDPOINT; default: no traces. Needs the extra `otel`; see docs/metrics.md."""
+    """OpenTelemetry collector to send a trace of each request to over gRPC, such as http://collector:4317. Also read
+    from OTEL_EXPORTER_OTLP_ENDPOINT. Needs the extra `otel`. Default: no traces. See docs/metrics.md."""
 
 
 @dataclass(frozen=True)
@@ -100,19 +107,19 @@ class AccessSettings:
     """Access"""
 
     tokens_file: str | None = None
-    """Bearer tokens, lines TOKEN TENANT [admin]: only they may call."""
+    """File of bearer tokens, one "TOKEN TENANT [admin]" per line. Callers must send one of them."""
     admin_tokens_file: str | None = None
-    """Tokens for the port of AdminService, in place of the others."""
+    """File of bearer tokens for the separate port of AdminService, used there instead of tokens_file."""
     auth: str | None = None
-    """Your module:function that authenticates callers; see docs/operations.md."""
+    """Your function, as module:function, that authenticates callers. See docs/operations.md."""
     auth_timeout: PositiveSeconds = 5.0
-    """Seconds that this function may take."""
+    """Seconds that the `auth` function may take before the call fails with AUTH_UNAVAILABLE."""
     tenant_key: Annotated[str, Field(pattern="^[a-z][a-z0-9_.-]*$")] = "x-sluice-tenant"
-    """Metadata key that names the tenant of a call. With tokens, the token names it."""
+    """gRPC metadata key with which a caller names its tenant. If tokens are used, it must match the token's tenant."""
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers of the main port have to prove who they are."""
+        """Whether callers of the main port must authenticate."""
         return self.tokens_file is not None or self.auth is not None
 
 
@@ -128,28 +135,32 @@ class AdmissionSettings(PriorityAging):
     """Admission"""
 
     max_live: PositiveInt = 4096
-    """Requests on the ring; fewer if the engines hold fewer."""
+    """Maximum number of admitted requests. Lower if the engines can hold fewer."""
     max_waiting: Annotated[int, Range(ge=0)] = 1024
-    """Requests that wait for admission; more are refused with OVERLOADED."""
+    """Maximum number of requests that wait for admission. Further requests are refused with OVERLOADED."""
     max_waiting_tokens: Annotated[int, Range(ge=0)] = 4_000_000
-    """Tokens of the prompts and the `resume` of those."""
+    """Maximum number of tokens, in prompts and `resume`, of all requests that wait for admission. Further requests are
+    refused with OVERLOADED."""
     max_tenant_waiting: Annotated[int | None, Range(ge=0)] = None
-    """Requests of one tenant that wait; default: three quarters of max_waiting."""
+    """Maximum number of requests of one tenant that wait for admission. Default: three quarters of max_waiting."""
     tenant_weights: Annotated[dict[str, float], AfterValidator(_check_weights)] = field(default_factory=dict)
-    """Shares of tenants that have more or less than 1, such as {"search": 2, "batch": 0.5}."""
+    """Relative shares of tenants, such as {"search": 2, "batch": 0.5}. Tenants that are not listed have a share of 1.
+    """
     tenant_reserved_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.1
-    """Of the places in the engines' batches: reserved for tenants that hold less than their share."""
+    """Fraction of the slots in the engines' batches that is reserved for tenants below their share."""
 
     @property
     def tenant_waiting(self) -> int:
-        """Requests of one tenant that may wait."""
+        """Maximum number of requests of one tenant that wait for admission."""
         return self.max_waiting * 3 // 4 if self.max_tenant_waiting is None else self.max_tenant_waiting
 
 
 def _check_adapters(adapters: dict[str, str]) -> dict[str, str]:
     for name, path in adapters.items():
         if not ADAPTER_ID.fullmatch(name) or not path:
-            raise ValueError(f"{name!r}: {path!r} must be an id, up to 256 of [A-Za-z0-9._:/-], and a folder")
+            raise ValueError(
+                f"{name!r}: {path!r} must be an adapter id (1 to 256 characters from [A-Za-z0-9._:/-]) and its folder"
+            )
     return adapters
 
 
@@ -158,32 +169,33 @@ class AdapterSettings:
     """Loading of LoRA adapters and prompt adapters"""
 
     lora_adapters: Annotated[dict[str, str], AfterValidator(_check_adapters)] = field(default_factory=dict)
-    """Adapters that are loaded from the start, such as {"sql": "/adapters/sql"}: folders on the engines' machines. See
-    docs/lora.md."""
+    """LoRA adapters to load at startup, by id, such as {"sql": "/adapters/sql"}. The folders are on the engines'
+    machines. See docs/lora.md."""
     lora_in_requests: bool = False
-    """Whether requests may bring adapters (`lora_weights`)."""
+    """Allow requests to carry the weights of a LoRA adapter (`lora_weights`)."""
     lora_upload_memory: ByteCount = 1 << 30
-    """Memory for the files of uploaded adapters, from which engines that lack them get them."""
+    """Memory for the files of uploaded LoRA adapters, which the router sends to engines that do not have them."""
     prompt_adapters: Annotated[dict[str, str], AfterValidator(_check_adapters)] = field(default_factory=dict)
-    """Prompt adapters that are loaded from the start, such as {"terse": "/prompts/terse"}: folders on this machine, in
-    `prompt_adapter_folders`. See docs/prompt_tables.md."""
+    """Prompt adapters to load at startup, by id, such as {"terse": "/prompts/terse"}. The folders are on this machine,
+    inside one of prompt_adapter_folders. See docs/prompt_tables.md."""
     prompt_adapter_folders: tuple[str, ...] = ()
-    """Folders on this machine from which prompt adapters may be loaded. Empty: they can only be uploaded."""
+    """Folders on this machine from which prompt adapters may be loaded. Default: they can only be uploaded."""
 
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """Limits of clients"""
+    """Client limits"""
 
     max_open: PositiveInt = 16_384
-    """Open requests, including those whose clients do not read."""
+    """Maximum number of open requests, including those whose clients do not read their responses."""
     max_tenant_requests: Annotated[int | None, Range(ge=1)] = None
-    """Open requests of one tenant; default: any number."""
+    """Maximum number of open requests of one tenant. Default: no limit."""
     max_connections: PositiveInt = 4096
-    """gRPC connections."""
+    """Maximum number of open gRPC connections."""
     max_message_bytes: Annotated[int, Range(ge=1 << 16)] = 16 << 20
-    """Largest gRPC message that is accepted."""
+    """Maximum size in bytes of a gRPC message from a client."""
     max_prompt_bytes: Annotated[int | None, Range(ge=1)] = None
-    """Largest text prompt; default: 32 bytes per token of the model's context, at least 64 KiB, at most 8 MiB."""
+    """Maximum size in bytes of a text prompt. Default: 32 bytes per token of the model's context length, but at least
+    64 KiB and at most 8 MiB."""
     max_n: Annotated[int, Range(ge=1, le=128)] = 128
-    """Outputs per request."""
+    """Maximum number of outputs (`n`) per request."""

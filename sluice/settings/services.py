@@ -1,4 +1,4 @@
-"""The settings of each service: what all have, and the sections of its own."""
+"""The settings of each service: the settings that all services share, and the sections of that service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,20 +51,22 @@ class ServiceSettings(ProcessSettings):
     role: ClassVar[Role]
 
     model: str
-    """Folder or hub id of the model. Router and detokenizer read its configuration and tokenizer, no weights."""
+    """Folder or Hugging Face id of the model. Router and detokenizer read only its configuration and tokenizer."""
     name: str | None = None
-    """Served name of the model; default: the name of the folder."""
+    """Name under which the model is served. Default: the name of its folder."""
     revision: Annotated[str | None, Field(min_length=1)] = None
-    """Branch, tag or commit of a hub model; default: its main branch."""
+    """Branch, tag or commit of a Hugging Face model. Default: its main branch."""
     listen: str = "tcp://127.0.0.1:*"
-    """Address of the ring inbox: ipc:///path or tcp://host:port (port *: any; host *: any, with `advertise`)."""
+    """Address of the ring inbox: ipc:///path or tcp://host:port. A port of * is any free port. A host of * is every
+    interface and needs `advertise`."""
     advertise: str | None = None
-    """Where the other services reach the inbox: a host, host:port or an address; default: the bound address, and
-    its port."""
+    """Address at which the other services reach the inbox: a host, host:port or a full address. Default: the address
+    that the inbox is bound to. A host without a port uses the inbox's port."""
     keys: Path | None = None
-    """Folder of the ring's keys, see `sluice keygen`. Required for tcp:// between services."""
+    """Folder with the ring's keys, created by `sluice keygen`. Required for tcp:// between services, unless
+    insecure_ring is set."""
     insecure_ring: bool = False
-    """Use tcp:// between services without keys: every host that reaches the port is admitted."""
+    """Allow tcp:// between services without keys. Any host that can reach the port can then join the ring."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,12 +77,12 @@ class ServiceSettings(ProcessSettings):
         return self.name or self.model
 
     def address(self, bound: str) -> str:
-        """For the other services, of an inbox that is bound to this."""
+        """The address at which other services reach an inbox that is bound to `bound`."""
         return reachable_at(bound, self.advertise)
 
     @property
     def security(self) -> Security:
-        """How this service protects its lanes. Raises KeysError."""
+        """The keys with which this service protects its lanes. Raises KeysError."""
         return Security(None if self.keys is None else Keys(self.keys, self.role), self.insecure_ring)
 
 
@@ -100,22 +102,22 @@ class RouterSettings(
 
     role: ClassVar[Role] = "router"
     module: ClassVar[str] = "router"
-    summary: ClassVar[str] = "Takes gRPC calls and passes them to engines and detokenizers, which it knows by address."
+    summary: ClassVar[str] = "Serves the public gRPC API and distributes requests among engines and detokenizers."
 
     text_threads: PositiveInt = 2
-    """Threads that tokenize."""
+    """Threads that tokenize prompts."""
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together")
+            raise ValueError("tls_certificate and tls_key must be set together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         for name, host in self.interfaces.items():
             if not (is_loopback(host) or self.tls_certificate or self.insecure):
                 raise ValueError(
                     f"{name} {host} can be reached from other machines: "
-                    "give tls_certificate and tls_key, or set insecure if a proxy or a mesh protects it"
+                    "set tls_certificate and tls_key, or set insecure if a proxy or a service mesh protects it"
                 )
         return self
 
@@ -134,21 +136,22 @@ class RouterSettings(
             raise ValueError("admin_tokens_file needs admin_port")
         protected = is_loopback(self.admin_host) or self.authenticates or self.admin_tokens_file
         if self.admin_port is not None and not protected:
-            raise ValueError(f"admin_host {self.admin_host} can be reached from other machines: give admin_tokens_file")
+            raise ValueError(f"admin_host {self.admin_host} can be reached from other machines: set admin_tokens_file")
         return self
 
     @property
     def interfaces(self) -> dict[str, str]:
+        """The hosts that the gRPC servers listen on, by the name of the setting."""
         return {"host": self.host} | ({} if self.admin_port is None else {"admin_host": self.admin_host})
 
     @property
     def ports(self) -> list[Port]:
-        own = [Port("port", self.host, self.port), Port("admin_port", self.admin_host, self.admin_port or 0)]
-        return own + super().ports
+        grpc_ports = [Port("port", self.host, self.port), Port("admin_port", self.admin_host, self.admin_port or 0)]
+        return grpc_ports + super().ports
 
     @property
     def admin_on_main(self) -> bool:
-        """Whether AdminService is on the main port: it has none of its own, and only trusted callers reach that."""
+        """Whether AdminService is on the main port: it has no separate port, and only trusted callers reach this."""
         return self.admin_port is None and (self.authenticates or is_loopback(self.host))
 
 
@@ -170,14 +173,16 @@ class EngineSettings(
 
     role: ClassVar[Role] = "engine"
     module: ClassVar[str] = "engine_worker"
-    summary: ClassVar[str] = "Computes tokens: one model, one device. Binds its inbox and waits for routers."
+    summary: ClassVar[str] = "Runs the model: computes the tokens of requests that routers send to its inbox."
 
     max_requests: Annotated[int, Range(ge=1, le=1 << 20)] = 256
-    """Live requests; more are refused with OVERLOADED."""
+    """Maximum number of requests in the engine. Further requests are refused with OVERLOADED."""
     model_version: Annotated[str, Field(max_length=253)] = ""
-    """Label of its model, for the router's `serving_version`; see docs/operations.md, Updating weights."""
+    """Label of this engine's model, to which the router's serving_version refers. See "Updating weights" in
+    docs/operations.md."""
     stats_callback: str | None = None
-    """Your module:function, called with a JSON object per step and per statistics report of a request."""
+    """Your function, as module:function, to call with a JSON object for each step and for each request's statistics.
+    """
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
@@ -192,30 +197,30 @@ class EngineSettings(
     @model_validator(mode="after")
     def _check_draft_model(self) -> Self:
         if self.draft_model is not None and self.tensor_parallel > 1:
-            raise ValueError(f"draft_model: is not built yet with tensor_parallel (got {self.tensor_parallel})")
+            raise ValueError(f"draft_model: is not supported with tensor_parallel > 1 (got {self.tensor_parallel})")
         return self
 
     @model_validator(mode="after")
     def _check_processors(self) -> Self:
         for name, value in self.logits_processors.items():
             if not name or name == BATCHED:
-                raise ValueError(f"logits_processors: {name!r} cannot be the name of a processor")
+                raise ValueError(f"logits_processors: {name!r} is not a valid name of a processor")
             if ":" not in value:
-                raise ValueError(f"logits_processors: {name} must be of the form module:function (got {value!r})")
+                raise ValueError(f"logits_processors: {name} must have the form module:function (got {value!r})")
         batched = self.logits_processor_batched
         if batched is not None and ":" not in batched:
-            raise ValueError(f"logits_processor_batched: must be of the form module:function (got {batched!r})")
+            raise ValueError(f"logits_processor_batched: must have the form module:function (got {batched!r})")
         return self
 
     @model_validator(mode="after")
     def _check_tensors(self) -> Self:
         for name, value in self.output_tensors.items():
             if not name or name in RESERVED_TENSORS or name.startswith(LAYER_PREFIX):
-                raise ValueError(f"output_tensors: {name!r} cannot be the name of a tensor")
+                raise ValueError(f"output_tensors: {name!r} is not a valid name of a tensor")
             if ":" not in value:
-                raise ValueError(f"output_tensors: {name} must be of the form module:function (got {value!r})")
+                raise ValueError(f"output_tensors: {name} must have the form module:function (got {value!r})")
         if len(set(self.output_layers)) < len(self.output_layers):
-            raise ValueError(f"output_layers: must name each layer once (got {self.output_layers})")
+            raise ValueError(f"output_layers: must not name a layer twice (got {self.output_layers})")
         if self.tensor_buffer < 1:
             raise ValueError(f"tensor_buffer: must be at least 1 byte (got {self.tensor_buffer})")
         return self
@@ -225,7 +230,7 @@ class EngineSettings(
         known = (*DEBUG_INPUTS, *DEBUG_OUTPUTS)
         for name in self.debug_tensors:
             if name not in known:
-                raise ValueError(f"debug_tensors: must be of {', '.join(known)} (got {name!r})")
+                raise ValueError(f"debug_tensors: must be among {', '.join(known)} (got {name!r})")
         if self.debug_tensors and self.debug_folder is None:
             raise ValueError(f"debug_tensors: needs debug_folder (got {', '.join(self.debug_tensors)})")
         return self
@@ -239,12 +244,12 @@ class EngineSettings(
         for setting in ("micro_batch_scheduler", "scheduler"):
             name = getattr(self, setting)
             if name is not None and ":" not in name:
-                raise ValueError(f"{setting}: must be of the form module:Class (got {name!r})")
-        others = policy, self.micro_batch_scheduler
-        if self.scheduler is not None and others != ("max_utilization", None):
+                raise ValueError(f"{setting}: must have the form module:Class (got {name!r})")
+        replaced = policy, self.micro_batch_scheduler
+        if self.scheduler is not None and replaced != ("max_utilization", None):
             raise ValueError(
-                "scheduler: replaces capacity_scheduler_policy and micro_batch_scheduler: give it or them "
-                f"(got {self.scheduler!r})"
+                "scheduler: cannot be combined with capacity_scheduler_policy or micro_batch_scheduler, "
+                f"which it replaces (got {self.scheduler!r})"
             )
         return self
 
@@ -255,10 +260,10 @@ class DetokenizerSettings(ServiceSettings):
 
     role: ClassVar[Role] = "detok"
     module: ClassVar[str] = "detok_service"
-    summary: ClassVar[str] = "Turns tokens into text. Binds its inbox and waits for routers."
+    summary: ClassVar[str] = "Converts the tokens that engines send to its inbox into text for routers."
 
     max_streams: PositiveInt = 200_000
-    """Live sequences; more are refused with OVERLOADED."""
+    """Maximum number of sequences in progress. Further sequences are refused with OVERLOADED."""
 
 
 RING: Mapping[str, type[ServiceSettings]] = {

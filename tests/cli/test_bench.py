@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tests.fakes import openai_server
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 # In a result file of `vllm bench serve`, with its default metrics (v0.11 to v0.15).
 VLLM_FIELDS = {
@@ -176,12 +176,12 @@ def test_a_server_that_is_not_there_is_named(sluice, address, form) -> None:
     ("arguments", "message"),
     [
         (["--api", "openai"], "needs the ADDRESS"),
-        (["a:1,b:1", "--api", "openai"], "has one address"),
-        (["x=http://a:1,b:1"], "has one address"),
+        (["a:1,b:1", "--api", "openai"], "must have one address"),
+        (["x=http://a:1,b:1"], "must have one address"),
         (["a:1", "http://a:1", "a:1"], "two servers are called a:1"),
         (["x=a:1", "x=b:1"], "two servers are called x"),
-        (["a:1", "http://a:1", "--tenant", "t"], "--tenant is for --api grpc"),
-        (["x=a:1", "y=b:1", "--token", "x=1", "--token", "x=2"], "--token: x has two"),
+        (["a:1", "http://a:1", "--tenant", "t"], "--tenant is only supported with --api grpc"),
+        (["x=a:1", "y=b:1", "--token", "x=1", "--token", "x=2"], "--token: x has two tokens"),
         (["--goodput", "itl:5"], "--goodput itl:5"),
         (["--goodput", "ttft:soon"], "--goodput ttft:soon"),
         (["--goodput", "ttft:-1"], "--goodput ttft:-1"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.server import bad_request
+from tests.fakes.failures import bad_request
 
 
 def chats(script) -> list:
@@ -40,7 +40,7 @@ def test_a_model_without_a_chat_template_is_reported_before_anything_is_typed(sl
     result = sluice("chat", stdin="one\n")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == ("error: tiny has no chat template; complete a text instead: sluice generate\n")
+    assert result.stderr == "error: tiny has no chat template; use sluice generate to complete a prompt instead\n"
     assert chats(script) == []
 
 

@@ -69,9 +69,9 @@ def test_an_empty_file_and_an_empty_key_are_the_defaults(served) -> None:
         ("max_tokens_per_step: 9\n", "it is a setting: engine: max_tokens_per_step"),
         ("engine:\n  max_batch_sise: 9\n", "did you mean engine.max_batch_size?"),
         ("engine:\n  max_batch_size: 0\n", "engine.max_batch_size: must be greater than or equal to 1"),
-        ("engine: 5\n", "engine must hold keys and values, not 5"),
-        ("engines: [1, 2]\n", "engines must have a single value"),
-        ("[1]\n", "must hold keys and values"),
+        ("engine: 5\n", "engine must be a mapping of settings to values (got 5)"),
+        ("engines: [1, 2]\n", "engines must be a single value"),
+        ("[1]\n", "must be a YAML mapping"),
         ("a: {\n", "cannot read"),
     ],
 )

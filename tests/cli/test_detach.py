@@ -1,4 +1,4 @@
-"""`sluice serve --detach`, with a stand-in for the job; tests/launch/test_ray_job.py has the job."""
+"""`sluice serve --detach` with a stand-in for the job. tests/launch/test_ray_job.py tests the job itself."""
 
 import importlib
 import json
@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
-from sluice.cli.detach import of_job
+from sluice.cli.detach import job_arguments
 from sluice.launch.errors import RingError
 from sluice.launch.logs import launcher_line
 
@@ -16,24 +16,24 @@ READY = launcher_line("launcher", "ready", "info", model="tiny", addresses=["10.
 
 class Job:
     id = "sluice-1"
-    given: tuple = ()
-    outcome: BaseException | None = None
+    arguments: tuple = ()
+    error: BaseException | None = None
 
-    def __init__(self, *given) -> None:
-        type(self).given = given
+    def __init__(self, *arguments) -> None:
+        type(self).arguments = arguments
 
     async def ready(self, _):
-        if self.outcome is not None:
-            raise self.outcome
+        if self.error is not None:
+            raise self.error
         return READY
 
 
 @pytest.fixture
 def job(monkeypatch) -> type[Job]:
     pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice-serve[ray]'")
-    own = type("OwnJob", (Job,), {})
-    monkeypatch.setattr(importlib.import_module("sluice.launch.ray_job"), "RayJob", own)
-    return own
+    job_class = type("ThisJob", (Job,), {})
+    monkeypatch.setattr(importlib.import_module("sluice.launch.ray_job"), "RayJob", job_class)
+    return job_class
 
 
 def serve(*arguments: str):
@@ -44,24 +44,24 @@ def events(result) -> dict[str, dict]:
     return {line["event"]: line for line in map(json.loads, result.stderr.splitlines())}
 
 
-def test_the_launcher_gets_the_same_arguments_on_the_cluster(job) -> None:
+def test_the_job_runs_the_same_command_on_the_cluster(job) -> None:
     result = serve("some/model", "--on", "ray=10.0.0.1:6379", "--detach", "--engines", "2", "--drain-timeout", "5")
     assert result.exit_code == 0, result.output
     arguments = ["serve", "some/model", "--on", "ray=10.0.0.1:6379", "--engines", "2", "--drain-timeout", "5"]
-    assert job.given == ("10.0.0.1:6379", [*arguments, "--on", "ray=auto"], 20.0)
+    assert job.arguments == ("10.0.0.1:6379", [*arguments, "--on", "ray=auto"], 20.0)
     assert events(result)["submitted"]["job"] == "sluice-1"
     assert events(result)["ready"]["addresses"] == ["10.0.0.7:50051"]
 
 
-def test_a_ring_that_does_not_get_ready(job) -> None:
-    job.outcome = RingError("job sluice-1 has ended: no such model")
+def test_a_ring_that_fails_to_start_is_reported(job) -> None:
+    job.error = RingError("job sluice-1 has ended: no such model")
     result = serve("--on", "ray", "--detach")
     assert result.exit_code == 1
     assert events(result)["start_failed"]["error"] == "job sluice-1 has ended: no such model"
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_job(job) -> None:
-    job.outcome = KeyboardInterrupt()
+def test_ctrl_c_ends_the_wait_but_not_the_job(job) -> None:
+    job.error = KeyboardInterrupt()
     result = serve("--on", "ray", "--detach")
     assert result.exit_code == 0
     assert events(result)["detached"]["job"] == "sluice-1"
@@ -73,5 +73,5 @@ def test_only_a_cluster_can_run_the_launcher() -> None:
     assert "--detach needs --on ray" in events(result)["start_failed"]["error"]
 
 
-def test_options_stay_before_the_argument() -> None:
-    assert of_job(["--detach", "--", "--model"]) == ["--on", "ray=auto", "--", "--model"]
+def test_options_stay_before_a_double_dash() -> None:
+    assert job_arguments(["--detach", "--", "--model"]) == ["--on", "ray=auto", "--", "--model"]

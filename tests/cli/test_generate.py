@@ -9,10 +9,10 @@ import types
 import grpc
 import pytest
 
-from sluice.cli.generate import print_stream, write_prompt_logprobs
-from sluice.client import Chunk, TokenLogprob, Usage
+from sluice.cli.stream_printer import OutputPrinter, print_stream, write_prompt_logprobs
+from sluice.client import Chunk, FinishReason, TokenLogprob, Usage
 from sluice.v1 import generation_pb2, sampling_pb2
-from tests.fakes.server import Failure, bad_request
+from tests.fakes.failures import Failure, bad_request
 
 
 def test_only_the_text_goes_to_stdout(sluice, script) -> None:
@@ -23,7 +23,7 @@ def test_only_the_text_goes_to_stdout(sluice, script) -> None:
     assert result.stderr == ""
 
 
-def test_text_without_a_last_newline_gets_one(sluice) -> None:
+def test_a_newline_is_added_to_text_that_does_not_end_with_one(sluice) -> None:
     assert sluice("generate", "x").stdout == "Hello, world\n"
 
 
@@ -61,7 +61,7 @@ def test_unset_options_stay_unset(sluice, script) -> None:
     sluice("generate", "hi")
     spec = script.seen[-1].spec
     assert (spec.sampling.ListFields(), spec.stopping.ListFields()) == ([], [])
-    # What a stream that breaks is resumed from.
+    # A broken stream is resumed from its token ids.
     assert spec.output == generation_pb2.OutputOptions(token_ids=True)
 
 
@@ -76,11 +76,47 @@ def test_unset_options_stay_unset(sluice, script) -> None:
     ],
     ids=str,
 )
-def test_a_guide(sluice, script, tmp_path, arguments, guide) -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_guide(sluice, script, tmp_path, arguments, guide, n) -> None:
     file = tmp_path / "guide"
     file.write_text("{}")
-    assert sluice("generate", "hi", *[str(file) if each == "FILE" else each for each in arguments]).exit_code == 0
+    options = [str(file) if argument == "FILE" else argument for argument in arguments]
+    assert sluice("generate", "hi", "--n", str(n), *options).exit_code == 0
     assert script.seen[-1].spec.guided == sampling_pb2.GuidedDecoding(**guide)
+
+
+def test_several_outputs_are_printed_under_their_index(sluice, script) -> None:
+    result = sluice("generate", "hi", "--n", "2")
+    assert result.exit_code == 0
+    assert script.seen[-1].spec.n == 2
+    assert result.stdout == "==> 0 <==\nHello, world\n\n==> 1 <==\nHello, world\n"
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "many"])
+def test_an_invalid_number_of_outputs_is_refused(sluice, script, n) -> None:
+    result = sluice("generate", "hi", "--n", n)
+    assert result.exit_code == 2
+    assert "--n" in result.stderr
+    assert not script.seen
+
+
+def test_the_first_unfinished_output_is_streamed_and_later_ones_are_buffered(capsys) -> None:
+    printer = OutputPrinter(3)
+
+    def printed(index: int, text: str, finish_reason: FinishReason | None = None) -> str:
+        printer.add(Chunk(index, text, finish_reason=finish_reason))
+        return capsys.readouterr().out
+
+    assert printed(1, "b") == "==> 0 <==\n"
+    assert printed(0, "a") == "a"
+    assert printed(2, "c\n") == ""
+    assert printed(1, "B", FinishReason.EOS) == ""
+    assert printed(0, "A") == "A"
+    assert printed(0, "", FinishReason.LENGTH) == "\n\n==> 1 <==\nbB\n\n==> 2 <==\nc\n"
+    assert printed(2, "C", FinishReason.EOS) == "C"
+    printer.close()
+    assert capsys.readouterr().out == "\n"
+    assert printer.texts == ["aA", "bB", "c\nC"]
 
 
 def test_several_guides_are_refused(sluice, script) -> None:
@@ -101,7 +137,7 @@ def test_prompt_from_stdin(sluice, script) -> None:
     assert script.seen[-1].spec.text == "from a pipe"
 
 
-def test_refused_request_is_one_line(sluice, script) -> None:
+def test_a_refused_request_is_reported_in_one_line(sluice, script) -> None:
     script.failure = bad_request("spec.sampling.top_p", "is 5,\nmust be in (0, 1]")
     result = sluice("generate", "x", "--top-p", "5")
     assert result.exit_code == 1
@@ -109,7 +145,7 @@ def test_refused_request_is_one_line(sluice, script) -> None:
     assert result.stderr == "error: spec.sampling.top_p: is 5, must be in (0, 1]\n"
 
 
-def test_value_that_cannot_be_sent(sluice) -> None:
+def test_a_value_that_cannot_be_sent_is_reported_in_one_line(sluice) -> None:
     result = sluice("generate", "x", "--max-tokens", "-1")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: spec.stopping.max_tokens")
@@ -125,7 +161,7 @@ def test_no_server(sluice, command) -> None:
     )
 
 
-def test_a_lost_engine_is_not_a_lost_server(sluice, script) -> None:
+def test_a_lost_engine_is_not_reported_as_a_missing_server(sluice, script) -> None:
     from google.rpc import error_details_pb2
 
     info = error_details_pb2.ErrorInfo(reason="ENGINE_LOST", domain="sluice")
@@ -136,7 +172,7 @@ def test_a_lost_engine_is_not_a_lost_server(sluice, script) -> None:
 
 
 def read(terminal: int) -> bytes:
-    """What is there; nothing once the other side is closed and all was read."""
+    """The available output. Empty once the other side is closed and everything has been read."""
     try:
         return os.read(terminal, 4096)
     except OSError:
@@ -144,7 +180,7 @@ def read(terminal: int) -> bytes:
 
 
 @pytest.mark.process
-def test_a_terminal_gets_a_summary(address) -> None:
+def test_a_summary_is_written_to_a_terminal(address) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "sluice", "generate", "x", "--address", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave)
@@ -158,7 +194,7 @@ def test_a_terminal_gets_a_summary(address) -> None:
 
 
 def test_times_count_from_the_request(monkeypatch, capsys) -> None:
-    """A stream that takes 2 s to open and 3 s to the end, of which 1 s to the first token."""
+    """The stream takes 2 s to open, 1 s to the first token and 2 s from there to the end."""
 
     class Clock:
         now = 100.0
@@ -187,9 +223,9 @@ def test_times_count_from_the_request(monkeypatch, capsys) -> None:
             yield Chunk(0, text="b", token_count=9, finish_reason="eos")
 
     clock = Clock()
-    monkeypatch.setattr("sluice.cli.generate.time", clock)
+    monkeypatch.setattr("sluice.cli.stream_printer.time", clock)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert print_stream(Fake) == "echoab"
+    assert print_stream(Fake) == ["echoab"]
     assert (
         "7 prompt tokens · 10 new in 5.00 s · first token after 3.00 s · 2.0 tokens/s from request to end · "
         "ended by eos"

@@ -1,4 +1,4 @@
-"""`sluice keygen --kubernetes`: the ring's keys as Secrets, printed or created by the API."""
+"""`sluice keygen --kubernetes`: the ring's keys as Secrets, printed or created through the Kubernetes API."""
 
 import json
 import ssl
@@ -33,17 +33,17 @@ def printed(*arguments: str) -> dict[str, dict]:
 
 
 def mount(secrets: dict[str, dict], role: str, folder: Path) -> Path:
-    """As the chart mounts them into a pod of this role."""
-    for what, secret in (("secret", f"ring-key-{role}"), ("public", "ring-key-public")):
-        (folder / what).mkdir(parents=True, exist_ok=True)
+    """Write the Secrets to files as the chart mounts them into a pod of this role."""
+    for subfolder, secret in (("secret", f"ring-key-{role}"), ("public", "ring-key-public")):
+        (folder / subfolder).mkdir(parents=True, exist_ok=True)
         for file, content in secrets[secret]["stringData"].items():
-            (folder / what / file).write_text(content)
-            (folder / what / file).chmod(0o440)
+            (folder / subfolder / file).write_text(content)
+            (folder / subfolder / file).chmod(0o440)
     return folder
 
 
 class Api(BaseHTTPRequestHandler):
-    """An API server that can only create Secrets."""
+    """A Kubernetes API server that can only create Secrets."""
 
     secrets: dict[str, dict]
     allowed = True
@@ -74,7 +74,7 @@ class Api(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
-    """The pod's service account and environment, and the server that they lead to."""
+    """A server, and the environment and service account of a pod that refer to it."""
     authority = Authority(tmp_path, "cluster")
     pair = authority.issue("api")
     handler = type("ThisApi", (Api,), {"secrets": {}})
@@ -96,7 +96,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
     server.server_close()
 
 
-def test_services_read_what_is_printed(tmp_path: Path) -> None:
+def test_services_can_read_the_printed_secrets(tmp_path: Path) -> None:
     secrets = printed("--namespace", "llm")
     assert list(secrets) == NAMES
     assert {secret["metadata"]["namespace"] for secret in secrets.values()} == {"llm"}
@@ -107,26 +107,26 @@ def test_services_read_what_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_one_role_gets_a_new_key_and_the_former_stays_valid(tmp_path: Path, flat: bool) -> None:
-    """From a folder of `keygen`, and from the public Secret as it is mounted."""
+def test_a_rotated_role_has_a_new_key_and_its_former_key_stays_valid(tmp_path: Path, flat: bool) -> None:
+    """The current keys are read from a folder of `keygen`, and from the public Secret as it is mounted."""
     for role in ROLES:
         generate(tmp_path / "keys", role)
     before = {role: Keys(tmp_path / "keys", role).own for role in ROLES}
     secrets = printed("--rotate", "engine", "--from", str(tmp_path / "keys" / ("public" if flat else "")))
-    # In the order in which they must become known.
+    # Services must learn the new public key before it is used.
     assert list(secrets) == ["ring-key-public", "ring-key-engine"]
     keys = Keys(mount(secrets, "engine", tmp_path / "mounted"), "engine")
     assert keys.public("engine") == (keys.own.public, before["engine"].public)
     assert keys.public("router") == (before["router"].public,)
 
 
-def test_a_rotation_is_ended(tmp_path: Path) -> None:
+def test_a_rotation_is_finished(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     for role in ROLES:
         generate(folder, role)
     refused = keygen("--kubernetes", "ring", "--retire", "engine", "--from", str(folder))
     assert refused.exit_code == 1
-    assert "engine.key holds one key" in refused.stderr
+    assert "engine.key contains one key" in refused.stderr
     generate(folder, "engine")
     secrets = printed("--namespace", "llm", "--retire", "engine", "--from", str(folder))
     assert list(secrets) == ["ring-key-public"]
@@ -144,12 +144,12 @@ def test_a_rotation_is_ended(tmp_path: Path) -> None:
         (["--kubernetes", "Ring_1"], "'Ring_1'"),
         (["--kubernetes", "ring", "--rotate", "engine"], "--from FOLDER"),
         (["--kubernetes", "ring", "--retire", "engine"], "--from FOLDER"),
-        (["--kubernetes", "ring", "--from", "keys"], "--rotate ROLE or --retire ROLE"),
+        (["--kubernetes", "ring", "--from", "keys"], "--from needs --rotate ROLE or --retire ROLE"),
         (["--kubernetes", "ring", "--rotate", "engine", "--from", "/nowhere"], "/nowhere/router.key"),
         (["--kubernetes", "ring", "--create"], "only in a pod of Kubernetes"),
     ],
 )
-def test_what_does_not_go_together(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_combinations_are_refused(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     done = keygen(*arguments)
     assert done.exit_code == 1
@@ -157,7 +157,7 @@ def test_what_does_not_go_together(arguments: list[str], message: str, monkeypat
     assert done.stdout == ""
 
 
-def test_a_pod_creates_them(api: type[Api], tmp_path: Path) -> None:
+def test_a_pod_creates_the_secrets(api: type[Api], tmp_path: Path) -> None:
     done = keygen("--kubernetes", "ring", "--namespace", "llm", "--create")
     assert (done.exit_code, done.stdout.splitlines()) == (0, [f"{name} created" for name in NAMES])
     assert list(api.secrets) == NAMES
@@ -165,17 +165,17 @@ def test_a_pod_creates_them(api: type[Api], tmp_path: Path) -> None:
         assert Keys(mount(api.secrets, role, tmp_path / "pod" / role), role).own
 
 
-def test_existing_secrets_are_left_as_they_are(api: type[Api]) -> None:
+def test_existing_secrets_are_not_changed(api: type[Api]) -> None:
     keygen("--kubernetes", "ring", "--create")
     before = dict(api.secrets)
     assert before[NAMES[0]]["metadata"]["namespace"] == "llm"
     done = keygen("--kubernetes", "ring", "--create")
     assert done.exit_code == 0
-    assert done.stdout.splitlines() == [f"{name} exists and was left as it is" for name in NAMES]
+    assert done.stdout.splitlines() == [f"{name} exists already and was not changed" for name in NAMES]
     assert api.secrets == before
 
 
-def test_half_a_set_is_not_completed_with_other_keys(api: type[Api]) -> None:
+def test_an_incomplete_set_is_not_completed_with_new_keys(api: type[Api]) -> None:
     keygen("--kubernetes", "ring", "--create")
     del api.secrets["ring-key-engine"]
     done = keygen("--kubernetes", "ring", "--create")

@@ -17,7 +17,7 @@ def folder(tmp_path):
     return tmp_path / "keys"
 
 
-def test_every_role_gets_a_pair(folder):
+def test_every_role_has_its_own_pair(folder):
     assert len({Keys(folder, role).own.public for role in ROLES}) == 3
 
 
@@ -29,7 +29,7 @@ def test_keys_are_not_overwritten(folder):
     assert Keys(folder, "engine").own == before
 
 
-def test_one_role_gets_a_new_key_and_the_former_stays_valid(folder):
+def test_a_rotated_role_has_a_new_key_and_its_former_key_stays_valid(folder):
     before = {role: Keys(folder, role).own for role in ROLES}
     assert run(str(folder), "--rotate", "detok").exit_code == 0
     keys = Keys(folder, "detok")
@@ -38,7 +38,7 @@ def test_one_role_gets_a_new_key_and_the_former_stays_valid(folder):
     assert all(Keys(folder, role).own == before[role] for role in ("router", "engine"))
 
 
-def test_a_rotation_is_ended_once(folder):
+def test_a_rotation_is_finished_once(folder):
     before = {role: Keys(folder, role).own for role in ROLES}
     assert run(str(folder), "--rotate", "detok").exit_code == 0
     done = run(str(folder), "--retire", "detok")
@@ -48,21 +48,21 @@ def test_a_rotation_is_ended_once(folder):
     assert all(Keys(folder, role).own == before[role] for role in ("router", "engine"))
     again = run(str(folder), "--retire", "detok")
     assert again.exit_code == 1
-    assert "detok.key holds one key" in again.stderr
+    assert "detok.key contains one key" in again.stderr
     assert Keys(folder, "detok").own == keys.own
 
 
-def test_keys_are_not_rotated_and_retired_at_once(folder):
+def test_rotate_and_retire_cannot_be_combined(folder):
     done = run(str(folder), "--retire", "detok", "--rotate", "detok")
     assert done.exit_code == 1
-    assert "two ends of a rotation" in done.stderr
+    assert "--rotate and --retire are separate steps" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--rotate", "--retire"])
 def test_an_unknown_role_is_reported(folder, option):
-    done = run(str(folder), option, "nobody")
+    done = run(str(folder), option, "gateway")
     assert done.exit_code == 1
-    assert f"{option} must be router, engine, detok, not nobody" in done.stderr
+    assert f"{option} must be one of router, engine, detok (got gateway)" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path):

@@ -220,7 +220,7 @@ def test_a_port_in_use_is_reported_before_anything_is_started(serving, setting) 
     error = json.loads(err)["error"]
     # Of other programs, the ports after it may be in use too.
     assert f"port {number} on 127.0.0.1 ({'gateway' if setting == 'http_port' else 'router'}) is in use" in error
-    assert error.endswith(f": stop the process that has it, or choose another with {flag}")
+    assert error.endswith(f": stop the process that uses it, or choose another with {flag}")
     assert list(serve.folder.glob("*.json")) == []
 
 
@@ -242,7 +242,7 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
     text = shown.decode()
     parts = rf"status page on port {page}, 1 router, 1 engine, 2 detokenizers"
     assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Ctrl-C stops it. Try: .* generate", text)
-    assert "draining; Ctrl-C again stops at once" in text
+    assert "draining; press Ctrl-C again to stop immediately" in text
     assert "{" not in text
 
 

@@ -86,7 +86,7 @@ def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engine.max_batch_size", "must be of the form SERVICE.NAME=VALUE"),
+        ("engine.max_batch_size", "must have the form SERVICE.NAME=VALUE"),
         ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
         ("max_batch_size=8", "did you mean engine.max_batch_size?"),
         ("engin.overlap=yes", "did you mean engine.overlap?"),
@@ -126,7 +126,7 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_starts():
     ],
 )
 def test_the_error_for_an_option_that_is_a_setting_shows_how_to_set_it(refused, option, key):
-    assert f"it is a setting: --set {key}=" in refused(option, "1")
+    assert f"{option.partition('=')[0]} is a setting, not an option; use --set {key}=" in refused(option, "1")
 
 
 def test_each_setting_of_each_service_can_be_assigned_or_is_the_launchers_own(settings_by_role):
@@ -185,4 +185,4 @@ def test_a_revision(asked_of_ring):
 def test_a_revision_of_a_folder_is_refused():
     result = CliRunner().invoke(app, ["serve", str(tiny_model.path()), "--revision", "v2"])
     assert result.exit_code == 1
-    assert "revision 'v2' is for models of the hub" in result.stderr
+    assert "revision 'v2' applies only to Hugging Face models" in result.stderr

@@ -7,7 +7,7 @@ from sluice.cli.commands import app
 from sluice.v1 import admin_pb2
 
 
-def test_one_look_where_there_is_no_terminal(sluice, script) -> None:
+def test_without_a_terminal_statistics_are_printed_once(sluice, script) -> None:
     script.stats.engines.add(
         engine_id="engine-0",
         iteration=1234,
@@ -47,7 +47,7 @@ def test_engines_with_different_models(sluice, script) -> None:
     script.stats.engines.add(engine_id="engine-1", model_fingerprint="fedcba9876543210")
     script.stats.serving_model_fingerprint = "fedcba9876543210"
     shown = sluice("stats").stdout
-    assert "The engines serve 2 different models; new requests go to those with the model fedcba98." in shown
+    assert "The engines serve 2 different models; new requests go to engines with model fedcba98." in shown
     (old,) = (line for line in shown.splitlines() if "engine-0" in line)
     assert "01234567" in old
     script.stats.serving_model_fingerprint = ""

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from tests.fakes.certificates import Authority
+from tests.fakes.failures import Failure
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
-from tests.fakes.server import Failure, serve
+from tests.fakes.server import serve
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.process
@@ -179,7 +180,7 @@ def test_it_waits_for_a_router(start, script):
     [
         (("--host", "0.0.0.0"), "insecure"),
         (("--routers", ""), "routers"),
-        (("--tls-key", "k"), "tls_certificate and tls_key go together"),
+        (("--tls-key", "k"), "tls_certificate and tls_key must be set together"),
         (("--tls-certificate", "/no/such", "--tls-key", "/no/such"), "/no/such"),
         (("--router-key", "k"), "router_certificate and router_key"),
         (("--router-certificate", "c", "--router-key", "k"), "needs router_ca"),

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Arguments of a ring of stand-ins that keep notes in tmp_path."""
+    """Arguments of a ring of stand-in services that write notes to tmp_path."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     services = ROOT / "tests" / "fakes" / "services.py"
     return {"python": (sys.executable, str(services), str(tmp_path)), "start_timeout": 60}
@@ -18,15 +18,15 @@ def fake(tmp_path, monkeypatch):
 
 @pytest.fixture
 def notes(tmp_path):
-    """What a stand-in noted at its start, by name."""
+    """Reads the note that a stand-in wrote at its start, by name."""
     return lambda name: json.loads((tmp_path / f"{name}.json").read_text())
 
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Puts one that lists these GPUs, or ends with a status, before whatever the machine has."""
+    """Installs a fake nvidia-smi first in PATH, which lists these GPUs, or fails with a status."""
 
-    def put(*gpus: int, status: int = 0) -> None:
+    def install(*gpus: int, status: int = 0) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         lines = "".join(f"{gpu}\n" for gpu in gpus)
@@ -39,4 +39,4 @@ def nvidia_smi(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    return put
+    return install

@@ -112,5 +112,5 @@ def test_requests_are_one_short_line() -> None:
     demo = line("request_ended", request_id=DEMO_REQUEST, outcome="EOS")
     shown = show([request, demo, line("request_ended", outcome="MODEL_NOT_FOUND")], terminal=True)
     assert DEMO_REQUEST not in shown
-    assert "request r1 EOS · 12 prompt tokens (8 cached), 96 new · first after 0.0123 s · 0.812 s\n" in shown
+    assert "request r1 EOS · 12 prompt tokens (8 cached), 96 new · first token after 0.0123 s · 0.812 s\n" in shown
     assert "request (refused) MODEL_NOT_FOUND\n" in shown

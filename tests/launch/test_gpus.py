@@ -84,7 +84,7 @@ def test_without_nvidia_smi(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text("not a program")
     assert visible_gpus({}) == ()
     (tmp_path / "nvidia-smi").chmod(0o755)
-    with pytest.raises(OptionsError, match=r"cannot list the GPUs .* set CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(OptionsError, match=r"cannot list the GPUs .* name them in CUDA_VISIBLE_DEVICES"):
         visible_gpus({})
 
 

@@ -1,4 +1,4 @@
-"""An installation without the services' packages says so."""
+"""Missing packages of the services are reported."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ from sluice.ring.extras import NEEDED
 
 @pytest.fixture
 def without(monkeypatch):
-    """Hides packages."""
+    """Hides the given packages."""
     real = importlib.util.find_spec
 
     def hide(*names):
@@ -20,20 +20,21 @@ def without(monkeypatch):
     return hide
 
 
-def test_everything_is_here():
+def test_the_tests_run_with_all_packages():
     check_installed()
 
 
-def test_what_is_missing_is_named_once(without):
+def test_all_missing_packages_are_named_once(without):
     without("torch", "tokenizers")
     with pytest.raises(
-        OptionsError, match=r"has no tokenizers, torch: pip install torch 'sluice-serve\[router,detok,engine\]'"
+        OptionsError,
+        match=r"missing tokenizers, torch. Install with: pip install torch 'sluice-serve\[router,detok,engine\]'",
     ):
         check_installed()
 
 
 @pytest.mark.parametrize("name", sorted({name for extra in EXTRAS for name in NEEDED[extra]}))
-def test_no_ring_starts_without_one_of_them(without, name):
+def test_no_ring_starts_if_a_package_is_missing(without, name):
     without(name)
-    with pytest.raises(OptionsError, match=f"has no {name}"):
+    with pytest.raises(OptionsError, match=f"missing {name}"):
         Ring()

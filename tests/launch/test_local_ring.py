@@ -92,7 +92,7 @@ def test_death_at_start_shows_last_lines_and_leaves_nothing(fake, tmp_path, name
 def test_start_timeout(fake, tmp_path) -> None:
     (tmp_path / "router.do").write_text("hang")
     ring = Ring(**{**fake, "start_timeout": 0.5})
-    with pytest.raises(RingError, match=r"waited 0.5 s for .*router to serve"):
+    with pytest.raises(RingError, match=r"router did not serve within start_timeout, 0.5 s"):
         ring.start()
     assert not any(map(is_alive, ring.pids.values()))
 
@@ -171,7 +171,7 @@ def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> Non
 
 
 def test_a_gateway_is_for_this_machine_and_needs_its_packages(monkeypatch):
-    with pytest.raises(OptionsError, match="http_port: a gateway starts on this machine"):
+    with pytest.raises(OptionsError, match="http_port: a gateway can only be started on this machine"):
         Ring(port=9100, http_port=8000, on="ray")
     monkeypatch.setattr(local_ring, "find_spec", lambda _: None)
     with pytest.raises(OptionsError, match=r"sluice-serve\[gateway\]"):
@@ -181,7 +181,7 @@ def test_a_gateway_is_for_this_machine_and_needs_its_packages(monkeypatch):
 def test_wrong_model_and_options(fake) -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         Ring("no/such/folder")
-    with pytest.raises(OptionsError, match="engines must be at least 1, not 0"):
+    with pytest.raises(OptionsError, match=r"engines must be at least 1 \(got 0\)"):
         Ring(engines=0)
     with pytest.raises(OptionsError, match="port and metrics_port: port 9101 is in both ranges"):
         Ring(port=9100, metrics_port=9101, routers=2)

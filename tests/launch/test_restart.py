@@ -137,7 +137,7 @@ def test_a_restart_in_progress_fails_when_the_ring_stops(fake, tmp_path) -> None
         waiting.start()
         pid = ring.pids["engine-0"]
         assert wait_until(lambda: ring.pids["engine-0"] != pid)
-        with pytest.raises(RingError, match="is being restarted already"):
+        with pytest.raises(RingError, match="is already being restarted"):
             ring.restart("engine-0")
     waiting.join(LIMIT)
     assert len(caught) == 1
@@ -150,7 +150,7 @@ def test_a_frozen_service_is_killed_and_restarted(fake, events, name) -> None:
         pid = ring.pids[name]
         os.kill(pid, signal.SIGSTOP)
         assert events.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
-        assert events[0].fields["how"] == "stood still for 6 s and was killed"
+        assert events[0].fields["how"] == "was frozen for 6 s and was killed"
         assert not is_alive(pid)
         time.sleep(7)
         assert len(events) == 2

@@ -1,4 +1,4 @@
-"""A service without its packages says what to install."""
+"""A service without its packages reports how to install them."""
 
 import subprocess
 import sys
@@ -27,10 +27,10 @@ def test_a_service_without_its_extra(service) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert f"this installation has no {', '.join(hidden)}: {how_to_install(extra)}" in line
+    assert f"this installation has no {', '.join(hidden)}. Install with: {how_to_install(extra)}" in line
     assert done.stdout == ""
 
 
-def test_torch_is_named_where_it_is_needed() -> None:
+def test_torch_is_named_only_for_the_engine() -> None:
     assert how_to_install("gateway") == "pip install 'sluice-serve[gateway]'"
     assert how_to_install("router", "engine") == "pip install torch 'sluice-serve[router,engine]'"

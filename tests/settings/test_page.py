@@ -1,6 +1,8 @@
-"""docs/settings.md is what the code says."""
+"""docs/settings.md matches the declarations."""
 
 from pathlib import Path
+
+import pytest
 
 from sluice.settings.__main__ import page
 from sluice.settings.describe import settings_of
@@ -13,9 +15,30 @@ def test_the_page_is_as_generated() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run make settings"
 
 
-def test_every_setting_is_described_but_the_launchers_own() -> None:
-    listed = page()
+def test_every_setting_is_listed_unless_only_the_launcher_sets_it() -> None:
+    text = page()
     for cls in SERVICES.values():
         for setting in settings_of(cls).values():
             assert setting.description
-            assert (f"| `{setting.name}` |" in listed) is not setting.launcher_only
+            assert (f"| `{setting.name}` |" in text) is not setting.launcher_only
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "type_name", "default"),
+    [
+        ("gateway", "routers", "list of text", "127.0.0.1:50051"),
+        ("gateway", "tool_parser", "hermes", "unset"),
+        ("gateway", "max_body_bytes", "bytes", "8MiB"),
+        ("engine", "kv_host_memory", "bytes", "0"),
+        ("engine", "quantize", "none | int8 | int4", "none"),
+        ("engine", "max_attention_window", "list of int", "empty"),
+        ("router", "tenant_weights", "JSON object", "empty"),
+        ("router", "drain_timeout", "number", "10"),
+        ("router", "model", "text", "required"),
+    ],
+)
+def test_types_and_defaults_are_written_as_users_write_them(
+    service: str, name: str, type_name: str, default: str
+) -> None:
+    setting = settings_of(SERVICES[service])[name]
+    assert (setting.type_name, setting.default) == (type_name, default)

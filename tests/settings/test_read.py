@@ -13,11 +13,11 @@ from sluice.settings.services import EngineSettings, RouterSettings, ServiceSett
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Settings(ServiceSettings):
-    """A service of a test."""
+    """A service for tests."""
 
     role: ClassVar = "test"
     module: ClassVar[str] = "service"
-    summary: ClassVar[str] = "Is tested."
+    summary: ClassVar[str] = "A service for tests."
 
     port: Annotated[int, Range(ge=1)] = 8080
     """Port."""
@@ -29,7 +29,7 @@ def load(*argv: str) -> Settings:
     return load_settings(Settings, argv)
 
 
-def test_flag_before_environment_before_file_before_default(monkeypatch, tmp_path):
+def test_precedence_is_flag_environment_file_default(monkeypatch, tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("model: from-file\nport: 1\n")
     assert load("--config", str(file)).model == "from-file"
@@ -42,7 +42,7 @@ def test_flag_before_environment_before_file_before_default(monkeypatch, tmp_pat
     assert load().engines == ()
 
 
-def test_a_bad_value_is_shown_with_the_variable_it_came_from(monkeypatch):
+def test_an_error_shows_the_invalid_value_and_its_environment_variable(monkeypatch):
     monkeypatch.setenv("SLUICE_TEST_PORT", "many")
     with pytest.raises(SystemExit, match=r"port: must be a valid integer \(got 'many' from SLUICE_TEST_PORT\)"):
         load("--model", "m")
@@ -50,7 +50,7 @@ def test_a_bad_value_is_shown_with_the_variable_it_came_from(monkeypatch):
         load("--model", "m", "--port", "few")
 
 
-def test_lists_by_repeated_flag_by_comma_and_by_environment(monkeypatch):
+def test_a_list_is_read_from_repeated_flags_commas_and_the_environment(monkeypatch):
     assert load("--model", "m", "--engines", "a", "--engines", "b").engines == ("a", "b")
     assert load("--model", "m", "--engines", "a,b").engines == ("a", "b")
     monkeypatch.setenv("SLUICE_TEST_ENGINES", "a,b")
@@ -58,19 +58,19 @@ def test_lists_by_repeated_flag_by_comma_and_by_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("argv", "message"),
     [
         (("--port", "1"), "model"),
         (("--model", "m", "--port", "0"), "port"),
         (("--model", "m", "--config", "/no"), "/no"),
     ],
 )
-def test_bad_settings_end_the_process_and_are_named(argv, named):
-    with pytest.raises(SystemExit, match=named):
+def test_invalid_settings_end_the_process_and_are_named(argv, message):
+    with pytest.raises(SystemExit, match=message):
         load(*argv)
 
 
-def test_unknown_keys_are_refused_wherever_they_stand_with_the_nearest_known_one(monkeypatch, tmp_path):
+def test_unknown_names_are_refused_with_the_nearest_known_name(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match=r"--prot 1; did you mean --port\?"):
         load("--model", "m", "--prot", "1")
     file = tmp_path / "settings.yaml"
@@ -82,10 +82,10 @@ def test_unknown_keys_are_refused_wherever_they_stand_with_the_nearest_known_one
         load("--model", "m")
 
 
-def test_all_that_is_wrong_is_one_line():
+def test_all_errors_are_reported_in_one_line():
     with pytest.raises(SystemExit) as caught:
         load("--port", "0")
-    assert "model is needed: --model" in str(caught.value)
+    assert "model is required: set --model" in str(caught.value)
     assert "port: " in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_help(capsys, flag):
     assert "--port" in capsys.readouterr().out
 
 
-def test_service_links_of_kubernetes_are_no_settings(monkeypatch):
+def test_service_variables_of_kubernetes_are_not_read_as_settings(monkeypatch):
     monkeypatch.setenv("SLUICE_TEST_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("SLUICE_TEST_SERVICE_PORT_GRPC", "50051")
     monkeypatch.setenv("SLUICE_TEST_PORT", "tcp://10.0.0.1:50051")
@@ -106,14 +106,14 @@ def test_service_links_of_kubernetes_are_no_settings(monkeypatch):
     assert load("--model", "m").port == 8080
 
 
-def test_a_settings_file_names_no_other(tmp_path):
+def test_a_settings_file_cannot_name_another_one(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("model: m\nconfig: other.yaml\n")
     with pytest.raises(SystemExit, match="config"):
         load("--config", str(file))
 
 
-def test_a_variable_that_other_programs_share(monkeypatch):
+def test_an_environment_variable_shared_with_other_programs(monkeypatch):
     def endpoint(*argv: str) -> str | None:
         return load_settings(RouterSettings, ["--model", "m", *argv]).otlp_endpoint
 
@@ -124,7 +124,7 @@ def test_a_variable_that_other_programs_share(monkeypatch):
     monkeypatch.setenv("SLUICE_ROUTER_OTLP_ENDPOINT", "http://own:4317")
     assert endpoint() == "http://own:4317"
     assert endpoint("--otlp-endpoint", "https://flag:4317") == "https://flag:4317"
-    # The others take no notice of it.
+    # Services without this setting ignore the variable.
     load_settings(EngineSettings, ["--model", "m"])
     monkeypatch.setenv("SLUICE_ROUTER_OTLP_ENDPOINT", "collector:4317")
     with pytest.raises(SystemExit, match="otlp_endpoint"):

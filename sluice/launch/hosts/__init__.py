@@ -1,4 +1,4 @@
-"""Where the services of a ring run: as processes of this machine, or as actors of a Ray cluster."""
+"""The machines on which the services of a ring run: this one, or those of a Ray cluster."""
 
 from sluice.launch.hosts.hosts import LOCAL, RAY, Hosts, Peers, open_hosts, place
 

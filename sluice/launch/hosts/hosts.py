@@ -1,4 +1,4 @@
-"""What a supervisor needs of the place where its services run."""
+"""The interface between a supervisor and the machines on which its services run."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -17,44 +17,50 @@ LOCAL = "local"
 RAY = "ray"
 
 Peers = Mapping[Role, tuple[str, ...]]
-"""Addresses of the inboxes of all engines and detokenizers that are ready, by role."""
+"""Inbox addresses of all engines and detokenizers that are ready, by role."""
 
 
 class Hosts(Protocol):
-    """Owner of what a ring needs beside its processes: folders, sockets, keys."""
+    """Owns what a ring needs in addition to its processes: folders, sockets and keys."""
 
     def open(self) -> list[Service]:
-        """All services, with addresses. Raises OptionsError, RingError."""
+        """Prepare the machines and return all services, with addresses. Raises OptionsError, RingError."""
 
     def status(self, name: str) -> StatusSource:
-        """What the service of this name reports."""
+        """The status that the service of this name reports."""
 
     def start(self, service: Service, observe: Observe, ended: Callable[[Child], None]) -> Child:
-        """Start a service. `observe` gets its log lines, `ended` its child once it has exited. Raises OSError."""
+        """Start a service. Raises OSError.
+
+        `observe` is called with its log lines, `ended` with its child once that has exited.
+        """
 
     def announce(self, peers: Peers) -> None:
-        """Called whenever one of these addresses has changed."""
+        """Tell the routers the addresses of their peers. Called whenever one of them has changed."""
 
     def close(self) -> None:
-        """All children have exited. Idempotent."""
+        """Release everything. Called after all children have exited. Idempotent."""
 
 
 def place(on: str) -> tuple[str, str]:
-    """Kind and address. `on`: "local", "ray" or "ray=ADDRESS". Raises OptionsError, also if ray is not installed."""
+    """Kind and address of the hosts. `on`: "local", "ray" or "ray=ADDRESS".
+
+    Raises OptionsError for another value, or if ray is not installed.
+    """
     kind, _, address = on.partition("=")
     if on != LOCAL and kind != RAY:
-        raise OptionsError(f"on = {on!r}: it must be {LOCAL}, {RAY} or {RAY}=ADDRESS")
+        raise OptionsError(f"on must be {LOCAL}, {RAY} or {RAY}=ADDRESS (got {on!r})")
     if kind == RAY and find_spec("ray") is None:
         raise OptionsError("on = ray needs the package ray: pip install 'sluice-serve[ray]'")
     return kind, address
 
 
 def open_hosts(on: str, plan: Plan, engine: EngineSettings) -> Hosts:
-    """As `place`. Raises OptionsError."""
+    """The hosts that `on` names, in the form of `place`. Raises OptionsError."""
     kind, address = place(on)
     if kind == LOCAL:
         return LocalHosts(plan, engine)
-    # It takes seconds to import.
+    # ray takes seconds to import.
     from sluice.launch.hosts.ray import RayHosts
 
     return RayHosts(plan, engine, address)

@@ -1,4 +1,4 @@
-"""Services as child processes of this one, which meet in a private folder."""
+"""Runs services as child processes, with their sockets in a private folder."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, S
 
 
 class LocalHosts:
-    """This machine. Sockets and status files are in the folder."""
+    """The `Hosts` of this machine. Sockets and status files are in `folder`."""
 
     def __init__(self, plan: Plan, engine: EngineSettings) -> None:
         self._plan = plan
@@ -48,7 +48,7 @@ class LocalHosts:
         return ChildProcess(service.name, service.role, service.command, environment, observe, ended, files)
 
     def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
-        """Routers know all sockets from the start: they keep their names."""
+        """Does nothing: the sockets' names are fixed, and routers know them from the start."""
 
     def close(self) -> None:
         if self._folder is not None:

@@ -1,4 +1,4 @@
-"""One service as a child process, and the threads that read its log and wait for its exit."""
+"""A service as a child process, with threads that read its log and wait for its exit."""
 
 import os
 import selectors
@@ -14,16 +14,16 @@ from sluice.launch.child import TAIL_LINES
 from sluice.launch.logs import Observe, parse_line
 from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
-# A longer line comes in parts: a service that never writes a newline must not fill the launcher's memory.
 MAX_LINE_BYTES = 1 << 16
-# Between two looks whether a silent process has exited: a surviving grandchild may keep its pipe open.
+"""A longer line is split, so that a service that never writes a newline does not fill the launcher's memory."""
 SILENCE_SECONDS = 0.5
-# For the last lines of an exited process to be observed. Not unbounded: an observer may block.
+"""Interval at which to check whether a silent process has exited. A surviving grandchild may keep its pipe open."""
 LAST_LINES_SECONDS = 10.0
+"""Time for the last lines of an exited process to be observed. Bounded because an observer may block."""
 
 
 class ChildProcess:
-    """A running process. A thread passes its log lines to `observe`; after its exit another passes it to `ended`.
+    """A running process. One thread passes its log lines to `observe`, another calls `ended` after its exit.
 
     The process dies with the thread that started it (see `die_with_parent`). Raises OSError if it cannot be started.
     """
@@ -42,12 +42,12 @@ class ChildProcess:
         self.name = name
         self.role = role
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """Its last log lines."""
+        """The last log lines of the process."""
         self.error = ""
-        """The text of its `start_failed` event, if there was one."""
+        """The text of the service's `start_failed` event. Empty if there was none."""
         self._observe = observe
         self._ended = ended
-        # In its own process group: Ctrl-C in the terminal then reaches only the launcher, which drains in order.
+        # In a separate process group, so that Ctrl-C in the terminal reaches only the launcher, which drains in order.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -72,22 +72,22 @@ class ChildProcess:
 
     @property
     def ending(self) -> str:
-        """How it exited, and why if it said so."""
+        """How the process exited, and the reason if the service reported one."""
         code = self._process.poll()
         if code is None:
-            return "still runs"
+            return "is still running"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"{how}: {self.error}" if self.error else how
 
     def terminate(self) -> None:
-        """The service drains, then exits."""
+        """Make the service drain and exit."""
         self._process.terminate()
 
     def kill(self) -> None:
         self._process.kill()
 
     def wait(self, timeout: float) -> bool:
-        """Whether it exited within `timeout` seconds. Its log has been read by then."""
+        """Wait up to `timeout` seconds for the exit and return whether it happened. If so, the log has been read."""
         try:
             self._process.wait(max(timeout, 0))
         except subprocess.TimeoutExpired:
@@ -110,33 +110,33 @@ class ChildProcess:
 
     def _await_end(self) -> None:
         if hasattr(os, "waitid"):
-            # Without reaping: until `wait` does that, the pid cannot be reused, and `kill` hits no other process.
+            # WNOWAIT: the pid cannot be reused until `wait` reaps the process, so `kill` cannot hit another process.
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._process.wait()
-        # First the log: it has the reason of a failed start, which the supervisor shows.
+        # Read the log first. It contains the reason of a failed start, which the supervisor shows.
         self._exited.set()
         self._reader.join(LAST_LINES_SECONDS)
         self._ended(self)
 
 
 def _lines(stream: IO[bytes], exited: threading.Event) -> Iterator[bytes]:
-    """Until the end of the stream, or until nothing is left in it of a process that has exited."""
+    """Lines until the end of the stream, or until the process has exited and all that it wrote has been read."""
     partial = b""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while True:
-            # In this order: what was written before the exit is seen by the look after it.
-            over = exited.is_set()
-            if not selector.select(0.0 if over else SILENCE_SECONDS):
-                if over:
+            # Check for the exit before selecting, so that output written before the exit is still read.
+            has_exited = exited.is_set()
+            if not selector.select(0.0 if has_exited else SILENCE_SECONDS):
+                if has_exited:
                     break
                 continue
             data = os.read(stream.fileno(), MAX_LINE_BYTES)
             if not data:
                 break
-            *whole, partial = (partial + data).split(b"\n")
-            yield from whole
+            *complete, partial = (partial + data).split(b"\n")
+            yield from complete
             if len(partial) >= MAX_LINE_BYTES:
                 yield partial
                 partial = b""

@@ -1,4 +1,4 @@
-"""A child on another machine: a thread asks its seat about it."""
+"""A child on another machine. A thread polls the agent there for reports."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sluice.launch.child import TAIL_LINES
-from sluice.launch.hosts.seat import Report
+from sluice.launch.hosts.agent import Report
 from sluice.launch.logs import Observe, launcher_line
 from sluice.launch.plan import Service
 from sluice.ring.keys import Role
@@ -16,30 +16,31 @@ from sluice.ring.process import START_FAILED
 from sluice.telemetry.service_status import NO_VERSION, Version
 
 REPORT_SECONDS = 0.25
-# A service that has not started by then waits for room in the cluster, which is reported.
-PLACE_SECONDS = 15.0
+"""Interval between two reports."""
+PLACEMENT_SECONDS = 15.0
+"""Time after which a service that has not started is reported to be waiting for a node."""
 
 
-class SeatLostError(Exception):
-    """The seat is gone and will not come back."""
+class AgentLostError(Exception):
+    """The agent is lost permanently."""
 
 
-class SeatAwayError(Exception):
-    """The seat cannot be reached now, or is being made anew."""
+class AgentUnavailableError(Exception):
+    """The agent cannot be reached at present, or is being restarted."""
 
 
-class RemoteSeat(Protocol):
-    """Calls the methods of a `Seat`."""
+class RemoteAgent(Protocol):
+    """Calls the methods of an `Agent` on another machine."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Wait for the answer. Raises SeatAwayError, SeatLostError."""
+        """Call a method and wait for its result. Raises AgentUnavailableError, AgentLostError."""
 
     def send(self, method: str, *arguments: Any) -> None:
-        """Without waiting; nothing happens if the seat cannot be reached."""
+        """Call a method without waiting. Does nothing if the agent cannot be reached."""
 
 
 class RemoteStatus:
-    """A `StatusSource`: the latest status that the seat's child has brought."""
+    """A `StatusSource`: the latest status that the agent reported."""
 
     def __init__(self) -> None:
         self._latest: tuple[Version, bytes] | None = None
@@ -66,46 +67,47 @@ class RemoteChild:
     def __init__(
         self,
         service: Service,
-        seat: RemoteSeat,
+        agent: RemoteAgent,
         status: RemoteStatus,
         observe: Observe,
         ended: Callable[["RemoteChild"], None],
         peers: Callable[[], Mapping[Role, tuple[str, ...]]],
         complete: Callable[[Service], Service] = lambda service: service,
     ) -> None:
-        """`complete`: adds what is known only just before the start. It may wait and raise as `RemoteSeat.call`."""
+        """`complete`: adds to the service what is known only just before its start.
+
+        `complete` may wait, and may raise the errors of `RemoteAgent.call`.
+        """
         self.name = service.name
         self.role = service.role
         self.pid = 0
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.error = ""
         self._service = service
-        self._seat = seat
+        self._agent = agent
         self._status = status
         self._observe = observe
         self._report_end = ended
         self._peers = peers
         self._complete = complete
         self._run = uuid.uuid4().hex
-        self._seen = 0
+        self._lines_seen = 0
         self._how = ""
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._ending = threading.Lock()
         if service.rank is None or service.rank.number == 0:
-            notice = threading.Timer(PLACE_SECONDS, self._report_waiting)
+            notice = threading.Timer(PLACEMENT_SECONDS, self._report_waiting)
             notice.daemon = True
             notice.start()
         threading.Thread(target=self._follow, name=f"reports of {self.name}", daemon=True).start()
 
     @property
     def alive(self) -> bool:
-        return not self._over.is_set()
+        return not self._ended.is_set()
 
     @property
     def ending(self) -> str:
-        if self.alive:
-            return "still runs"
-        return self._how
+        return "is still running" if self.alive else self._how
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
@@ -114,16 +116,16 @@ class RemoteChild:
         self._signal(signal.SIGKILL)
 
     def wait(self, timeout: float) -> bool:
-        return self._over.wait(max(timeout, 0))
+        return self._ended.wait(max(timeout, 0))
 
     def _report_waiting(self) -> None:
         if self.alive and not self.pid:
-            self._observe(launcher_line(self.name, "waiting_for_node", "warning", seconds=PLACE_SECONDS))
+            self._observe(launcher_line(self.name, "waiting_for_node", "warning", seconds=PLACEMENT_SECONDS))
 
     def _signal(self, number: signal.Signals) -> None:
-        self._seat.send("signal", self._run, number)
+        self._agent.send("signal", self._run, number)
         if not self.pid:
-            # Nothing to wait for: its seat has not been given a place, or is being made anew.
+            # There is no process to wait for: the agent is waiting for a node, or is being restarted.
             self._end(f"was ended by {number.name} before it had started")
 
     def _follow(self) -> None:
@@ -132,29 +134,29 @@ class RemoteChild:
             while self.alive:
                 try:
                     if not started:
-                        self._seat.call("start", self._run, self._complete(self._service), self._peers())
+                        self._agent.call("start", self._run, self._complete(self._service), self._peers())
                         started = True
-                    report = self._seat.call("report", self._run, self._seen, self._status.version)
-                except SeatAwayError:
-                    self._over.wait(REPORT_SECONDS)
+                    report = self._agent.call("report", self._run, self._lines_seen, self._status.version)
+                except AgentUnavailableError:
+                    self._ended.wait(REPORT_SECONDS)
                     continue
-                self._take(report)
-                self._over.wait(REPORT_SECONDS)
-        except SeatLostError as error:
+                self._on_report(report)
+                self._ended.wait(REPORT_SECONDS)
+        except AgentLostError as error:
             self._end(f"lost its actor: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever else went wrong there, such as a start that failed
-            # Ray puts the traceback from there before it.
+        except Exception as error:  # noqa: BLE001 - any error of the remote call, such as a failed start
+            # Ray puts the remote traceback before the message.
             self._end(f"failed in its actor: {(str(error).strip() or type(error).__name__).splitlines()[-1]}")
-        # It may have been started after it had been given up.
-        self._seat.send("signal", self._run, signal.SIGKILL)
+        # The process may have started after it was already considered to have ended.
+        self._agent.send("signal", self._run, signal.SIGKILL)
 
-    def _take(self, report: Report | None) -> None:
+    def _on_report(self, report: Report | None) -> None:
         if not self.alive:
             return
         if report is None:
-            self._end("went with its actor, which was started again")
+            self._end("was lost with its actor, which was restarted")
             return
-        self.pid, self._seen = report.pid, report.seen
+        self.pid, self._lines_seen = report.pid, report.lines_seen
         if report.status is not None:
             self._status.put(report.status)
         for line in report.lines:
@@ -167,8 +169,8 @@ class RemoteChild:
 
     def _end(self, how: str) -> None:
         with self._ending:
-            if self._over.is_set():
+            if self._ended.is_set():
                 return
             self._how = how
-            self._over.set()
+            self._ended.set()
         self._report_end(self)

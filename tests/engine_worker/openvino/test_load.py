@@ -63,7 +63,7 @@ def test_another_version_is_refused(folder, monkeypatch):
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused(folder):
-    with pytest.raises(ValueError, match=r"output_layers: the model has no layer 9, its last is \d+$"):
+    with pytest.raises(ValueError, match=r"output_layers: the model has no layer 9; its last layer is \d+$"):
         load(folder, output_layers=(0, 9))
 
 

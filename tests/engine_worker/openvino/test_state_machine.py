@@ -22,6 +22,7 @@ from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.core.machine import EVENT_BUFFER, QUIET, EngineMachine
+from tests.engine_worker.core.machine_oracle import Oracle
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
 from tests.examples import examples
@@ -59,44 +60,23 @@ def joined(parts: list[TensorRows]) -> np.ndarray:
     return np.concatenate([np.frombuffer(part.data, np.float32).reshape(part.shape) for part in parts])
 
 
-class OpenVinoMachine(EngineMachine):
-    folder: Path
+class IdleEngineOracle(Oracle):
+    """Runs each request alone on an idle engine with the same model."""
 
-    @initialize(
-        window=st.sampled_from([None, None, 40]),
-        batch=st.sampled_from([6, 4, 2, 1]),
-        budget=st.sampled_from([6, 16, 40]),
-        chunked=st.booleans(),
-        reuse=st.sampled_from([True, True, False]),
-        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
-        overlap=st.booleans(),
-    )
-    def start(self, window, batch, budget, chunked, reuse, policy, overlap):
-        self.window = window
-        self.expected: dict[tuple[Any, ...], Expected] = {}
-        bench = EngineBench(
-            runner=runner(self.folder, window, overlap, "test"),
-            max_batch_size=batch,
-            max_tokens_per_step=budget,
-            chunked_context=chunked,
-            block_reuse=reuse,
-            max_requests=12,
-            kv_event_buffer=EVENT_BUFFER,
-            log=QUIET,
-            schedulers=SchedulerNames(policy),
-        )
-        self._begin(bench, policy)
+    def __init__(self, folder: Path, window: int | None) -> None:
+        super().__init__()
+        self._folder = folder
+        self._window = window
+        self._expected: dict[tuple[Any, ...], Expected] = {}
 
-    draw_fails = draws_are_postponed = step_may_fail = moving_will_fail = None
-
-    def continuation(self, spec: Submit, sequence: int) -> list[int]:
+    def output(self, spec: Submit, sequence: int) -> list[int]:
         return self._run_alone(spec, sequence).output
 
     def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
         expected = self._run_alone(spec, 0).prompt_logprobs
         assert [row[0] for row in rows] == pytest.approx([row[0] for row in expected[: len(rows)]], abs=1e-4)
 
-    def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
+    def check_tensor_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
         for part in parts:
             expected = self._run_alone(spec, sequence).tensors[part.name, part.context]
             rows = np.frombuffer(part.data, np.float32).reshape(part.shape)
@@ -121,16 +101,45 @@ class OpenVinoMachine(EngineMachine):
         # Draft tokens change the output only if they come with logits.
         drafts = None if spec.speculation.draft_logits is None else spec.speculation
         key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number, drafts)
-        if key not in self.expected:
-            idle = runner(self.folder, self.window, False, "alone")
+        if key not in self._expected:
+            idle = runner(self._folder, self._window, False, "alone")
             bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET, tensor_buffer=1 << 24)
             bench.send(alone)
             bench.run()
             logprobs, tensors = bench.receiver.prompt_logprobs.get((1, 0), []), bench.receiver.tensors
-            self.expected[key] = Expected(
+            self._expected[key] = Expected(
                 bench.output(1, number), logprobs, {key[3:]: joined(tensors[key]) for key in tensors}
             )
-        return self.expected[key]
+        return self._expected[key]
+
+
+class OpenVinoMachine(EngineMachine):
+    folder: Path
+
+    @initialize(
+        window=st.sampled_from([None, None, 40]),
+        batch=st.sampled_from([6, 4, 2, 1]),
+        budget=st.sampled_from([6, 16, 40]),
+        chunked=st.booleans(),
+        reuse=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
+        overlap=st.booleans(),
+    )
+    def start(self, window, batch, budget, chunked, reuse, policy, overlap):
+        bench = EngineBench(
+            runner=runner(self.folder, window, overlap, "test"),
+            max_batch_size=batch,
+            max_tokens_per_step=budget,
+            chunked_context=chunked,
+            block_reuse=reuse,
+            max_requests=12,
+            kv_event_buffer=EVENT_BUFFER,
+            log=QUIET,
+            schedulers=SchedulerNames(policy),
+        )
+        self._begin(bench, IdleEngineOracle(self.folder, window), policy)
+
+    draw_fails = draws_are_postponed = step_may_fail = moving_will_fail = None
 
     def _note_failures(self) -> None:
         """No step fails here."""

@@ -58,7 +58,7 @@ def test_a_lane_is_in_use_until_its_last_request_ends():
 
 def test_without_a_descriptor_for_a_lane_requests_are_refused_and_it_is_reported_immediately():
     bench = EngineBench()
-    bench.receiver.descriptors = False
+    bench.receiver.lanes_open = False
     refused = bench.submit([1], n=2)
     bench.step()
     assert bench.outbox.cut_off == ["mem://a"]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from engine_worker.protocol import ImageUsage
 from engine_worker.ringside import metrics
-from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner
+from tests.engine_worker.lora.engines import finish, lora_engine, lora_runner, submit
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.fakes.engine import EngineBench
@@ -53,14 +53,14 @@ def test_pages_and_loads(model, folders, size):
     bench = lora_engine(model, lora_num_device_module_layer=8 * 5)
     assert counts(bench)["loads"] == {"LOADED": 0}
     assert counts(bench)["pages"] == {"used": 0, "cached": 0, "free": 5}
-    ask(bench, [1, 2, 3], adapter_of(folders[0]))
+    submit(bench, [1, 2, 3], adapter_of(folders[0]))
     while not counts(bench)["pages"]["used"]:
         bench.step()
     assert counts(bench)["pages"] == {"used": 2, "cached": 0, "free": 3}
     for folder in folders[1:]:
-        ask(bench, [1, 2, 3], adapter_of(folder))
+        submit(bench, [1, 2, 3], adapter_of(folder))
         finish(bench)
-    ask(bench, [1, 2, 3], replace(adapter_of(folders[0]), version="0" * 32))
+    submit(bench, [1, 2, 3], replace(adapter_of(folders[0]), version="0" * 32))
     finish(bench)
     assert counts(bench) == {
         "loads": {"LOADED": 3, "ADAPTER_MISSING": 1},
@@ -74,7 +74,7 @@ def test_pages_and_loads(model, folders, size):
 def test_host_memory_too_small_for_two(model, folders, size):
     bench = lora_engine(model, lora_host_cache_size=size * 3 // 2)
     for folder in folders[:2]:
-        ask(bench, [1, 2, 3], adapter_of(folder))
+        submit(bench, [1, 2, 3], adapter_of(folder))
         finish(bench)
     assert counts(bench)["adapters"] == {"host": 1, "device": 2}
     assert counts(bench)["evictions"] == {"host": 1, "device": 0}

@@ -21,7 +21,7 @@ from tests.engine_worker.ringside.world import LIMIT, World, stall
 from tests.fakes.clock import Clock
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
-from tests.fakes.runner import continuation
+from tests.fakes.scripted_tokens import continuation
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from sluice.ring.wire import Submit
 from sluice.settings.services import EngineSettings
 from tests.fakes.lanes import connected
 from tests.fakes.rows import rows_of
-from tests.fakes.runner import VOCAB, ScriptedRunner
+from tests.fakes.runner import ScriptedRunner
+from tests.fakes.scripted_tokens import VOCAB
 
 LIMIT = 60.0
 """Seconds after which a test that waits for something fails."""

@@ -14,8 +14,11 @@ from sluice.settings.services import EngineSettings
         (["--capacity-scheduler-policy", "best"], r"capacity_scheduler_policy: .*static_batch or module:Class.*'best'"),
         (["--micro-batch-scheduler", "mine"], r"micro_batch_scheduler: .*form module:Class.*'mine'"),
         (["--scheduler", "mine"], r"scheduler: .*form module:Class.*'mine'"),
-        (["--scheduler", "a:B", "--micro-batch-scheduler", "a:C"], r"scheduler: .*give it or them.*'a:B'"),
-        (["--scheduler", "a:B", "--capacity-scheduler-policy", "static_batch"], r"scheduler: .*give it or them.*'a:B'"),
+        (["--scheduler", "a:B", "--micro-batch-scheduler", "a:C"], r"scheduler: cannot be combined with .*'a:B'"),
+        (
+            ["--scheduler", "a:B", "--capacity-scheduler-policy", "static_batch"],
+            r"scheduler: cannot be combined with .*'a:B'",
+        ),
         (["--context-chunking-policy", "fair"], r"context_chunking_policy: .*equal_progress.*'fair'"),
         (
             ["--no-chunked-context", "--context-chunking-policy", "equal_progress"],

@@ -1,4 +1,4 @@
-"""One process: its lines, its end."""
+"""A child process: its log lines and its exit."""
 
 import os
 import signal
@@ -33,8 +33,8 @@ def test_the_last_lines_are_read_before_the_end_is_reported() -> None:
     assert child.tail[-1] == "no newline"
 
 
-def test_an_observer_that_is_slow_does_not_lose_the_last_lines() -> None:
-    """As on a machine that has much else to do: what a service says at its end comes before the news of its end."""
+def test_a_slow_observer_receives_the_last_lines_before_the_end() -> None:
+    """The observer may be slow because the machine is busy."""
     seen: list[str | None] = []
     ended = threading.Event()
 
@@ -51,7 +51,7 @@ def test_an_observer_that_is_slow_does_not_lose_the_last_lines() -> None:
     assert seen == ["why", "so", None]
 
 
-def test_a_long_line_comes_in_parts() -> None:
+def test_a_long_line_is_split() -> None:
     seen: list[str] = []
     ended = threading.Event()
     code = f"print('a' * {3 * MAX_LINE_BYTES}); print('b')"

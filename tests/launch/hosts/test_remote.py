@@ -1,4 +1,4 @@
-"""A service behind a seat: what its supervisor sees of it, with stand-ins as services and no Ray."""
+"""A service of a remote agent as its supervisor sees it, with stand-in programs as services and without Ray."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 
 from sluice.launch import LogLine
 from sluice.launch.child import Child
+from sluice.launch.hosts.agent import Agent
 from sluice.launch.hosts.remote_child import RemoteChild, RemoteStatus
-from sluice.launch.hosts.seat import Seat
 from sluice.launch.plan import Service
 from sluice.settings.services import DetokenizerSettings, RouterSettings
 from sluice.telemetry.service_status import NO_VERSION, StatusReader
 from tests.fakes.processes import LIMIT, is_alive, wait_until
-from tests.fakes.remote_seat import FakeRemoteSeat
+from tests.fakes.remote_agent import FakeRemoteAgent
 
 pytestmark = pytest.mark.process
 
@@ -26,15 +26,15 @@ KEYS = {"secret/router.key": b"secret", "public/engine.key": b"public"}
 
 
 class Watched:
-    """A child behind a seat, and what it told."""
+    """A child of a remote agent, and what it reported."""
 
-    def __init__(self, seat: FakeRemoteSeat, service: Service) -> None:
+    def __init__(self, agent: FakeRemoteAgent, service: Service) -> None:
         self.lines: list[LogLine] = []
         self.ends: list[Child] = []
         self.over = threading.Event()
         status = RemoteStatus()
         self.reader = StatusReader(status)
-        self.child = RemoteChild(service, seat, status, self.lines.append, self._end, lambda: PEERS)
+        self.child = RemoteChild(service, agent, status, self.lines.append, self._end, lambda: PEERS)
 
     def _end(self, child: Child) -> None:
         self.ends.append(child)
@@ -53,14 +53,14 @@ def service(tmp_path, fake):
 
 
 @pytest.fixture
-def seat(monkeypatch):
-    # The stand-in writes to its inbox's path.
-    monkeypatch.setattr(Seat, "_at_home", lambda self, service: _with_listen(service, self._folder.path / "inbox"))
-    # Children die with the thread that started them, here one that only lives as long as its child's reports.
+def agent(monkeypatch):
+    # The stand-in needs an inbox with a path, to which it writes.
+    monkeypatch.setattr(Agent, "_localize", lambda self, service: _with_listen(service, self._folder.path / "inbox"))
+    # Children die with the thread that started them, which here ends with the reports about its child.
     monkeypatch.setattr("sluice.launch.hosts.process.PARENT_VARIABLE", "UNUSED")
-    seat = FakeRemoteSeat()
-    yield seat
-    seat.seat.close()
+    remote = FakeRemoteAgent()
+    yield remote
+    remote.agent.close()
 
 
 def _with_listen(service: Service, path: Path) -> Service:
@@ -68,8 +68,8 @@ def _with_listen(service: Service, path: Path) -> Service:
     return Service(service.name, service.kind, flags, service.python)
 
 
-def test_it_starts_reports_and_ends(seat, service):
-    watched = Watched(seat, service)
+def test_a_service_starts_reports_and_ends(agent, service):
+    watched = Watched(agent, service)
     assert wait_until(lambda: watched.ready)
     assert is_alive(watched.child.pid)
     assert wait_until(lambda: [line.event for line in watched.lines] == ["ready"])
@@ -80,107 +80,107 @@ def test_it_starts_reports_and_ends(seat, service):
     assert not watched.child.alive
 
 
-def test_one_that_cannot_start_says_why(seat, service, tmp_path):
+def test_a_failed_start_is_reported_with_its_reason(agent, service, tmp_path):
     (tmp_path / "detok-0.do").write_text("die")
-    watched = Watched(seat, service)
+    watched = Watched(agent, service)
     assert watched.over.wait(LIMIT)
     assert watched.child.ending == "ended with code 3"
     assert watched.child.tail[-1] == "Traceback: it broke"
 
 
-def test_a_seat_that_is_away_for_a_while_does_not_end_it(seat, service):
-    seat.away = True
-    watched = Watched(seat, service)
+def test_a_service_survives_while_its_agent_is_unavailable(agent, service):
+    agent.unavailable = True
+    watched = Watched(agent, service)
     assert not watched.over.wait(0.6)
-    seat.away = False
+    agent.unavailable = False
     assert wait_until(lambda: watched.ready)
-    seat.away = True
+    agent.unavailable = True
     assert not watched.over.wait(0.6)
-    seat.away = False
+    agent.unavailable = False
     assert not watched.over.wait(0.6)
     watched.child.kill()
     assert watched.child.wait(LIMIT)
     assert watched.child.ending == "was killed by SIGKILL"
 
 
-def test_one_whose_seat_is_made_anew_has_ended_and_can_be_started_there(seat, service):
-    first = Watched(seat, service)
+def test_a_service_ends_if_its_agent_is_restarted_and_can_be_started_again(agent, service):
+    first = Watched(agent, service)
     assert wait_until(lambda: first.ready)
-    seat.make_anew()
+    agent.restart()
     assert first.over.wait(LIMIT)
-    assert first.child.ending == "went with its actor, which was started again"
-    second = Watched(seat, service)
+    assert first.child.ending == "was lost with its actor, which was restarted"
+    second = Watched(agent, service)
     assert wait_until(lambda: second.ready)
     assert len(first.ends) == 1
 
 
-def test_one_whose_seat_is_lost_has_ended(seat, service):
-    watched = Watched(seat, service)
+def test_a_service_ends_if_its_agent_is_lost(agent, service):
+    watched = Watched(agent, service)
     assert wait_until(lambda: watched.ready)
-    seat.lost = True
+    agent.lost = True
     assert watched.over.wait(LIMIT)
-    assert watched.child.ending == "lost its actor: no such actor"
+    assert watched.child.ending == "lost its actor: the actor is dead"
 
 
-def test_one_that_waits_for_a_place_can_be_killed(seat, service):
-    seat.away = True
-    watched = Watched(seat, service)
+def test_a_service_that_waits_for_a_node_can_be_killed(agent, service):
+    agent.unavailable = True
+    watched = Watched(agent, service)
     watched.child.kill()
     assert watched.child.wait(LIMIT)
     assert watched.child.ending == "was ended by SIGKILL before it had started"
 
 
-def test_one_that_waits_for_a_place_says_so(seat, service, monkeypatch):
-    monkeypatch.setattr("sluice.launch.hosts.remote_child.PLACE_SECONDS", 0.1)
-    seat.away = True
-    watched = Watched(seat, service)
+def test_a_service_that_waits_for_a_node_is_reported(agent, service, monkeypatch):
+    monkeypatch.setattr("sluice.launch.hosts.remote_child.PLACEMENT_SECONDS", 0.1)
+    agent.unavailable = True
+    watched = Watched(agent, service)
     assert wait_until(lambda: [line.event for line in watched.lines] == ["waiting_for_node"])
     watched.child.kill()
 
 
-def test_a_port_that_a_former_process_still_has_is_waited_for(tmp_path):
+def test_start_waits_for_a_port_that_a_former_process_still_uses(tmp_path):
     program = tmp_path / "nothing.py"
     program.touch()
-    seat = Seat("127.0.0.1", {})
+    agent = Agent("127.0.0.1", {})
     with socket.create_server(("127.0.0.1", 0)) as former:
         arguments = {"host": "127.0.0.1", "port": former.getsockname()[1], "drain_timeout": 60.0}
         service = Service("router-0", RouterSettings, arguments, (os.sys.executable, str(program)))
-        starting = threading.Thread(target=seat.start, args=("run", service, {}))
+        starting = threading.Thread(target=agent.start, args=("run", service, {}))
         starting.start()
         starting.join(0.5)
         assert starting.is_alive()
-        assert seat.report("run", 0, NO_VERSION) is None
+        assert agent.report("run", 0, NO_VERSION) is None
     starting.join(LIMIT)
     try:
-        assert seat.report("run", 0, NO_VERSION) is not None
+        assert agent.report("run", 0, NO_VERSION) is not None
     finally:
-        seat.close()
+        agent.close()
 
 
-def test_a_second_start_replaces_the_process(seat, service, tmp_path):
-    seat.seat.start("one", service, PEERS)
-    first = seat.seat.report("one", 0, NO_VERSION)
-    seat.seat.start("two", service, PEERS)
+def test_a_second_start_replaces_the_process(agent, service, tmp_path):
+    agent.agent.start("one", service, PEERS)
+    first = agent.agent.report("one", 0, NO_VERSION)
+    agent.agent.start("two", service, PEERS)
     assert not is_alive(first.pid)
-    assert seat.seat.report("one", 0, NO_VERSION) is None
-    second = seat.seat.report("two", 0, NO_VERSION)
-    # A repeated call, as after a lost answer, starts nothing.
-    seat.seat.start("two", service, PEERS)
-    assert seat.seat.report("two", 0, NO_VERSION).pid == second.pid
-    seat.seat.signal("one", signal.SIGKILL)
+    assert agent.agent.report("one", 0, NO_VERSION) is None
+    second = agent.agent.report("two", 0, NO_VERSION)
+    # A repeated call, as after a lost answer, does not start another process.
+    agent.agent.start("two", service, PEERS)
+    assert agent.agent.report("two", 0, NO_VERSION).pid == second.pid
+    agent.agent.signal("one", signal.SIGKILL)
     assert is_alive(second.pid)
 
 
 def test_a_router_reads_its_peers_from_files_and_listens_at_its_node(tmp_path):
     program = tmp_path / "flags.py"
     program.write_text("import json, sys; print(json.dumps(sys.argv))")
-    seat = Seat("127.0.0.1", KEYS)
+    agent = Agent("127.0.0.1", KEYS)
     try:
         arguments = {"listen": "", "engines": (), "detokenizers": (), "host": "0.0.0.0", "keys": None}
         python = (os.sys.executable, str(program))
-        seat.start("run", Service("router-0", RouterSettings, arguments, python), PEERS)
-        assert wait_until(lambda: seat.report("run", 0, NO_VERSION).ending is not None)
-        argv = json.loads(seat.report("run", 0, NO_VERSION).lines[0].text)
+        agent.start("run", Service("router-0", RouterSettings, arguments, python), PEERS)
+        assert wait_until(lambda: agent.report("run", 0, NO_VERSION).ending is not None)
+        argv = json.loads(agent.report("run", 0, NO_VERSION).lines[0].text)
         flags = dict(zip(argv[3::2], argv[4::2], strict=True))
         assert (flags["--listen"], flags["--host"]) == ("tcp://127.0.0.1:*", "127.0.0.1")
         engines = Path(flags["--engines"].removeprefix("file://"))
@@ -188,30 +188,30 @@ def test_a_router_reads_its_peers_from_files_and_listens_at_its_node(tmp_path):
         assert Path(flags["--detokenizers"].removeprefix("file://")).read_text().split() == list(PEERS["detok"])
         secret = Path(flags["--keys"]) / "secret" / "router.key"
         assert (secret.read_bytes(), secret.stat().st_mode & 0o777) == (b"secret", 0o600)
-        seat.announce({"engine": ("tcp://10.0.0.9:1",)})
+        agent.announce({"engine": ("tcp://10.0.0.9:1",)})
         assert engines.read_text() == "tcp://10.0.0.9:1\n"
     finally:
-        seat.close()
+        agent.close()
     assert not secret.exists()
 
 
 def test_an_address_of_ipv6_has_brackets(service):
-    seat = Seat("fd00::7", {})
+    agent = Agent("fd00::7", {})
     try:
-        assert "tcp://[fd00::7]:*" in seat._at_home(service).command
+        assert "tcp://[fd00::7]:*" in agent._localize(service).command
     finally:
-        seat.close()
+        agent.close()
 
 
 def test_lines_are_reported_once(tmp_path):
     program = tmp_path / "lines.py"
     program.write_text("for i in range(3): print(i)")
-    seat = Seat("127.0.0.1", {})
+    agent = Agent("127.0.0.1", {})
     try:
-        seat.start("run", Service("detok-0", DetokenizerSettings, {}, (os.sys.executable, str(program))), {})
-        assert wait_until(lambda: seat.report("run", 0, NO_VERSION).ending is not None)
-        report = seat.report("run", 1, NO_VERSION)
-        assert ([line.text for line in report.lines], report.seen) == (["1", "2"], 3)
-        assert seat.report("run", 3, NO_VERSION).lines == ()
+        agent.start("run", Service("detok-0", DetokenizerSettings, {}, (os.sys.executable, str(program))), {})
+        assert wait_until(lambda: agent.report("run", 0, NO_VERSION).ending is not None)
+        report = agent.report("run", 1, NO_VERSION)
+        assert ([line.text for line in report.lines], report.lines_seen) == (["1", "2"], 3)
+        assert agent.report("run", 3, NO_VERSION).lines == ()
     finally:
-        seat.close()
+        agent.close()

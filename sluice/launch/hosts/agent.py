@@ -1,4 +1,4 @@
-"""A service's seat on another machine: it owns the process there and reports about it when asked."""
+"""The agent of a service on another machine: owns the service's process there and reports on request."""
 
 import ipaddress
 import signal
@@ -19,36 +19,38 @@ from sluice.ring.keys import Role
 from sluice.ring.ports import Port, PortError, check_ports
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, Version
 
-# Kept until the supervisor has read them; the oldest are lost first.
 MAX_LINES = 10_000
+"""Number of log lines kept until the supervisor has read them. The oldest are dropped first."""
 KILL_SECONDS = 5.0
 PORT_POLL_SECONDS = 0.2
 LOOPBACK = "127.0.0.1"
 HOSTS = {"port": "host", "admin_port": "admin_host", "metrics_port": "metrics_host"}
-"""The setting of each port's interface."""
+"""By setting of a port, the setting of the host that it is on."""
 LISTS: Mapping[Role, str] = {"engine": "engines", "detok": "detokenizers"}
-"""Setting of a router, and name of the file, for the addresses of each role."""
+"""By role, the router's setting for the addresses of its peers, which is also the name of the file that lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """About one run of the service."""
+    """The state of one run of the service."""
 
     pid: int
     lines: tuple[LogLine, ...]
-    """After the first `seen` ones of this run."""
-    seen: int
-    """What to pass next time."""
+    """Log lines of this run that the caller had not seen."""
+    lines_seen: int
+    """Number of lines so far, to be passed to the next call of `Agent.report`."""
     status: tuple[Version, bytes] | None
-    """If it has changed since `version`."""
+    """The latest status. None if the caller has seen this version."""
     ending: str | None
-    """None while it runs."""
+    """How the process exited. None while it runs."""
 
 
-class Seat:
-    """Thread-safe, except that `start` is to be called from the process's main thread: children die with their thread.
+class Agent:
+    """Starts and stops a service's process on this machine.
 
-    `address`: IP of this machine, at which the others reach it. `keys`: content of key files by path in their folder.
+    Thread-safe, except that `start` must be called from the main thread, because children die with the thread that
+    started them. `address`: IP address at which other machines reach this one. `keys`: contents of key files, by path
+    in their folder.
     """
 
     def __init__(self, address: str, keys: Mapping[str, bytes]) -> None:
@@ -62,20 +64,20 @@ class Seat:
         self._lock = threading.Lock()
         self._lines: deque[LogLine] = deque(maxlen=MAX_LINES)
         self._count = 0
-        """Lines of this run, with those that are no longer kept."""
+        """Number of lines of this run, including those that have been dropped."""
 
     def free_address(self) -> tuple[str, int]:
-        """IP of this machine, and a port that nothing uses now."""
+        """The IP address of this machine, and a port that is free now."""
         family = socket.AF_INET6 if self._ip.version == 6 else socket.AF_INET
-        with socket.create_server((str(self._ip), 0), family=family) as found:
-            return str(self._ip), found.getsockname()[1]
+        with socket.create_server((str(self._ip), 0), family=family) as server:
+            return str(self._ip), server.getsockname()[1]
 
     def start(self, run: str, service: Service, peers: Mapping[Role, tuple[str, ...]]) -> None:
-        """Start the service, once per `run`; a former process is killed. Raises OSError."""
+        """Start the service unless `run` has been started already. Kills a former process. Raises OSError."""
         if run == self._run:
             return
         if service.rank is not None and service.rank.number == 0 and service.rank.master != str(self._ip):
-            raise OSError(f"rank 0 has moved to {self._ip}, but the other ranks connect to {service.rank.master}")
+            raise OSError(f"rank 0 moved to {self._ip}, but the other ranks connect to {service.rank.master}")
         if self._child is not None:
             self._child.kill()
             self._child.wait(KILL_SECONDS)
@@ -84,25 +86,25 @@ class Seat:
             self._lines.clear()
         self._status(service.name).reset()
         self.announce(peers)
-        here = self._at_home(service)
-        _await_ports(here)
+        local = self._localize(service)
+        _await_ports(local)
         status = {STATUS_VARIABLE: str(self._status_path(service.name))}
-        environment = {**child_environment(), **here.environment, **status}
-        observe, ended = partial(self._keep, run), self._ended
+        environment = {**child_environment(), **local.environment, **status}
+        observe, ended = partial(self._on_line, run), self._ended
         self._child = ChildProcess(
-            here.name, here.role, here.command, environment, observe, lambda _: ended.set(), (self._folder.lock,)
+            local.name, local.role, local.command, environment, observe, lambda _: ended.set(), (self._folder.lock,)
         )
 
-    def report(self, run: str, seen: int, version: Version) -> Report | None:
-        """None if this is not the run of now."""
+    def report(self, run: str, lines_seen: int, version: Version) -> Report | None:
+        """The state of `run`; None if it is not the current run. `version`: that of the status that the caller has."""
         child = self._child
         if child is None or run != self._run:
             return None
-        # First: the last lines come before the end.
+        # Read before the lines, so that a report of the end contains the last lines.
         ending = child.ending if self._ended.is_set() else None
         with self._lock:
-            missed = self._count - len(self._lines)
-            lines = tuple(self._lines)[max(0, seen - missed) :]
+            dropped = self._count - len(self._lines)
+            lines = tuple(self._lines)[max(0, lines_seen - dropped) :]
             count = self._count
         return Report(child.pid, lines, count, self._status(child.name).read(version), ending)
 
@@ -115,12 +117,12 @@ class Seat:
                 child.terminate()
 
     def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
-        """Write the lists of addresses, which a router reads."""
+        """Write the lists of peer addresses, which a router reads."""
         for role, name in LISTS.items():
             file = self._folder.path / name
-            new = file.with_suffix(".new")
-            new.write_text("".join(f"{each}\n" for each in peers.get(role, ())), encoding="utf-8")
-            new.replace(file)
+            new_file = file.with_suffix(".new")
+            new_file.write_text("".join(f"{address}\n" for address in peers.get(role, ())), encoding="utf-8")
+            new_file.replace(file)
 
     def close(self) -> None:
         """End the process and remove the folder."""
@@ -128,23 +130,23 @@ class Seat:
             self._child.kill()
             self._child.wait(KILL_SECONDS)
         self._folder.remove()
-        # Those of actors that were killed here: they hold keys too.
+        # Actors that were killed on this machine leave folders that contain keys too.
         remove_stale()
 
-    def _at_home(self, service: Service) -> Service:
+    def _localize(self, service: Service) -> Service:
         """The service with what only its machine knows: addresses, folders, the interpreter."""
         host = f"[{self._ip}]" if self._ip.version == 6 else str(self._ip)
-        own: dict[str, object] = {"listen": f"tcp://{host}:*"}
+        local: dict[str, object] = {"listen": f"tcp://{host}:*"}
         if self._keys is not None:
-            own["keys"] = str(self._keys)
+            local["keys"] = str(self._keys)
         if service.role == "router":
-            own |= {name: (f"file://{self._folder.path / name}",) for name in LISTS.values()}
+            local |= {name: (f"file://{self._folder.path / name}",) for name in LISTS.values()}
             if _is_wildcard(str(service.arguments["host"])):
-                # So that the address that it reports is one at which clients reach it.
-                own["host"] = str(self._ip)
-        return replace(service, arguments={**service.arguments, **own}, python=service.python or PYTHON)
+                # So that the router reports an address at which clients can reach it.
+                local["host"] = str(self._ip)
+        return replace(service, arguments={**service.arguments, **local}, python=service.python or PYTHON)
 
-    def _keep(self, run: str, line: LogLine) -> None:
+    def _on_line(self, run: str, line: LogLine) -> None:
         with self._lock:
             if run == self._run:
                 self._lines.append(line)
@@ -167,14 +169,16 @@ class Seat:
 
 
 def _await_ports(service: Service) -> None:
-    """The process of an actor that was killed keeps its ports until it has drained.
+    """Wait for the service's ports: the process of an actor that was killed uses them until it has drained.
 
-    If they are in use even then, the service says so itself.
+    If the ports are still in use afterwards, the service reports it.
     """
-    given = service.arguments
-    ports = [Port(name, str(given.get(host) or LOOPBACK), int(given.get(name) or 0)) for name, host in HOSTS.items()]
-    end = time.monotonic() + float(given.get("drain_timeout") or 0) + KILL_SECONDS
-    while time.monotonic() < end:
+    arguments = service.arguments
+    ports = [
+        Port(name, str(arguments.get(host) or LOOPBACK), int(arguments.get(name) or 0)) for name, host in HOSTS.items()
+    ]
+    deadline = time.monotonic() + float(arguments.get("drain_timeout") or 0) + KILL_SECONDS
+    while time.monotonic() < deadline:
         try:
             check_ports(ports)
             return

@@ -1,0 +1,116 @@
+"""Prints a generation's stream to the terminal: the text to stdout as it arrives, everything else to stderr."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from sluice.cli.common import notes
+from sluice.client import Chunk, FinishReason, Stream
+
+
+class OutputPrinter:
+    """Writes the outputs of one request to stdout in the order of their index.
+
+    The first unfinished output is written as it arrives; the text of later outputs is buffered until it is their turn.
+    If there are several outputs, a heading with the index precedes each.
+    """
+
+    def __init__(self, n: int = 1) -> None:
+        self._texts = [""] * n
+        self._finish_reasons: dict[int, FinishReason] = {}
+        self._printing: int | None = None
+        """Index of the output that is being written. None before the first chunk."""
+
+    @property
+    def finish_reasons(self) -> dict[int, FinishReason]:
+        """By the index of the output."""
+        return self._finish_reasons
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each output so far."""
+        return self._texts
+
+    def add(self, chunk: Chunk) -> None:
+        self._texts[chunk.index] += chunk.text
+        if chunk.finish_reason is not None:
+            self._finish_reasons[chunk.index] = chunk.finish_reason
+        if self._printing is None:
+            self._begin(0)
+            self._write(self._texts[0])
+        elif chunk.index == self._printing:
+            self._write(chunk.text)
+        while self._printing in self._finish_reasons and self._printing + 1 < len(self._texts):
+            self._end(self._printing)
+            self._begin(self._printing + 1)
+            self._write(self._texts[self._printing])
+
+    def close(self) -> None:
+        """End the last line. Call after the last chunk."""
+        self._end(self._printing or 0)
+
+    def _begin(self, index: int) -> None:
+        self._printing = index
+        if len(self._texts) > 1:
+            # The format of `head` and `tail` for several files.
+            self._write(("\n" if index else "") + f"==> {index} <==\n")
+
+    def _end(self, index: int) -> None:
+        if not self._texts[index].endswith("\n"):
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def print_stream(start: Callable[[], Stream], n: int = 1) -> list[str]:
+    """Write the `n` outputs of a stream to stdout, and a summary to stderr if that is a terminal. Returns the texts."""
+    printer = OutputPrinter(n)
+    started = time.monotonic()
+    first_token: float | None = None
+    with start() as stream:
+        for chunk in stream:
+            # An echoed prompt comes first and has no tokens.
+            if chunk.token_count and first_token is None:
+                first_token = time.monotonic() - started
+            printer.add(chunk)
+    write_prompt_logprobs(stream)
+    printer.close()
+    if sys.stderr.isatty():
+        reasons = [reason for _, reason in sorted(printer.finish_reasons.items())]
+        notes().print(summarize(stream, reasons, first_token, time.monotonic() - started), style="dim", markup=False)
+    return printer.texts
+
+
+def write_prompt_logprobs(stream: Stream) -> None:
+    """Write a line per prompt token to stderr: log-probability, rank, token, and the most likely tokens with theirs."""
+    for entry in stream.prompt_logprobs:
+        if entry.logprob is None:
+            cells = ["", "", _quoted(entry.token)]
+        else:
+            top = [f"{_quoted(token.token)} {token.logprob:.3f}" for token in entry.top]
+            cells = [f"{entry.logprob:.3f}", str(entry.rank), _quoted(entry.token), *top]
+        sys.stderr.write("\t".join(cells) + "\n")
+
+
+def _quoted(token: bytes) -> str:
+    return repr(token.decode(errors="replace"))
+
+
+def summarize(stream: Stream, reasons: list[FinishReason], first_token: float | None, seconds: float) -> str:
+    """Token counts and speed of a finished stream. `first_token` and `seconds`: time from the request to the first
+    token and to the end, in seconds."""
+    usage = stream.usage
+    if usage is None:
+        return "no usage"
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    first = "" if first_token is None else f"first token after {first_token:.2f} s · "
+    rate = usage.completion_tokens / seconds if seconds > 0 else 0
+    counts = Counter(reasons)
+    ended_by = ", ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in counts.items())
+    return (
+        f"{usage.prompt_tokens} prompt tokens{cached} · {usage.completion_tokens} new in {seconds:.2f} s · "
+        f"{first}{rate:.1f} tokens/s from request to end · ended by {ended_by}"
+    )
