@@ -259,7 +259,7 @@ class RouterApp:
 
     def _report_peers(self) -> None:
         """Write the live peers to the status file, for the launcher."""
-        if self._status_file.wanted:
+        if self._status_file.in_use:
             membership = self.ring.membership
             peers = {peer.name: peer.epoch for peer in membership.engines.alive}
             peers |= {peer.name: peer.epoch for peer in membership.detokenizers.alive}

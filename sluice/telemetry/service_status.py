@@ -42,7 +42,7 @@ class StatusFile:
         self._written = STARTING
 
     @property
-    def wanted(self) -> bool:
+    def in_use(self) -> bool:
         """Whether there is a launcher, and the service has reported that it is ready."""
         return self._path is not None and self._status is not STARTING
 

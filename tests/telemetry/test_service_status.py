@@ -98,7 +98,7 @@ def test_time_in_which_the_launcher_was_paused_is_excluded(reader, writer):
 def test_a_process_without_a_launcher_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     writer = StatusFile({})
-    assert not writer.wanted
+    assert not writer.in_use
     writer.report(READY)
     writer.touch()
     assert list(tmp_path.iterdir()) == []

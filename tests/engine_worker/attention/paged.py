@@ -9,7 +9,7 @@ from engine_worker.attention.backend import AttentionBackend, AttentionInputs, H
 from engine_worker.attention.cache import KVCache, LayerCache
 
 CPU = torch.device("cpu")
-GONE = 1 << 24
+INVALID_BLOCK = 1 << 24
 """A block number beyond the end of every pool here: reading it raises."""
 
 
@@ -73,7 +73,7 @@ def drop_blocks_before_window(step: PagedStep, window: int) -> PagedStep:
     queries = inputs.query_start.diff()
     tables = inputs.block_tables.clone()
     for table, past in zip(tables, (inputs.context_lengths - queries).tolist(), strict=True):
-        table[: max(0, past - window + 1) // size] = GONE
+        table[: max(0, past - window + 1) // size] = INVALID_BLOCK
     return replace(step, inputs=replace(inputs, block_tables=tables))
 
 

@@ -174,7 +174,7 @@ def test_weights_with_two_ids_are_kept_until_both_are_removed(desk):
 def test_an_engine_without_adapters_refuses_loads():
     (answer,) = Desk(None).process(load(3, "/a"))
     assert answer.fault.code == "INVALID_ARGUMENT"
-    assert "serves none" in answer.fault.message
+    assert "serves no adapters" in answer.fault.message
 
 
 def test_messages_to_an_earlier_process_are_ignored(desk):
