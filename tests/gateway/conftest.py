@@ -8,7 +8,7 @@ from tests.fakes.server import Script, serve
 
 @pytest.fixture
 def script() -> Script:
-    """What the fake router answers; change it before the call."""
+    """The fake router's responses; tests change them before a call."""
     return Script()
 
 
