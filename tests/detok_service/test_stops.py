@@ -32,8 +32,8 @@ def run(pieces, flush, stops, min_tokens, include):
     shown, after = "", []
     for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
         shown += search.feed(piece, count >= min_tokens)
-        if search.found is not None:
-            return (shown, count, search.found), after
+        if search.matched is not None:
+            return (shown, count, search.matched), after
         after.append(shown)
     return (shown + search.flush(), len(pieces), None), after
 
