@@ -17,7 +17,7 @@ from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256
-"""Each link has a lane of its own."""
+"""Links open at the same time; each has its own lane."""
 MAX_BATCH_TOKENS = 16_384
 """Keeps a batch far below lane.MAX_FRAME_BYTES, even with 20 logprobs per token."""
 MAX_LOST_ENGINES = 4096
@@ -186,7 +186,7 @@ class RouterLinks:
             except ValueError as error:
                 self._log.warning("bad_address", address=address, error=str(error))
                 return None
-            # A router that was removed and has returned must still be told of its losses.
+            # Losses must still be reported to a router that was removed and has returned.
             lost = self._lost.pop(address, Counter())
             link = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost, self.delay)
         return link
@@ -274,7 +274,7 @@ def _batch_of(
         list(offset),
         list(map(len, tokens)),
         list(chain.from_iterable(tokens)),
-        {i: found for i, found in enumerate(logprobs) if found},
+        {i: row_logprobs for i, row_logprobs in enumerate(logprobs) if row_logprobs},
         {i: end for i, end in enumerate(ends) if end is not None},
         list(text),
         accepted,

@@ -73,14 +73,14 @@ class StopStrings:
 class StopSearch:
     """The search in the text of one sequence."""
 
-    __slots__ = ("_held", "_include", "_state", "_stops", "found")
+    __slots__ = ("_held", "_include", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, include: bool) -> None:
         self._stops = stops
         self._include = include
         self._state = 0
         self._held = ""
-        self.found: str | None = None
+        self.matched: str | None = None
         """The stop string that ended the text."""
 
     def feed(self, text: str, counts: bool) -> str:
@@ -111,6 +111,6 @@ class StopSearch:
         return text
 
     def _cut(self, text: str, stop: str) -> str:
-        self.found = stop
+        self.matched = stop
         self._held, self._state = "", 0
         return text if self._include else text[: -len(stop)]

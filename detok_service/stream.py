@@ -170,9 +170,9 @@ class TextStream:
             self._decoder.feed(tokens)
             return
         self._search(self._stops, tokens, start)
-        if self._stops.found is not None:
+        if self._stops.matched is not None:
             self._cut(0)
-            self.end = self._stopped(self._stops.found, now)
+            self.end = self._stopped(self._stops.matched, now)
 
     def _read(self, tokens: list[int], now: float) -> str:
         """Text of the latest tokens, up to a stop string or the end."""
@@ -186,9 +186,9 @@ class TextStream:
             text = self._decoder.feed(tokens)
         else:
             text, end = self._search(self._stops, tokens, start)
-            if self._stops.found is not None:
+            if self._stops.matched is not None:
                 self._cut(end - self._offset)
-                self.end = self._stopped(self._stops.found, now)
+                self.end = self._stopped(self._stops.matched, now)
         if self.end is None and last is not None:
             self.end = last
             if _by_token(last):
@@ -208,7 +208,7 @@ class TextStream:
         short = self._params.min_tokens - start
         for count, token in enumerate(tokens, 1):
             shown.append(stops.feed(feed((token,)), count >= short))
-            if stops.found is not None:
+            if stops.matched is not None:
                 return "".join(shown), start + count
         return "".join(shown), start + len(tokens)
 
@@ -217,8 +217,8 @@ class TextStream:
         if self._stops is None:
             return text
         shown = self._stops.feed(text, self._offset + len(self._tokens) >= self._params.min_tokens)
-        if self._stops.found is not None:
-            self.end = self._stopped(self._stops.found, now)
+        if self._stops.matched is not None:
+            self.end = self._stopped(self._stops.matched, now)
         return shown + self._stops.flush()
 
     def _cut(self, count: int) -> None:

@@ -54,7 +54,7 @@ def _requests(ring: RingSide) -> Iterator[Metric]:
 
 def _admission(ring: RingSide) -> Iterator[Metric]:
     yield gauge(P + "permits", "Requests admitted to the ring.", ring.admission.live)
-    yield gauge(P + "permits_limit", "Requests that may be admitted at once.", ring.admission.capacity)
+    yield gauge(P + "permits_limit", "Requests that may be admitted at the same time.", ring.admission.capacity)
     yield gauge(P + "queue_requests", "Requests that wait for admission.", ring.admission.waiting)
     yield gauge(P + "queue_tokens", "Their prompt tokens and resumed tokens.", ring.admission.waiting_tokens)
     yield counter(P + "admission_refusals", "Requests refused because that queue was full.", ring.admission.refused)

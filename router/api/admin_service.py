@@ -96,7 +96,7 @@ class AdminService:
         with self._cache_events.open(message.engine_id) as reader:
             await context.send_initial_metadata(())
             while True:
-                # Request the next events only once these are written: a slow client misses events, but delays nobody.
+                # Request the next events only once these are written: a slow client misses events, but delays no other.
                 await context.write(events_message(await reader.next()))
 
     async def drain(self, message: pb.DrainRequest, _: Context) -> pb.DrainResponse:

@@ -172,8 +172,8 @@ class Peers(Generic[B]):
 
         A peer whose address was removed is kept while it is alive.
         """
-        gone = [peer for address, peer in self._peers.items() if address not in addresses and not peer.alive]
-        for peer in gone:
+        removed = [peer for address, peer in self._peers.items() if address not in addresses and not peer.alive]
+        for peer in removed:
             del self._peers[peer.address]
             self._epochs.pop(peer.address, None)
         for address, aliases in addresses.items():
@@ -181,7 +181,7 @@ class Peers(Generic[B]):
                 self._peers[address].aliases = aliases
             else:
                 self._peers[address] = self._new(address, aliases)
-        return gone
+        return removed
 
     def send_hellos(self) -> None:
         for peer in self._peers.values():

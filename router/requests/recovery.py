@@ -77,8 +77,8 @@ class Recovery:
             request.attempt.engine.refuses = True
         avoid = error.code in AVOID_PEERS or (error.code is ErrorCode.ADAPTER_MISSING and not self._supply(request))
         request.on_attempt_lost(error.code.name, accepted=not refused, avoid=avoid)
-        wanted = request.log.open and not request.aborted
-        if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._settings.recovery_attempts:
+        unfinished = request.log.open and not request.aborted
+        if not unfinished or error.code not in RECOVERABLE or request.fruitless >= self._settings.recovery_attempts:
             self._attempts.give_up(request, RequestPhase.ENDED)
             return False
         self._attempts.give_up(request, RequestPhase.RECOVERING)

@@ -134,15 +134,15 @@ class Requests:
             raise RequestError(ErrorCode.OVERLOADED, message)
 
     def _take_tables(self, spec: Spec) -> None:
-        own = self._own_bytes + spec.own_bytes
-        size = own + self._shared_tables.num_bytes_with(spec.shared_tables)
+        own_bytes = self._own_bytes + spec.own_bytes
+        size = own_bytes + self._shared_tables.num_bytes_with(spec.shared_tables)
         if (spec.own_bytes or spec.shared_tables) and size > MAX_OPEN_TABLE_BYTES:
             message = (
                 f"prompt tables and images of open requests would have {size} bytes, "
                 f"at most {MAX_OPEN_TABLE_BYTES} are allowed"
             )
             raise RequestError(ErrorCode.OVERLOADED, message)
-        self._own_bytes = own
+        self._own_bytes = own_bytes
         self._shared_tables.take(spec.shared_tables)
 
     def _new_number(self) -> int:

@@ -92,7 +92,7 @@ SMALLEST_PROMPT_IDS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for the fields of one request that are not settings, except the first two and `n`."""
+    """Limits of the fields of one request. All but the first three are constants."""
 
     prompt_bytes: int
     prompt_ids: int

@@ -155,11 +155,11 @@ def parse_retention(options: pb.KvCacheOptions, limits: Limits, bad: Violations)
     return Retention(_ranges(options.prompt_retention, limits, bad), decode_priority, decode_seconds)
 
 
-def _ranges(given: Sequence[pb.TokenRangeRetention], limits: Limits, bad: Violations) -> tuple[TokenRange, ...]:
+def _ranges(messages: Sequence[pb.TokenRangeRetention], limits: Limits, bad: Violations) -> tuple[TokenRange, ...]:
     field = f"{KV_FIELD}.prompt_retention"
-    if not bad.at_most(field, len(given), limits.retention_ranges, "ranges"):
+    if not bad.at_most(field, len(messages), limits.retention_ranges, "ranges"):
         return ()
-    parts = [_range(f"{field}[{i}]", part, limits, bad) for i, part in enumerate(given)]
+    parts = [_range(f"{field}[{i}]", message, limits, bad) for i, message in enumerate(messages)]
     parts.sort(key=lambda part: part.start)
     for first, second in pairwise(parts):
         if first.end is None or first.end > second.start:

@@ -9,14 +9,15 @@ from router.errors import Reason, Violations, shown
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
-def parse_request_id(given: str, bad: Violations) -> str:
-    if given and not REQUEST_ID.fullmatch(given):
+def parse_request_id(text: str, bad: Violations) -> str:
+    """The caller's id, or a new one if `text` is empty."""
+    if text and not REQUEST_ID.fullmatch(text):
         bad.add(
             "spec.request_id",
-            f"is {shown(given)}, must be at most 128 characters of [A-Za-z0-9._:-]",
+            f"is {shown(text)}, must be at most 128 characters of [A-Za-z0-9._:-]",
             reason=Reason.INVALID_FORMAT,
         )
-    return given or new_request_id()
+    return text or new_request_id()
 
 
 def new_request_id() -> str:

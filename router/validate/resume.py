@@ -13,12 +13,12 @@ FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
 def parse_resume(
-    given: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
+    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
     """Tokens by index of the output. Must not be used if `bad` has violations."""
     tokens: dict[int, tuple[int, ...]] = {}
     limit = stopping.max_tokens or model.max_context_tokens
-    for i, part in enumerate(given):
+    for i, part in enumerate(parts):
         field = f"spec.resume[{i}]"
         if part.index >= n:
             bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}", reason=Reason.OUT_OF_RANGE)
@@ -32,9 +32,9 @@ def parse_resume(
     return tokens
 
 
-def parse_began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
+def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     """The model and adapters with which the stream to be resumed began."""
-    fingerprint = given[0].model_fingerprint if given else ""
+    fingerprint = parts[0].model_fingerprint if parts else ""
     began = split_fingerprint(fingerprint)
     versions = [version for version in began[1:] if version]
     if fingerprint and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
@@ -44,7 +44,7 @@ def parse_began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
             reason=Reason.CONFLICT,
         )
         return Began()
-    for i, part in enumerate(given):
+    for i, part in enumerate(parts):
         if part.model_fingerprint != fingerprint:
             problem = f"is {shown(part.model_fingerprint)}, but that of spec.resume[0] is {shown(fingerprint)}"
             bad.add(f"spec.resume[{i}].model_fingerprint", problem, reason=Reason.CONFLICT)

@@ -170,12 +170,12 @@ def _ngram_size(message: pb.SamplingParams, limits: Limits, bad: Violations) -> 
 
 
 def _processors(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
-    field, given = "spec.sampling.logits_processors", message.logits_processors
-    if not bad.at_most(field, len(given), limits.logits_processors, "names"):
+    field, names = "spec.sampling.logits_processors", message.logits_processors
+    if not bad.at_most(field, len(names), limits.logits_processors, "names"):
         return ()
-    for i, name in enumerate(given):
+    for i, name in enumerate(names):
         bad.at_most(f"{field}[{i}]", len(name.encode()), limits.processor_name_bytes, "bytes")
-    return tuple(given)
+    return tuple(names)
 
 
 def _strings(

@@ -185,7 +185,7 @@ def _conflicts(spec: pb.GenerationSpec, kind: str | None) -> list[tuple[str, str
             reason = f"has {extra} ids, must have none unless the prompt is spec.token_ids"
             conflicts.append((f"{TABLE_FIELD}.token_extra_ids", reason))
         if kind != "prompt_embeds" and spec.HasField("truncate_prompt_tokens"):
-            given = spec.truncate_prompt_tokens
-            reason = f"is {given}, cannot be combined with {source} unless the prompt is spec.token_ids"
+            kept_tokens = spec.truncate_prompt_tokens
+            reason = f"is {kept_tokens}, cannot be combined with {source} unless the prompt is spec.token_ids"
             conflicts.append(("spec.truncate_prompt_tokens", reason))
     return conflicts

@@ -1,4 +1,4 @@
-"""A detokenizer with lanes in memory, and the messages that tests send to it."""
+"""A detokenizer with in-memory lanes, and the messages that tests send to it."""
 
 import structlog
 
@@ -14,7 +14,7 @@ POISON = 13
 
 
 class Letters:
-    """Token 0 is "a", and so on; POISON raises."""
+    """A decoder where token 0 is "a", and so on. The token POISON raises."""
 
     def feed(self, tokens):
         if POISON in tokens:
@@ -26,7 +26,7 @@ class Letters:
 
 
 class Bench:
-    """A service with lanes in memory and a clock by hand."""
+    """A service with in-memory lanes and a manual clock."""
 
     def __init__(self, max_streams=1000, new=Letters):
         self.now = 100.0
@@ -48,7 +48,7 @@ class Bench:
 
     @property
     def remembered(self):
-        """How many sequences ended here and not yet at their engine."""
+        """Number of sequences that have ended here but not yet at their engine."""
         return len(self.service._table._closed)
 
     def handle(self, *messages):
@@ -59,7 +59,7 @@ class Bench:
         self.service.tick()
 
     def texts(self, address="router"):
-        """By (request, sequence): text and the finish reason or fault code."""
+        """Text and finish reason or fault code by (request, sequence)."""
         found = {}
         for row in self.lanes[address].rows():
             text, end = found.get((row.request, row.sequence), ("", None))

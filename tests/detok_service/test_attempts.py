@@ -1,4 +1,4 @@
-"""Requests that are submitted again: what is taken up, what is given up."""
+"""Several attempts of a request: resuming, giving up and dropping attempts."""
 
 import gc
 
@@ -22,7 +22,7 @@ def rows(bench, address="router"):
     ]
 
 
-def test_a_resumed_request_goes_on_where_its_caller_is():
+def test_a_resumed_request_continues_after_the_callers_tokens():
     bench = Bench()
     resumed = opened(1, n=4, attempt=2, resume={0: [0, 1], 3: [2]}, ended=[1])
     later = [row(1, offset, [3], LENGTH, sequence, attempt=2) for sequence, offset in [(0, 2), (2, 0), (3, 1)]]
@@ -36,13 +36,13 @@ def test_a_resumed_request_goes_on_where_its_caller_is():
     assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
-def test_ended_sequences_take_no_place():
+def test_ended_sequences_do_not_count_towards_max_streams():
     bench = Bench(max_streams=2)
     bench.handle(batch(opens=[opened(1, n=4, attempt=2, ended=[0, 2])]))
     assert (bench.service.streams, bench.service.decode_loop.failed) == (2, {})
 
 
-def test_a_stop_string_in_the_resumed_tokens_ends_the_sequence_before_any_row():
+def test_a_stop_string_in_the_resumed_tokens_ends_the_sequence_immediately():
     bench = Bench()
     bench.handle(batch(opens=[opened(1, attempt=2, resume={0: [0, 1, 2]}, stop=("b",))]))
     assert rows(bench) == [((1, 2, 0), 3, [], "", True)]
@@ -51,7 +51,7 @@ def test_a_stop_string_in_the_resumed_tokens_ends_the_sequence_before_any_row():
     assert (len(rows(bench)), bench.service.streams, bench.remembered) == (1, 0, 0)
 
 
-def test_a_resumed_token_that_cannot_be_decoded_ends_its_stream_only():
+def test_an_undecodable_resumed_token_ends_only_its_stream():
     bench = Bench()
     opens = [opened(1, attempt=2, resume={0: [0, POISON, 1]}), opened(2, attempt=2, resume={0: [0, 0]})]
     bench.handle(batch(row(1, 3, [1], LENGTH, attempt=2), row(2, 2, [1], LENGTH, attempt=2), opens=opens))
@@ -59,7 +59,7 @@ def test_a_resumed_token_that_cannot_be_decoded_ends_its_stream_only():
     assert bench.service.streams == 0
 
 
-def test_a_later_attempt_ends_those_before_it_in_silence():
+def test_a_later_attempt_ends_earlier_ones_without_a_row():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), row(1, 0, [0], sequence=1), opens=[opened(1, n=2)]))
     bench.handle(batch(row(1, 1, [1]), opens=[opened(1, n=2, attempt=2, resume={0: [0]})], engine="other"))
@@ -72,7 +72,7 @@ def test_a_later_attempt_ends_those_before_it_in_silence():
     assert (bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0)
 
 
-def test_an_earlier_attempt_that_comes_late_is_ignored():
+def test_a_late_earlier_attempt_is_ignored():
     bench = Bench()
     bench.handle(Hello("r", "router"))
     bench.handle(batch(row(1, 0, [0], attempt=3), opens=[opened(1, attempt=3)], engine="other"))
@@ -88,7 +88,7 @@ def test_an_earlier_attempt_that_comes_late_is_ignored():
     assert (len(rows(bench)), bench.remembered, bench.service.decode_loop.unknown_rows) == (2, 0, 0)
 
 
-def test_a_stream_begins_once():
+def test_a_repeated_open_is_ignored():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.handle(batch(row(1, 0, [0]), row(1, 1, [1], LENGTH), opens=[opened(1)]))
@@ -97,7 +97,7 @@ def test_a_stream_begins_once():
     assert (bench.service.decode_loop.stale_opens, bench.remembered, bench.service.streams) == (1, 0, 0)
 
 
-def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
+def test_a_drop_ends_an_attempt_without_a_row_and_discards_waiting_rows():
     bench = Bench()
     opens = [opened(1, n=2, stop=("b",)), opened(2)]
     bench.handle(batch(opens=opens))
@@ -115,7 +115,7 @@ def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
     assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
-def test_a_drop_reaches_the_attempts_before_it_and_none_after_it():
+def test_a_drop_applies_to_earlier_attempts_but_not_to_later_ones():
     bench = Bench()
     bench.handle(batch(opens=[opened(1, attempt=2), opened(2, attempt=5), opened(3)]))
     bench.handle(Drop(1, 3), Drop(2, 4), Drop(9, 9))
@@ -124,7 +124,7 @@ def test_a_drop_reaches_the_attempts_before_it_and_none_after_it():
     assert bench.texts() == {(2, 0): ("a", FinishReason.LENGTH), (3, 0): ("a", FinishReason.LENGTH)}
 
 
-def test_a_drop_that_overtakes_what_it_drops_is_remembered():
+def test_a_drop_that_overtakes_its_open_is_remembered():
     bench = Bench()
     bench.handle(Hello("r", "router"))
     bench.handle(Drop(1, 2))
@@ -138,7 +138,7 @@ def test_a_drop_that_overtakes_what_it_drops_is_remembered():
     assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
-def test_rows_of_a_dropped_attempt_that_never_began_are_no_news():
+def test_rows_of_a_dropped_attempt_that_never_began_are_not_reported():
     bench = Bench()
     bench.handle(Hello("r", "router"))
     bench.handle(Drop(1, 2), batch(row(1, 4, [0], attempt=2)))
@@ -147,7 +147,7 @@ def test_rows_of_a_dropped_attempt_that_never_began_are_no_news():
     assert bench.service.decode_loop.unknown_rows == 1
 
 
-def test_drops_are_remembered_up_to_a_bound():
+def test_the_number_of_remembered_drops_is_bounded():
     bench = Bench(max_streams=10)
     bench.handle(*(Drop(request, 1) for request in range(1000)))
     assert len(bench.service._table._given_up) == 10
@@ -155,7 +155,7 @@ def test_drops_are_remembered_up_to_a_bound():
     assert (bench.service.streams, bench.service.decode_loop.stale_opens) == (1, 2)
 
 
-def test_dropped_attempts_leave_a_bounded_trace():
+def test_the_memory_of_dropped_attempts_is_bounded():
     bench = Bench(max_streams=10)
     for request in range(100):
         bench.handle(batch(row(request, 0, [0]), opens=[opened(request, resume={0: [1, 2, 3]})], engine="crowd"))
@@ -165,7 +165,7 @@ def test_dropped_attempts_leave_a_bounded_trace():
 
 
 class Ticking(Bench):
-    """Every look at the clock takes half of the time for one replay: each call of `handle` reads one slice."""
+    """Each reading of the clock advances it by half of REPLAY_SECONDS, so each call of `handle` replays one slice."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -176,7 +176,7 @@ class Ticking(Bench):
         return self.now
 
 
-def test_long_replays_are_read_in_slices_while_others_go_on():
+def test_long_replays_are_decoded_in_slices_between_other_streams():
     feeds = []
 
     class Recording(Letters):
@@ -202,7 +202,7 @@ def test_long_replays_are_read_in_slices_while_others_go_on():
     assert texts[3, 0] == ("a" + "b" * step, None)
 
 
-def test_what_is_lost_or_dropped_while_it_replays():
+def test_streams_that_are_lost_or_dropped_during_their_replay():
     bench = Ticking()
     long = [0] * (2 * REPLAY_TOKENS)
     bench.handle(batch(opens=[opened(request, attempt=2, resume={0: long}) for request in (1, 2, 3)]))

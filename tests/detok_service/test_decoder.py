@@ -39,7 +39,7 @@ def ids_of(kind: str) -> st.SearchStrategy[list[int]]:
 
 
 def byte_tokens(kind: str, data: bytes) -> list[int]:
-    """Both kinds of vocabulary have a token for every byte."""
+    """Token ids of bytes: both kinds of vocabulary have a token for every byte."""
     tokenizer, _ = built(kind)
     tokens = [tokenizer.token_to_id(BYTE_KINDS[kind](byte)) for byte in data]
     assert None not in tokens
@@ -86,7 +86,7 @@ def test_bytes_one_token_each(data, sizes):
 
 
 @given(st.text(max_size=60), st.lists(st.integers(0, 5), max_size=20))
-def test_real_text_comes_back(text, sizes):
+def test_real_text_is_decoded_unchanged(text, sizes):
     tokenizer, decoders = built("byte level")
     decoder = decoders.new(skip_special_tokens=False)
     tokens = tokenizer.encode(text).ids
@@ -96,7 +96,7 @@ def test_real_text_comes_back(text, sizes):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_after_n_tokens_does_not_depend_on_the_cuts(kind):
+def test_text_after_n_tokens_does_not_depend_on_how_they_are_split(kind):
     @given(ids_of(kind), st.lists(st.integers(0, 5), max_size=20))
     def run(tokens, sizes):
         _, decoders = built(kind)
@@ -107,7 +107,7 @@ def test_text_after_n_tokens_does_not_depend_on_the_cuts(kind):
     run()
 
 
-def test_a_character_waits_for_its_bytes_and_invalid_bytes_do_not():
+def test_incomplete_characters_are_held_back_and_invalid_bytes_are_not():
     tokenizer, decoders = built("sentencepiece")
     decoder = decoders.new(True)
     smile = byte_tokens("sentencepiece", "🙂".encode())
@@ -125,8 +125,8 @@ def test_a_character_waits_for_its_bytes_and_invalid_bytes_do_not():
 
 @pytest.mark.parametrize("kind", BYTE_KINDS)
 @pytest.mark.parametrize("data", [b"\xff", b"\x80", b"\xf0\x9f", b"\xe2\x82\xac\xff", b"\xf0\x9f\x99\x82"])
-def test_endless_bytes_are_linear_work(kind, data, monkeypatch):
-    """Counted in bytes that go through the UTF-8 decoder: at most four for each token."""
+def test_a_long_run_of_bytes_takes_linear_time(kind, data, monkeypatch):
+    """Measured in bytes passed to the UTF-8 decoder: at most four per token."""
     seen = Counter()
 
     def counting(data, errors, final):
@@ -146,7 +146,7 @@ def test_endless_bytes_are_linear_work(kind, data, monkeypatch):
         assert sum(map(len, shown[:50_000])) > 10_000
 
 
-def test_window_work_is_bounded():
+def test_the_work_per_token_of_a_window_decoder_is_bounded():
     calls = []
 
     def decode(tokens):
@@ -160,7 +160,7 @@ def test_window_work_is_bounded():
     assert len(calls) <= 2001
 
 
-def test_a_panic_in_the_library_is_an_ordinary_error(capfd):
+def test_a_panic_in_the_library_becomes_an_exception(capfd):
     decoder = decoders_of(panicking()).new(True)
     assert decoder.feed([1, 2]) == "ab"
     with pytest.raises(TextError):
@@ -186,13 +186,13 @@ def test_the_kind_of_decoder(kind, expected):
         [decoders.ByteFallback(), decoders.ByteLevel()],
     ],
 )
-def test_stages_in_another_order_get_no_table(stages):
+def test_decoder_stages_in_an_unknown_order_use_the_window_decoder(stages):
     tokenizer = sentencepiece()
     tokenizer.decoder = decoders.Sequence(stages)
     assert decoders_of(tokenizer).kind == "window"
 
 
-def test_a_sequence_of_one_stage_is_that_stage():
+def test_a_sequence_of_one_decoder_stage_equals_that_stage():
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
     assert decoders_of(tokenizer).kind == "bytes"
@@ -207,6 +207,6 @@ def test_load(tmp_path):
 
 @pytest.mark.parametrize("token", [-1, 2**32, 2**70])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_outside_every_vocabulary_stand_for_nothing(kind, token):
+def test_ids_outside_the_vocabulary_have_no_text(kind, token):
     decoder = built(kind)[1].new(True)
     assert decoder.feed([token]) + decoder.flush() == ""

@@ -1,4 +1,4 @@
-"""When a detokenizer that was told to stop may go."""
+"""When a draining detokenizer may exit."""
 
 from structlog.testing import capture_logs
 
@@ -12,7 +12,7 @@ TIMEOUT = 10.0
 
 
 class Draining(Bench):
-    """Asks all the time whether it may go."""
+    """Checks continually whether the drain is complete."""
 
     def stays(self, seconds, step=0.05, *messages):
         end = self.now + seconds
@@ -25,14 +25,14 @@ class Draining(Bench):
         return True
 
 
-def test_one_that_nobody_knows_goes_at_once():
+def test_a_detokenizer_without_routers_exits_immediately():
     bench = Draining()
     assert not bench.service.drained(0.0)
     bench.service.drain()
     assert not bench.stays(0.1)
 
 
-def test_it_stays_until_routers_know():
+def test_it_waits_until_routers_know_of_the_drain():
     bench = Draining()
     bench.handle(Hello("r", "router"))
     bench.heartbeat()
@@ -44,7 +44,7 @@ def test_it_stays_until_routers_know():
     assert not bench.stays(0.2)
 
 
-def test_a_router_whose_lane_is_full_does_not_know():
+def test_a_router_with_a_full_lane_does_not_count_as_notified():
     bench = Draining()
     bench.handle(Hello("r", "router"), Hello("s", "slow"))
     bench.lanes["slow"].room = 0
@@ -55,7 +55,7 @@ def test_a_router_whose_lane_is_full_does_not_know():
     assert not bench.stays(1.0)
 
 
-def test_what_comes_while_draining_is_served_and_what_was_moved_goes():
+def test_new_streams_are_served_while_draining_and_moved_ones_are_not_waited_for():
     bench = Draining()
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.service.drain()
@@ -72,7 +72,7 @@ def test_what_comes_while_draining_is_served_and_what_was_moved_goes():
     }
 
 
-def test_what_a_full_lane_holds_up_is_waited_for():
+def test_rows_behind_a_full_lane_are_waited_for():
     bench = Draining()
     bench.handle(Hello("r", "router"), batch(opens=[opened(1)]))
     bench.service.drain()
@@ -86,7 +86,7 @@ def test_what_a_full_lane_holds_up_is_waited_for():
     assert bench.texts() == {(1, 0): ("a", FinishReason.LENGTH)}
 
 
-def test_a_dead_router_keeps_nobody():
+def test_a_dead_router_does_not_delay_the_exit():
     bench = Draining()
     bench.handle(Hello("r", "router"), Hello("d", "dead"), batch(opens=[opened(1, router="dead")]))
     bench.lanes["dead"].room = 0
@@ -99,7 +99,7 @@ def test_a_dead_router_keeps_nobody():
     ]
 
 
-def test_a_router_that_has_ended_keeps_nobody_even_until_it_counts_as_silent():
+def test_a_router_that_has_ended_does_not_delay_the_exit_until_it_counts_as_silent():
     bench = Draining()
     bench.handle(Hello("r", "router"))
     lane = bench.lanes["router"]
@@ -112,20 +112,20 @@ def test_a_router_that_has_ended_keeps_nobody_even_until_it_counts_as_silent():
     assert [each["reason"] for each in logs if each["event"] == "router_lost"] == ["ended"]
 
 
-def test_a_pause_of_its_own_is_nobodys_silence():
+def test_a_pause_of_the_process_does_not_count_as_silence_of_routers():
     bench = Draining()
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.service.drain()
     bench.service.tick()
     bench.now += 2 * ENGINE_SILENCE_SECONDS
-    # It goes on before ZeroMQ's thread has read what came meanwhile.
+    # The process continues before ZeroMQ's thread has read the messages that arrived in the meantime.
     bench.service.tick()
     bench.handle(Hello("r", "router"), batch(row(1, 1, [1], LENGTH)))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
     assert bench.service.decode_loop.unknown_rows == 0
 
 
-def test_a_router_that_left_nothing_behind_is_not_warned_of_while_the_ring_stops():
+def test_no_warning_for_a_lost_router_without_streams_while_the_ring_stops():
     bench = Draining()
     bench.handle(Hello("r", "router"))
     bench.lanes["router"].room = 0
@@ -135,7 +135,7 @@ def test_a_router_that_left_nothing_behind_is_not_warned_of_while_the_ring_stops
     assert [each["log_level"] for each in logs if each["event"] == "router_lost"] == ["info"]
 
 
-def test_after_the_timeout_it_goes_anyway():
+def test_it_exits_after_the_timeout_in_any_case():
     bench = Draining()
     bench.handle(Hello("r", "router"), batch(opens=[opened(1)]))
     bench.service.drain()

@@ -8,7 +8,7 @@ from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_S
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 
-def test_heartbeats_report_what_never_came_by_engine_epoch():
+def test_heartbeats_report_lost_frames_by_engine_epoch():
     bench = Bench()
     bench.handle(Hello("r", "router"), KeepAlive("one", 11), KeepAlive("two", 22))
     bench.heartbeat()
@@ -31,7 +31,7 @@ def test_a_new_epoch_of_an_engine_ends_the_streams_of_the_old_one():
     assert bench.texts() == {(1, 0): ("ab", ErrorCode.ENGINE_LOST), (2, 0): ("a", None), (3, 0): ("d", None)}
 
 
-def test_late_frames_of_an_old_epoch_harm_nobody():
+def test_late_frames_of_an_old_epoch_do_not_affect_the_new_one():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.handle(batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
@@ -40,7 +40,7 @@ def test_late_frames_of_an_old_epoch_harm_nobody():
     assert (bench.service.streams, bench.remembered) == (0, 0)
 
 
-def test_what_an_old_epoch_leaves_behind_goes_soon():
+def test_the_state_of_an_old_epoch_is_dropped_soon():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), KeepAlive("engine", 2))
     bench.handle(batch(opens=[opened(3)]), batch(row(4, 0, [0]), opens=[opened(4)], epoch=2))
@@ -52,8 +52,8 @@ def test_what_an_old_epoch_leaves_behind_goes_soon():
     assert bench.texts()[3, 0] == ("", ErrorCode.ENGINE_LOST)
 
 
-def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
-    """It may have said that it gave them up."""
+def test_streams_of_a_silent_engine_are_dropped_sooner_after_frames_of_a_router_were_lost():
+    """A Drop of these streams may have been among the lost frames."""
     bench = Bench()
     bench.handle(Hello("r", "router"), batch(opens=[opened(1)]), batch(opens=[opened(2)], engine="other"))
     bench.handle(Gap(5, 1), Hello("r", "router"))
@@ -68,7 +68,7 @@ def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
     assert bench.service.streams == 1
 
 
-def test_the_silence_of_an_idle_engine_is_no_warning():
+def test_the_silence_of_an_idle_engine_logs_no_warning():
     bench = Bench()
     bench.handle(KeepAlive("idle", 1), batch(opens=[opened(1)]))
     with capture_logs() as logs:
@@ -79,7 +79,7 @@ def test_the_silence_of_an_idle_engine_is_no_warning():
     assert levels == {"idle": "info", "engine": "warning"}
 
 
-def test_what_is_known_of_engines_is_bounded():
+def test_the_number_of_known_engines_is_bounded():
     engines = Engines()
     engines.on_frame(("first", 1), 0.0)
     for number in range(MAX_ENGINES):

@@ -32,7 +32,7 @@ from tests.fakes.tokenizers import TINY
 
 
 class Flood:
-    """An inbox that always holds more than a look takes, until it ends."""
+    """An inbox that always holds more messages than one read returns, until the test ends."""
 
     over = False
 
@@ -49,7 +49,7 @@ class Flood:
     gaps = malformed = 0
 
 
-def test_a_backlog_that_lasts_is_told():
+def test_a_persistent_backlog_makes_the_detokenizer_unready():
     inbox, loop = Flood(), ProgressBeacon()
     decoders = load_decoders(TINY / "tokenizer.json")
     service = Detokenizer(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
@@ -68,7 +68,7 @@ def test_a_backlog_that_lasts_is_told():
     finally:
         service.drain()
         thread.join(LIMIT)
-    # Its loop has ended: soon `found` would tell of that.
+    # The loop has ended: soon the health endpoints would report that.
     assert unready(service) == "it is draining"
 
 
@@ -81,7 +81,7 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.process
-def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
+def test_a_draining_process_is_alive_but_not_ready(tmp_path):
     port = free_ports(1)
     command = [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{tmp_path}/detok"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
@@ -94,7 +94,7 @@ def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
             router = f"ipc://{tmp_path}/router"
 
             def shows(path: str, answer: tuple[int, str]) -> bool:
-                # While it drains, a router that is silent for some seconds is lost, and nothing keeps it any more.
+                # While draining, a router that is silent for some seconds counts as lost, and the process would exit.
                 lane.send(Hello("router", router))
                 return ask(port, path) == answer
 

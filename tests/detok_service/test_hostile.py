@@ -1,4 +1,4 @@
-"""Frames that are well-formed and make no sense."""
+"""Well-formed frames with nonsensical contents."""
 
 import random
 
@@ -33,7 +33,7 @@ ODD = [0, 1, 2, -1, 7, 1000, 1 << 31, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63), 
 
 
 def mutated(value, random: random.Random):
-    """One leaf of the message is another one."""
+    """The message with one leaf value replaced."""
     if isinstance(value, list) and value:
         at = random.randrange(len(value))
         return [*value[:at], mutated(value[at], random), *value[at + 1 :]]
@@ -46,8 +46,8 @@ def mutated(value, random: random.Random):
     return random.choice(same if same and random.random() < 0.8 else ODD)
 
 
-def test_mutated_frames_harm_nobody():
-    """One good stream goes on through all of them; what the bad ones began ends with their engines."""
+def test_mutated_frames_do_not_affect_other_streams():
+    """One valid stream continues throughout; streams opened by mutated frames end with their engines."""
     shuffle = random.Random(4)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToDetokenizer)
     plain = [msgspec.msgpack.decode(encoder.encode(message), strict=False) for message in seeds()]

@@ -1,4 +1,4 @@
-"""Rows, engines and routers that were lost: which streams end, and what routers learn."""
+"""Lost rows, engines and routers: which streams end, and what is reported to routers."""
 
 from structlog.testing import capture_logs
 
@@ -9,7 +9,7 @@ from sluice.ring.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 
-def test_a_hole_fails_its_stream_only():
+def test_missing_rows_fail_only_their_stream():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
     bench.handle(batch(row(1, 2, [2]), row(2, 1, [1])))
@@ -18,7 +18,7 @@ def test_a_hole_fails_its_stream_only():
 
 
 def test_a_gap_fails_the_streams_of_that_engine():
-    """A terminal may have been among the messages that never came: without this its stream would hang."""
+    """A terminal row may be among the lost messages. Without this rule, its stream would never end."""
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))
     with capture_logs() as logs:
@@ -39,7 +39,7 @@ def test_a_gap_fails_the_streams_of_that_engine():
     assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
 
 
-def test_frames_that_a_predecessor_may_have_had_are_reported_without_a_warning():
+def test_frames_that_a_previous_process_may_have_received_are_reported_without_a_warning():
     bench = Bench()
     with capture_logs() as logs:
         bench.handle(Hello("r", "router"), Gap(77, 3, lane_known=False), KeepAlive("engine", 1))
@@ -48,7 +48,7 @@ def test_frames_that_a_predecessor_may_have_had_are_reported_without_a_warning()
     assert bench.lanes["router"].heartbeats[-1].missed == {1: 3}
 
 
-def test_a_gap_of_a_router_lane_ends_no_stream():
+def test_a_gap_in_a_routers_lane_ends_no_stream():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.handle(Gap(5, 1), Hello("router", "router"), KeepAlive("engine", 1))
@@ -108,7 +108,7 @@ def test_streams_of_a_silent_router_are_freed():
     assert (bench.service.waiting, bench.remembered) == (0, 0)
 
 
-def test_a_router_that_comes_back_gets_a_report_of_lost_rows():
+def test_a_router_that_returns_gets_a_report_of_lost_rows():
     bench = Bench()
     both = [Hello("r", "router"), Hello("x", "other")]
     bench.handle(*both, KeepAlive("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))

@@ -1,4 +1,4 @@
-"""Real sockets, and a real process."""
+"""The detokenizer with real sockets and as a real process."""
 
 import json
 import os
@@ -34,7 +34,7 @@ SECONDS = 60.0
 
 
 class Router:
-    """Collects what comes; a slow one looks only when asked."""
+    """A router that collects what it receives. It reads only when a test calls `look`."""
 
     def __init__(self, context, address, capacity=64):
         self.inbox = Inbox(context, address, ToRouter, capacity=capacity)
@@ -45,7 +45,7 @@ class Router:
         self.control, self.greeted_at = None, 0.0
 
     def greet(self, lane):
-        """At every look from now on: to a process that drains, a router that is silent for some seconds is lost."""
+        """Send a hello at every `look`: a draining process considers a router lost after a few seconds of silence."""
         self.control = lane
         send(lane, Hello("router", self.address))
 
@@ -105,8 +105,8 @@ def send(lane, message):
         time.sleep(0.002)
 
 
-def test_a_slow_router_loses_nothing_and_slows_nobody(context, routers, tmp_path, monkeypatch):
-    # They say no hellos.
+def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers, tmp_path, monkeypatch):
+    # The routers send no hellos.
     monkeypatch.setattr("detok_service.service.ROUTER_SILENCE_SECONDS", 600.0)
     slow, quick = routers
     decoders = load_decoders(TINY / "tokenizer.json")
@@ -175,7 +175,7 @@ class Process:
         self.ready = json.loads(self.child.stderr.readline())
 
     def end(self) -> list[dict]:
-        """Log lines up to the end of the process."""
+        """Wait for the process to end, and return its log lines."""
         try:
             _, err = self.child.communicate(timeout=SECONDS)
         finally:
@@ -212,7 +212,7 @@ def test_a_process_serves_and_drains(context, routers, tmp_path):
         process.child.kill()
 
 
-def test_what_outlives_the_drain_ends_with_an_error(context, routers, tmp_path):
+def test_streams_that_outlive_the_drain_end_with_an_error(context, routers, tmp_path):
     process = Process(tmp_path, "--drain-timeout", "0.2")
     router, _ = routers
     try:
@@ -232,8 +232,8 @@ def test_what_outlives_the_drain_ends_with_an_error(context, routers, tmp_path):
 
 
 @pytest.mark.parametrize("sent", [0, 1, 17, 60])
-def test_streams_of_a_killed_process_go_on_in_another(context, routers, tmp_path, sent):
-    """The caller's tokens are all that the other one is told."""
+def test_streams_of_a_killed_process_continue_in_another(context, routers, tmp_path, sent):
+    """The other process knows nothing but the caller's tokens."""
     router, _ = routers
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     tokens = tokenizer.encode("def f(n):\n    return '🚀 日本 👩\u200d🚀' + n  # ✓ done\n" * 3).ids
@@ -275,7 +275,7 @@ def test_streams_of_a_killed_process_go_on_in_another(context, routers, tmp_path
         second.child.kill()
 
 
-def test_a_process_whose_streams_were_moved_leaves_at_once(context, routers, tmp_path):
+def test_a_process_whose_streams_were_moved_exits_immediately(context, routers, tmp_path):
     process = Process(tmp_path, "--drain-timeout", "60")
     router, _ = routers
     try:
@@ -308,7 +308,7 @@ def test_a_process_does_not_wait_for_a_router_that_has_ended(context, routers, t
         process.child.send_signal(signal.SIGTERM)
         logs = process.end()
         assert process.child.returncode == 0
-        # None, if its lane took the news of the drain just before it noticed the end.
+        # None if its lane accepted the drain notice just before the process noticed the router's end.
         assert {entry["reason"] for entry in logs if entry["event"] == "router_lost"} <= {"ended"}
         lane.close()
     finally:
@@ -352,7 +352,7 @@ def test_bad_settings_are_named(flags, variables, named):
 
 
 @pytest.mark.parametrize("address", ["ipc://{}/detok", "tcp://127.0.0.1:*"])
-def test_an_address_in_use_is_told_in_one_line(context, tmp_path, address):
+def test_an_address_in_use_is_reported_in_one_line(context, tmp_path, address):
     inbox = Inbox(context, address.format(tmp_path), ToDetokenizer, security=Security(insecure=True))
     done = run("--model", str(TINY), "--insecure-ring", "--listen", inbox.address)
     who = f"process {os.getpid()}" if address.startswith("ipc") else "another process"

@@ -1,4 +1,4 @@
-"""A stream that goes on elsewhere after n tokens shows what it would have shown."""
+"""A stream that is resumed after n tokens shows the same text as the original would have."""
 
 import itertools
 
@@ -21,7 +21,7 @@ SIZES = st.lists(st.integers(1, 5), max_size=12)
 
 
 class Shown:
-    """What a caller has of a stream: joined rows, each looked at as it comes."""
+    """What a caller has received of a stream: all rows joined, each checked on arrival."""
 
     def __init__(self):
         self.tokens, self.logprobs, self.text, self.end = [], [], "", None
@@ -51,7 +51,7 @@ def replay(stream, slices=(3,)):
 
 
 def feed(stream, shown, tokens, sizes, end, rows=1 << 30):
-    """The engine's part, from what the caller has on: rows of these sizes, until so many have come out."""
+    """Send the tokens that the caller lacks in rows of these sizes, until `rows` rows have been returned."""
     start = len(shown.tokens)
     cuts = [*itertools.accumulate(itertools.chain([start], sizes, itertools.repeat(1, len(tokens))))]
     spans = [(at, min(to, len(tokens))) for at, to in itertools.pairwise(cuts) if at < len(tokens)]
@@ -76,7 +76,7 @@ def whole(make, params, tokens, sizes, end):
 
 
 def resumed_often(make, params, tokens, sizes, end, rows):
-    """Broken off after so many rows, again and again."""
+    """A stream that is interrupted after every `rows` rows and resumed."""
     shown = Shown()
     for count in rows:
         stream = new(make(), params, shown.tokens)
@@ -94,12 +94,12 @@ def resumed_often(make, params, tokens, sizes, end, rows):
 
 
 def at_end(shown):
-    """What a caller has who missed nothing but the end itself."""
+    """What a caller has received if only the end is missing."""
     return [*shown.tokens], [*shown.logprobs], shown.text
 
 
 def params_for(text):
-    """Stop strings are cut out of the text, so that they come."""
+    """Parameters whose stop strings occur in the text."""
     spot = st.integers(0, max(0, len(text) - 1))
     inside = st.builds(lambda at, size: text[at : at + size], spot, st.integers(1, 4))
     stops = st.lists(st.one_of(inside, st.text("ab�e", min_size=1, max_size=3)), max_size=3)
@@ -118,7 +118,7 @@ def ends():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_anywhere_and_resumed_anywhere_it_is_the_same_stream(kind):
+def test_a_stream_resumed_at_any_point_is_the_same_stream(kind):
     tokenizer, decoders = built(kind)
 
     @given(st.data(), ids_of(kind), ends(), SIZES, SIZES, st.lists(st.integers(1, 4), max_size=6))
@@ -136,8 +136,8 @@ def test_cut_anywhere_and_resumed_anywhere_it_is_the_same_stream(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_text_shown_with_n_tokens_depends_on_these_alone(kind):
-    """Of a caller who has n tokens, the text; from there on, the rest of it."""
+def test_the_text_shown_after_n_tokens_depends_only_on_these(kind):
+    """A caller with n tokens has a fixed text; a stream resumed there shows the rest of it."""
     tokenizer, decoders = built(kind)
 
     @given(st.data(), ids_of(kind), ends(), SIZES, st.integers(0, 40))
@@ -173,7 +173,7 @@ def test_the_text_shown_with_n_tokens_depends_on_these_alone(kind):
 
 @given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=12), st.text("ab", max_size=3), SIZES, SIZES, st.data())
 @example(["a", "a"], "", [], [], None)
-def test_hold_back_over_every_border(texts, rest, sizes, other_sizes, data):
+def test_text_is_held_back_across_row_boundaries(texts, rest, sizes, other_sizes, data):
     params = TextParams(stop=("ab", "aabb"), min_tokens=2) if data is None else data.draw(params_for("".join(texts)))
     tokens = list(range(len(texts)))
     end = End(FinishReason.LENGTH, TIMES, stop_token=1)
@@ -183,8 +183,8 @@ def test_hold_back_over_every_border(texts, rest, sizes, other_sizes, data):
         assert vars(got) == vars(expected)
 
 
-def test_a_long_wait_for_text_is_resumed_too():
-    """Rows without text go out all MAX_TEXTLESS tokens: the text comes later, once."""
+def test_a_long_run_of_tokens_without_text_can_be_resumed():
+    """A row without text is sent every MAX_TEXTLESS tokens; the text is sent later, once."""
     _, decoders = built("sentencepiece")
     tokenizer, _ = built("sentencepiece")
     smile = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
@@ -196,7 +196,7 @@ def test_a_long_wait_for_text_is_resumed_too():
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_within_what_was_resumed_ends_at_once(include):
+def test_a_stop_string_within_the_resumed_tokens_ends_the_stream_immediately(include):
     stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.",), include_stop=include), [0, 1, 2])
     replay(stream)
     assert stream.end.reason is FinishReason.STOP_STRING
@@ -205,7 +205,7 @@ def test_a_stop_string_within_what_was_resumed_ends_at_once(include):
     assert stream.end.stop_string == "b."
 
 
-def test_rows_that_wait_for_the_replay_of_a_stop_are_cut():
+def test_rows_queued_behind_a_replayed_stop_string_are_cut():
     stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.", "c")), [0, 1, 2])
     stream.ingest(3, [3], [TokenLogprob(0.0, 1, [])], End(FinishReason.LENGTH, TIMES))
     replay(stream)
@@ -227,7 +227,7 @@ def test_min_tokens_counts_resumed_tokens(slices):
 
 
 def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
-    """Before it nobody knows whether that token is a hidden stop token, which completes no stop string."""
+    """Until then it is unknown whether that token is a hidden stop token, which cannot complete a stop string."""
     for tokens, end, expected in [
         ([2], None, (FinishReason.STOP_STRING, "b.")),
         ([], End(FinishReason.STOP_TOKEN, TIMES, stop_token=1), (FinishReason.STOP_TOKEN, None)),
@@ -253,8 +253,8 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
         End(FinishReason.EOS, TIMES, by_guide=True),
     ],
 )
-def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(end, tokens):
-    """Whoever has these tokens and not the end goes on after the text without it."""
+def test_text_released_by_an_end_does_not_belong_to_its_tokens(end, tokens):
+    """A caller that has these tokens but not the end resumes after the text without the released part."""
     stream = new(Words(["a", "st", "b"], "?"), TextParams(stop=("stop",)))
     stream.ingest(0, [*tokens, 0, 1], [], None)
     stream.ingest(len(tokens) + 2, [], [], end)
@@ -263,13 +263,13 @@ def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(end, to
     assert stream.end.held == "st?"
 
 
-def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
+def test_held_text_is_shown_at_an_end_without_a_token():
     for end, text in [
         (End(FinishReason.ABORTED, TIMES), "st"),
         (End(FinishReason.TIME_LIMIT, TIMES), "st"),
         (End(FinishReason.ERROR, TIMES), ""),
         (End(FinishReason.EOS, TIMES, by_guide=True), "st"),
-        # The caller has the last token's row, and with it this.
+        # The caller has the last token's row, and this text with it.
         (End(FinishReason.LENGTH, TIMES), ""),
         (End(FinishReason.EOS, TIMES), ""),
     ]:
@@ -280,7 +280,7 @@ def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
         assert (stream.row()[4], stream.end.held) == ("", text)
 
 
-def test_a_hole_and_a_failure_right_after_the_resumed_tokens():
+def test_missing_rows_and_a_failure_right_after_the_resumed_tokens():
     stream = new(Words(list("abcd")), TextParams(), [0, 1])
     replay(stream)
     stream.ingest(3, [3], [], None)

@@ -1,4 +1,4 @@
-"""Lanes to routers are bounded."""
+"""The number of lanes to routers is bounded."""
 
 import structlog
 
@@ -6,7 +6,7 @@ from detok_service.router_links import RouterLinks
 from tests.fakes.lanes import FakeLane
 
 
-def test_a_router_beyond_the_bound_gets_no_lane_until_another_is_removed(monkeypatch):
+def test_a_router_beyond_the_limit_gets_no_lane_until_another_is_removed(monkeypatch):
     monkeypatch.setattr("detok_service.router_links.MAX_LINKS", 2)
     links = RouterLinks(lambda _: FakeLane(), "detok", structlog.get_logger())
     found = [links.link_to(address, 0.0) for address in ("a", "b", "c", "a")]

@@ -1,4 +1,4 @@
-"""The service over lanes in memory: rows in, text out, full lanes, limits, heartbeats."""
+"""The service with in-memory lanes: rows in, text out, full lanes, limits, heartbeats."""
 
 import gc
 
@@ -33,7 +33,7 @@ def test_delay_is_from_arrival_to_the_lane_once_per_batch():
     delay = bench.service.delay
     bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
     assert (sum(delay.counts), delay.total) == (2, 0.0)
-    # They came while the messages before were handled.
+    # The messages arrived while earlier ones were being handled.
     bench.service.handle([batch(row(1, 1, [0]))], bench.now - 0.25)
     assert (sum(delay.counts), delay.total) == (3, 0.25)
     # The lane is full for two seconds; the oldest row counts.
@@ -81,14 +81,14 @@ def test_accepted_drafts_are_counted_once_and_passed_on():
     assert found == [(2, 0, 2), (1, 0, 1), (2, 3, 0)]
 
 
-def test_accepted_drafts_behind_a_stop_string_are_not_counted():
+def test_accepted_drafts_after_a_stop_string_are_not_counted():
     bench = Bench()
     bench.handle(batch(replace(row(1, 0, [0, 1, 2, 3, 4]), accepted=4), opens=[opened(1, stop=["c"])]))
     (sent,) = (r for each in bench.lanes["router"].batches for r in each.rows())
     assert (sent.end.reason, len(sent.tokens), sent.accepted) == (FinishReason.STOP_STRING, 3, 3)
 
 
-def test_output_goes_to_the_router_of_each_stream_in_one_batch_each():
+def test_each_router_gets_the_output_of_its_streams_in_one_batch():
     bench = Bench()
     opens = [opened(request, router=f"router-{request % 3}") for request in range(9)]
     bench.handle(batch(*(row(request, 0, [0]) for request in range(9)), opens=opens))
@@ -98,7 +98,7 @@ def test_output_goes_to_the_router_of_each_stream_in_one_batch_each():
         assert [started.request for started in sent.started] == sent.request
 
 
-def test_rows_after_its_own_stop_are_dropped():
+def test_rows_after_a_stop_string_are_dropped():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0, 1, 2]), opens=[opened(1, stop=("b",))]))
     assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
@@ -109,14 +109,14 @@ def test_rows_after_its_own_stop_are_dropped():
     assert (bench.service.decode_loop.unknown_rows, bench.remembered) == (0, 0)
 
 
-def test_a_stop_and_the_engine_terminal_in_one_drain():
+def test_a_stop_string_and_the_engines_terminal_in_one_batch():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0, 1]), opens=[opened(1, stop=("b",))]), batch(row(1, 2, [2], LENGTH)))
     assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
     assert (bench.service.streams, bench.remembered) == (0, 0)
 
 
-def test_a_fault_stays_in_its_stream():
+def test_a_decoding_error_ends_only_its_stream():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
     with capture_logs() as logs:
@@ -126,7 +126,7 @@ def test_a_fault_stays_in_its_stream():
     assert [entry["event"] for entry in logs] == ["text_failed"]
 
 
-def test_beyond_max_streams_requests_are_refused_whole():
+def test_beyond_max_streams_all_sequences_of_a_request_are_refused():
     bench = Bench(max_streams=3)
     bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1, n=2), opened(2, n=2)]))
     bench.handle(batch(row(2, 1, [1]), row(2, 0, [], LENGTH, sequence=1), row(1, 1, [1], LENGTH)))
@@ -162,7 +162,7 @@ def test_a_full_lane_merges_rows_and_delays_no_other_router():
     assert bench.texts("quick") == {(3, 0): (text, FinishReason.LENGTH)}
 
 
-def test_a_message_that_a_lane_refuses_is_kept():
+def test_a_message_that_a_lane_does_not_accept_is_kept():
     bench = Bench()
     bench.handle(batch(opens=[opened(1)]))
     lane = bench.lanes["router"]
@@ -182,7 +182,7 @@ def test_an_invalid_address_affects_no_other_stream():
     assert bench.texts() == {(1, 0): ("", ErrorCode.ROWS_LOST), (2, 0): ("a", FinishReason.LENGTH)}
 
 
-def test_one_message_is_bounded():
+def test_the_size_of_a_message_is_bounded():
     bench = Bench()
     bench.handle(batch(opens=[opened(request) for request in range(10)]))
     tokens = [1] * (MAX_BATCH_TOKENS // 3)
@@ -192,7 +192,7 @@ def test_one_message_is_bounded():
     assert {text for text, _ in bench.texts().values()} == {"b" * len(tokens)}
 
 
-def test_heartbeats_go_to_routers_that_said_hello():
+def test_heartbeats_are_sent_to_routers_that_have_sent_a_hello():
     bench = Bench()
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0, 1, 2]), opens=[opened(1, router="other")]))
     bench.heartbeat(0.0)
@@ -214,7 +214,7 @@ def test_heartbeats_go_to_routers_that_said_hello():
     assert bench.lanes["router"].heartbeats[-1].draining
 
 
-def test_close_ends_what_lives():
+def test_close_ends_live_streams():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.service.close(linger=1.0)
@@ -253,7 +253,7 @@ def test_ended_streams_leave_no_state_behind():
     assert bench.remembered == 10
 
 
-def test_unknown_rows_do_not_pile_up_for_a_router_that_does_not_read(monkeypatch):
+def test_unknown_rows_do_not_accumulate_for_a_router_that_does_not_read(monkeypatch):
     monkeypatch.setattr("detok_service.decode_loop.MAX_ROUTER_ROWS", 10)
     bench = Bench()
     bench.handle(Hello("r", "router"))
@@ -270,7 +270,7 @@ def test_unknown_rows_do_not_pile_up_for_a_router_that_does_not_read(monkeypatch
     assert lane.closed is False
 
 
-def test_a_prompts_log_probabilities_are_passed_on_before_its_tokens():
+def test_a_prompts_log_probabilities_are_sent_before_the_tokens():
     bench = Bench()
     lane_full_at_first = TokenBatch.of("engine", 1, [opened(1), opened(2)], [])
     bench.handle(lane_full_at_first)

@@ -9,7 +9,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
 def oracle(pieces, flush, stops, min_tokens, include):
-    """(text, tokens, stop), from the definition: look at every end of the whole text, earliest first."""
+    """(text, tokens, stop) by definition: check every prefix of the text, shortest first."""
     full = ""
     for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
         for char in piece:
@@ -22,18 +22,18 @@ def oracle(pieces, flush, stops, min_tokens, include):
 
 
 def may_grow(text, stops):
-    """The longest end of the text that begins a stop and is not the whole of it."""
+    """The longest suffix of the text that is a proper prefix of a stop string."""
     return max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
 
 
 def run(pieces, flush, stops, min_tokens, include):
-    """(text, tokens, stop), and what had been shown after each token."""
+    """(text, tokens, stop), and the text shown after each token."""
     search = StopSearch(StopStrings(stops), include)
     shown, after = "", []
     for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
         shown += search.feed(piece, count >= min_tokens)
-        if search.found is not None:
-            return (shown, count, search.found), after
+        if search.matched is not None:
+            return (shown, count, search.matched), after
         after.append(shown)
     return (shown + search.flush(), len(pieces), None), after
 
@@ -45,7 +45,7 @@ def test_against_the_oracle(pieces, flush, stops, min_tokens, include):
 
 
 @given(PIECES, STOPS, st.integers(0, 8))
-def test_what_can_still_become_a_stop_is_held_and_nothing_more(pieces, stops, min_tokens):
+def test_only_text_that_may_become_a_stop_string_is_held_back(pieces, stops, min_tokens):
     _, after = run(pieces, "", stops, min_tokens, include=False)
     for count, shown in enumerate(after[: len(pieces)], 1):
         text = "".join(pieces[:count])
@@ -53,7 +53,7 @@ def test_what_can_still_become_a_stop_is_held_and_nothing_more(pieces, stops, mi
 
 
 @given(PIECES, STOPS)
-def test_nothing_is_held_where_the_stop_is_shown(pieces, stops):
+def test_nothing_is_held_back_if_the_stop_string_is_shown(pieces, stops):
     _, after = run(pieces, "", stops, 0, include=True)
     for count, shown in enumerate(after[: len(pieces)], 1):
         assert shown == "".join(pieces[:count])
@@ -90,17 +90,17 @@ def test_overlaps_and_prefixes(text, stops, shown, found):
         assert (got, stop) == (shown, found)
 
 
-def test_a_stop_before_min_tokens_is_text():
+def test_a_stop_string_before_min_tokens_is_text():
     (text, tokens, found), after = run(["a.", "b.", "c.", "d"], "", ["."], 3, include=False)
     assert (text, tokens, found) == ("a.b.c", 3, ".")
     assert after == ["a.", "a.b."]
 
 
-def test_a_stop_that_began_before_min_tokens_counts():
+def test_a_stop_string_that_began_before_min_tokens_counts():
     assert run(["xa", "b"], "", ["ab"], 2, include=False)[0] == ("x", 2, "ab")
 
 
-def test_a_long_search_is_linear_work():
+def test_a_long_search_takes_linear_time():
     class Counting(list):
         looks = 0
 

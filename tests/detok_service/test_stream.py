@@ -58,7 +58,7 @@ def cut(tokens, sizes):
 
 
 def drive(stream, tokens, sizes=(), end=LENGTH, together=False):
-    """All rows that come out; the end comes with the last tokens, or alone."""
+    """All rows of the stream. `together`: the end is in the row of the last tokens, not in its own."""
     out = []
     rows = cut(tokens, sizes)
     for at, (offset, row) in enumerate(rows or [(0, [])]):
@@ -74,7 +74,7 @@ def drive(stream, tokens, sizes=(), end=LENGTH, together=False):
 
 
 def joined(rows):
-    """(tokens, logprobs, text, end), after a look at what must hold of any stream's rows."""
+    """(tokens, logprobs, text, end), after checking the invariants of any stream's rows."""
     assert [row.end is not None for row in rows] == [False] * (len(rows) - 1) + [True]
     tokens = [token for row in rows for token in row.tokens]
     assert [row.offset for row in rows] == [*itertools.accumulate([0] + [len(row.tokens) for row in rows[:-1]])]
@@ -109,7 +109,7 @@ def test_against_the_oracle(texts, rest, stops, sizes, min_tokens, interval, inc
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_whole_stream_is_the_decode(kind):
+def test_a_whole_stream_equals_decode(kind):
     tokenizer = TOKENIZERS[kind]
 
     @given(st.lists(st.integers(0, tokenizer.get_vocab_size() + 40), max_size=40), SIZES, st.booleans())
@@ -134,7 +134,7 @@ def test_a_stop_string_in_a_real_text_at_every_row_cut(kind):
             assert (shown, end.stop_string) == (text[: text.index(stop)], stop)
 
 
-def test_tokens_and_logprobs_are_cut_inside_a_row():
+def test_tokens_and_logprobs_are_cut_within_a_row():
     stream = make(Words(["a", "b st", "op c", "d"]), stop=("stop",))
     stream.ingest(0, [0, 1, 2, 3], logprobs([0, 1, 2, 3]), LENGTH)
     assert stream.advance(1.0)
@@ -164,7 +164,7 @@ def test_held_text_is_shown_at_the_end():
 
 
 def test_after_an_error_nothing_is_flushed():
-    """A resubmission takes up the text that the tokens alone make certain."""
+    """A resubmitted request continues after the text that depends only on the tokens."""
     failed = End(FinishReason.ERROR, TIMES)
     assert joined(drive(make(Words(["a", "st"], "�"), stop=("stop",)), [0, 1], end=failed))[2:] == ("a", failed)
     assert joined(drive(make(Words(["a"], "�")), [0], end=failed))[2:] == ("a", failed)
@@ -179,7 +179,7 @@ def test_the_stop_token_is_shown_only_with_include_stop(include, text, stop):
         assert joined(drive(stream, [0, 1], sizes, end)) == ([0, 1], logprobs([0, 1]), text, end)
 
 
-def test_a_hidden_stop_token_completes_no_stop_string():
+def test_a_hidden_stop_token_cannot_complete_a_stop_string():
     end = End(FinishReason.STOP_TOKEN, TIMES, stop_token=1)
     assert joined(drive(make(Words(["a", "."]), stop=("a.",)), [0, 1], end=end))[2:] == ("a", end)
 
@@ -201,7 +201,7 @@ def test_seen_tokens_are_dropped():
     assert row_of(stream)[3:8] == (0, [*range(6)], logprobs(range(6)), "abcdef", LENGTH)
 
 
-def test_a_hole_ends_the_stream_after_what_came_before_it():
+def test_missing_rows_end_the_stream_after_the_rows_before_them():
     stream = make(Words(list("abcdef")))
     stream.ingest(0, [0, 1], [], None)
     stream.ingest(3, [3], [], None)
@@ -215,7 +215,7 @@ def test_a_hole_ends_the_stream_after_what_came_before_it():
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_rows_with_and_without_logprobs_are_no_stream(which):
+def test_mixing_rows_with_and_without_logprobs_is_an_error(which):
     stream = make(Words(list("abc")))
     for offset in range(2):
         stream.ingest(offset, [offset], logprobs([offset], offset) if offset == which else [], None)
@@ -226,7 +226,7 @@ def test_rows_with_and_without_logprobs_are_no_stream(which):
     assert len(row.logprobs) in (0, 1)
 
 
-def test_tokens_without_text_are_joined_up_to_a_bound():
+def test_tokens_without_text_are_joined_up_to_a_limit():
     stream = make(Words(["", "a"]))
     due = []
     for offset in range(2 * MAX_TEXTLESS):
@@ -242,7 +242,7 @@ def test_tokens_without_text_are_joined_up_to_a_bound():
     assert row_of(stream).tokens == [0, 1]
 
 
-def test_what_is_not_taken_is_joined():
+def test_rows_that_were_not_sent_are_joined():
     stream = make(Words(list("abc")))
     for offset in range(3):
         stream.ingest(offset, [offset], logprobs([offset], offset), LENGTH if offset == 2 else None)
@@ -251,7 +251,7 @@ def test_what_is_not_taken_is_joined():
 
 
 def test_times_of_a_stop_string():
-    """Queue as the engine told, the rest by our own clock, from the open and the first token on."""
+    """The queue time is the engine's; the others are by our own clock, from the Open and from the first token."""
     stream = make(Words(["a", "b."]), now=10.0, queue=4.0, stop=(".",))
     stream.ingest(0, [0], [], None)
     stream.advance(12.0)

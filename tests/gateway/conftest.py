@@ -9,7 +9,7 @@ from tests.fakes.server_script import Script
 
 @pytest.fixture
 def script() -> Script:
-    """What the fake router answers; change it before the call."""
+    """The fake router's responses; tests change them before a call."""
     return Script()
 
 

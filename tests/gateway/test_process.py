@@ -1,4 +1,4 @@
-"""The gateway as a process: how it starts, what its probes say, how it ends."""
+"""The gateway as a process: start, health probes, shutdown."""
 
 import json
 import shutil
@@ -45,11 +45,11 @@ class Process:
                 self.lines.append(json.loads(line))
 
     def line(self, event: str) -> dict:
-        """The first of these, once it has come."""
+        """The first log line with this event. Waits for it."""
         found: list[dict] = []
 
         def has_come() -> bool:
-            # In this order: what the last look misses is there once nothing more can come.
+            # Check in this order, so that a line written just before the end is not missed.
             over = not self._reader.is_alive()
             found[:] = [line for line in list(self.lines) if line["event"] == event]
             return bool(found) or over
@@ -111,7 +111,7 @@ def test_from_start_to_end(start, router, script):
         assert list(lines)[-2] == "data: [DONE]"
     assert process.own.wait(LIMIT) == 0
     process.line("stopped")
-    # Of gRPC, about a GRPC_EXPERIMENTS that a new version does not have.
+    # A warning of gRPC about an experiment in GRPC_EXPERIMENTS that a new version no longer has.
     assert "Unknown experiment" not in process.text
 
 
@@ -130,11 +130,11 @@ def test_tls(start, router, script, tmp_path):
         assert client.chat.completions.create(**asked).choices[0].message.content == "Hello, world"
         chunks = list(client.chat.completions.create(**asked, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world"
-        # As `sluice bench` measures it.
+        # As measured by `sluice bench`.
         options = ["--requests", "2", "--tls-ca", str(authority.certificate), "--json", "-"]
         found = CliRunner().invoke(app, ["bench", f"https://{address}", *options])
         assert json.loads(found.stdout)["completed"] == 2
-        # Leaving is noticed under TLS, too.
+        # A disconnect is noticed under TLS, too.
         script.hangs = True
         script.gone.clear()
         stream = client.chat.completions.create(**asked, stream=True)
@@ -189,7 +189,7 @@ def test_it_waits_for_a_router(start, script):
         (("--max-body-bytes", "1"), "max_body_bytes"),
     ],
 )
-def test_it_says_why_it_cannot_start(start, arguments, message):
+def test_the_reason_why_it_cannot_start_is_printed(start, arguments, message):
     process = start("--port", "0", *arguments)
     assert process.own.wait(LIMIT) == 1
     assert message in process.line("start_failed")["error"]

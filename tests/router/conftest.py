@@ -24,7 +24,7 @@ from tests.fakes.fake_ring import FakeRing
 
 @dataclass
 class Client:
-    """The stubs of one channel to one router."""
+    """A router, and the stubs of one channel to it."""
 
     router: RouterApp
     channel: grpc.aio.Channel
@@ -60,7 +60,7 @@ class Client:
 
 @pytest.fixture
 def folder():
-    # Short: the path of a Unix socket has at most 107 bytes.
+    # Keep it short: the path of a Unix socket may have at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="sl") as folder:
         yield folder
 
@@ -69,30 +69,30 @@ def folder():
 async def ring(folder, monkeypatch):
     ring = FakeRing(folder)
     lose_only_the_silent(ring, monkeypatch)
-    # On a busy machine gRPC may be late to say that a client has gone, and a send to it would look like our failure.
+    # On a busy machine gRPC may report a disconnect late, and a failed send would look like a failure of the router.
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 60.0)
-    # Unknown adapters are refused at once, as by a router that has run for a while.
+    # Refuse unknown adapters immediately, like a router that has been running for a while.
     monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 0.0)
     yield ring
     await ring.close()
 
 
 def lose_only_the_silent(ring: FakeRing, monkeypatch) -> None:
-    """A fake that sends heartbeats is not lost because they are late: tests wait for less than a second until a peer
-    is lost, and on a busy machine a thread of ZeroMQ may stand still for longer."""
+    """Do not count a fake peer that sends heartbeats as lost because they are late: tests use timeouts of less than a
+    second, and on a busy machine a thread of ZeroMQ may be delayed for longer."""
     is_silent, mark_stalled = Peer.is_silent, Peers.mark_stalled
 
-    def is_silent_for_good(peer, now, timeout):
+    def is_silent_unless_beating(peer, now, timeout):
         return is_silent(peer, now, math.inf if ring.beats(peer.address) else timeout)
 
-    def mark_stalled_for_good(peers, now):
+    def mark_stalled_unless_moving(peers, now):
         for peer in peers.all:
             if ring.moves(peer.address):
                 peer.last_progress_at = now
         return mark_stalled(peers, now)
 
-    monkeypatch.setattr(Peer, "is_silent", is_silent_for_good)
-    monkeypatch.setattr(Peers, "mark_stalled", mark_stalled_for_good)
+    monkeypatch.setattr(Peer, "is_silent", is_silent_unless_beating)
+    monkeypatch.setattr(Peers, "mark_stalled", mark_stalled_unless_moving)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +102,7 @@ def checkpoint():
 
 @pytest.fixture
 async def start(ring, folder, checkpoint):
-    """Starts routers on the fake ring, settings by keyword, and waits until they have heard every peer."""
+    """Starts routers on the fake ring, with settings by keyword, and waits for heartbeats of all peers."""
     tiny = checkpoint
     async with contextlib.AsyncExitStack() as stack:
 
@@ -147,7 +147,7 @@ async def client(ring, start) -> Client:
 
 @pytest.fixture
 def quick_recovery(monkeypatch):
-    """Losses are noticed, and followed by another attempt, in a fraction of the time."""
+    """Detect losses and start the next attempt in a fraction of the usual time."""
     monkeypatch.setattr("router.peers.membership.WATCH_SECONDS", 0.02)
     monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.05)
     monkeypatch.setattr("router.requests.recovery.FIRST_BACKOFF_SECONDS", 0.002)
@@ -196,7 +196,7 @@ async def refused(call) -> Details:
 
 
 async def rest(call) -> list[pb.GenerateStreamResponse]:
-    """What comes of a stream whose first events were read one by one."""
+    """The remaining events of a stream whose first events were read one by one."""
     events = []
     while (event := await call.read()) is not grpc.aio.EOF:
         events.append(event)
@@ -204,7 +204,7 @@ async def rest(call) -> list[pb.GenerateStreamResponse]:
 
 
 def nothing_left(client: Client) -> bool:
-    """Every request has ended, on both sides, and gave back what it held."""
+    """Whether every request has ended in the router and the engines, and has released its resources."""
     router = client.router
     placement = router.ring.placement
     engines, streams = placement._engines.values(), placement._streams.values()

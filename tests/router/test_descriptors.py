@@ -11,7 +11,7 @@ from sluice.settings.services import RouterSettings
 
 
 @pytest.mark.parametrize(("limit", "most", "warned"), [(100_000, 4096, 0), (4000, 3004, 1), (100, 1, 1)])
-def test_connections_are_bounded_by_what_is_left_beside_the_ring(limit, most, warned):
+def test_connections_are_limited_to_the_descriptors_that_the_ring_does_not_need(limit, most, warned):
     settings = RouterSettings(model="m", engines=("ipc:///e",) * 100, detokenizers=("ipc:///d",) * 34)
     with capture_logs() as logs:
         fitted = fit_connections(settings, limit, structlog.get_logger())

@@ -1,4 +1,4 @@
-"""Details of a failed call, within what gRPC's clients accept."""
+"""Details of a failed call, within the limits of gRPC clients."""
 
 import base64
 
@@ -27,7 +27,7 @@ def test_each_field_has_its_reason():
     assert info(raised.value).metadata == {"ids[1]": "OUT_OF_RANGE", "words": "TOO_MANY", "name": "MISSING"}
 
 
-def test_other_metadata_stay():
+def test_other_metadata_is_kept():
     error = RequestError.invalid([Violation("n", "is 0", reason=Reason.OUT_OF_RANGE)])
     error.metadata["engine_deaths"] = "1"
     assert info(error).metadata == {"n": "OUT_OF_RANGE", "engine_deaths": "1"}

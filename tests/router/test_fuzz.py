@@ -1,4 +1,4 @@
-"""Messages that nobody meant, into every method of the gRPC port: answered, and streams beside them never notice."""
+"""Random messages to every method of the gRPC port are answered and do not affect other streams."""
 
 import asyncio
 import os
@@ -14,13 +14,13 @@ from tests.fakes.mutations import fill, mutate
 from tests.router.conftest import text_spec
 
 MESSAGES = int(os.environ.get("SLUICE_FUZZ_MESSAGES", "2000"))
-"""So many more for a long run."""
+"""Factor for the number of messages in a long run."""
 BATCH = 50
 SEED = 4
 ENDLESS = ("Watch", "StreamStats", "StreamSteps", "StreamCacheEvents")
 DRAINS = "Drain"
 PATIENCE = 0.05
-"""Seconds for an endless call."""
+"""Seconds after which an endless call is cancelled."""
 ANSWERS = {
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -29,9 +29,9 @@ ANSWERS = {
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
-    # What a resume began with is nowhere any more.
+    # The model with which a resumed stream began no longer exists.
     grpc.StatusCode.FAILED_PRECONDITION,
-    # A request may not bring an adapter.
+    # Adapters in requests are not allowed.
     grpc.StatusCode.PERMISSION_DENIED,
 }
 METHODS = [
@@ -41,7 +41,7 @@ GENERATE = [method for method in METHODS if method.name.startswith("Generate")]
 
 
 def message(method, chance):
-    """Well-formed or nearly so; half of the generations hold a prompt, so that their other fields are looked at."""
+    """A random message, mostly well-formed. Half of the generation requests have a prompt, so other fields matter."""
     found = GetMessageClass(method.input_type)()
     fill(found, chance, likely=chance.choice((0.05, 0.3, 0.8)))
     if method in GENERATE and chance.random() < 0.5:
@@ -69,7 +69,7 @@ async def send(channel, method, data):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_nobody_is_harmed(client):
+async def test_random_messages_do_not_affect_other_streams(client):
     chance = random.Random(SEED)
 
     async def undisturbed(number):

@@ -1,4 +1,4 @@
-"""What a router shows to Prometheus, after requests that are known."""
+"""A router's Prometheus metrics after known requests."""
 
 import urllib.request
 
@@ -14,11 +14,11 @@ from tests.fakes.status import serve_metrics
 from tests.router.conftest import refused, text_spec
 
 TOKENS = 24
-"""Of the fake engine's answers."""
+"""Tokens per output of the fake engine."""
 
 
 class Scrape:
-    """The samples of one look."""
+    """The samples of one scrape."""
 
     def __init__(self, text: str) -> None:
         self.samples = {
@@ -56,20 +56,20 @@ async def test_requests_and_tokens_by_outcome(client, ring):
     assert found("prompt_tokens_total") == prompts
     assert found("cached_tokens_total") == sum(len(call.submit.prompt) // 2 for call in ring.calls)
     assert found("first_token_seconds_count") == found("request_seconds_count") == found("queue_seconds_count") == 2
-    # The first token of each of the three sequences follows none.
+    # The first token of each of the three sequences has no predecessor.
     assert found("inter_token_seconds_count") == 3 * (TOKENS - 1)
     assert found("inter_token_seconds_bucket", le="+Inf") == found("inter_token_seconds_count")
     assert found("requests_on_ring") == found("permits") == 0
 
 
-async def test_lost_steps_and_listeners_are_seen(client, ring):
+async def test_lost_steps_and_subscribers_are_counted(client, ring):
     assert scrape(client.router)("steps_listeners") == 0
     with client.router._stats_broadcast.subscribe():
         assert scrape(client.router)("steps_listeners") == 1
     assert scrape(client.router)("steps_lost_total") == 0
 
 
-async def test_refusals_at_the_door_are_counted():
+async def test_refused_requests_are_counted():
     admission = make_admission(0, 0, 0)
     for _ in range(2):
         with pytest.raises(RequestError):

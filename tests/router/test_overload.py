@@ -37,7 +37,7 @@ RETRY = {
 
 @pytest.fixture
 async def full(ring, start):
-    """One request is live, one waits, and that is all there is room for."""
+    """A router with room for one live and one waiting request, both taken."""
     ring.add_engine()
     ring.add_detokenizer()
     ring.script = hang
@@ -53,7 +53,7 @@ async def full(ring, start):
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_beyond_the_queue_the_answer_comes_at_once_without_metadata(full, streaming):
+async def test_beyond_the_queue_requests_are_refused_immediately_without_metadata(full, streaming):
     client, *_ = full
     spec = text_spec()
     call = client.stream(spec) if streaming else client.generation.Generate(pb.GenerateRequest(spec=spec))
@@ -64,7 +64,7 @@ async def test_beyond_the_queue_the_answer_comes_at_once_without_metadata(full, 
     assert client.lines()[-1]["outcome"] == "OVERLOADED"
 
 
-async def test_a_clients_own_retry_policy_acts_on_it(full, ring):
+async def test_a_clients_retry_policy_applies(full, ring):
     client, live, _ = full
     options = [("grpc.service_config", json.dumps(RETRY)), ("grpc.enable_retries", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
@@ -80,13 +80,13 @@ async def test_a_clients_own_retry_policy_acts_on_it(full, ring):
 
 
 def patient_policy(seconds: float) -> list[tuple[str, str | int]]:
-    """gRPC's own retries, which by themselves come much later than a test waits."""
+    """A gRPC retry policy whose own backoff is much longer than a test waits."""
     (method,) = RETRY["methodConfig"]
     slow = method["retryPolicy"] | {"initialBackoff": f"{seconds}s", "maxBackoff": f"{seconds}s"}
     return [("grpc.service_config", json.dumps({"methodConfig": [method | {"retryPolicy": slow}]}))]
 
 
-async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypatch):
+async def test_grpc_retries_follow_the_servers_pushback(full, ring, monkeypatch):
     monkeypatch.setattr(ErrorCode.OVERLOADED, "retry_after", 0.02)
     client, live, _ = full
     options = patient_policy(1000.0)
@@ -94,7 +94,7 @@ async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypat
         call = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=text_spec()))
         reading = asyncio.ensure_future(call.read())
         await client.until(lambda: len(client.lines()) >= 2)
-        # Not so soon that no attempt is left by the time that there is room.
+        # Not so soon that all attempts are used up before there is room.
         monkeypatch.setattr(ErrorCode.OVERLOADED, "retry_after", 1.0)
         ring.script = generate
         live.cancel()
@@ -102,7 +102,7 @@ async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypat
         call.cancel()
 
 
-async def test_grpcs_own_retries_end_where_the_server_says_so(short_wait, begin_call):
+async def test_grpc_retries_stop_if_the_server_says_so(short_wait, begin_call):
     client, calls = begin_call
     options = patient_policy(0.01)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
@@ -113,13 +113,13 @@ async def test_grpcs_own_retries_end_where_the_server_says_so(short_wait, begin_
 
 @pytest.fixture
 def short_wait(monkeypatch):
-    """For a call's message, in routers that are started from here on."""
+    """A short timeout for request messages, in routers that are started afterwards."""
     monkeypatch.setattr("router.api.rpc.MESSAGE_SECONDS", 0.05)
 
 
 @pytest.fixture
 async def begin_call(ring, start, monkeypatch):
-    """A router, and the calls that it has answered so far."""
+    """A router, and the calls that it has admitted so far."""
     calls = []
 
     async def admit(call):
@@ -133,7 +133,7 @@ async def begin_call(ring, start, monkeypatch):
 
 
 class Retried:
-    """A call that is the next one of so many."""
+    """A call with this number of previous attempts."""
 
     def __init__(self, previous: str) -> None:
         self._previous = previous
@@ -156,16 +156,16 @@ async def pushback(code: ErrorCode, previous: str = "") -> int | None:
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-async def test_each_error_says_to_grpcs_own_retries_what_it_says_to_other_clients(code):
+async def test_the_pushback_of_each_error_agrees_with_its_retry_info(code):
     found = await pushback(code)
     if code.retry_after is not None:
         assert 1000 * code.retry_after <= found <= 2000 * code.retry_after
     else:
-        # A status that no policy retries must not count against those of the channel.
+        # A status that no policy retries must not count towards the channel's retry throttling.
         assert found == (-1 if code.status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE") else None)
 
 
-async def test_the_pause_grows_with_each_attempt_and_is_not_the_same_for_all():
+async def test_the_pushback_grows_with_each_attempt_and_is_random():
     pauses = [await pushback(ErrorCode.OVERLOADED, previous) for previous in ("", "1", "2", "3", "4")]
     assert all(1000 * 2**i <= pause <= 2000 * 2**i for i, pause in enumerate(pauses))
     for too_many in ("5", "999999999"):
@@ -177,8 +177,8 @@ async def test_the_pause_grows_with_each_attempt_and_is_not_the_same_for_all():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, 4])
-async def test_of_thousands_of_calls_at_once_each_gets_an_answer_of_ours(ring, start, connections):
-    """gRPC's own bound is 1,000 to 3,000 calls that wait for the server, beyond which it cancels them."""
+async def test_each_of_thousands_of_concurrent_calls_gets_a_response_of_the_router(ring, start, connections):
+    """By default gRPC cancels calls beyond 1,000 to 3,000 that wait for the server."""
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_open=1)
@@ -193,7 +193,7 @@ async def test_of_thousands_of_calls_at_once_each_gets_an_answer_of_ours(ring, s
     assert {getattr(answer, "status", answer) for answer in answers} == {health_pb2.HealthCheckResponse.SERVING}
 
 
-async def test_resumed_tokens_wait_and_are_billed_like_those_of_prompts(ring, start):
+async def test_resumed_tokens_are_queued_and_charged_like_prompt_tokens(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     ring.script = hang
@@ -215,7 +215,7 @@ async def test_resumed_tokens_wait_and_are_billed_like_those_of_prompts(ring, st
     await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_prompt_tokens_are_bounded_too(ring, start):
+async def test_waiting_prompt_tokens_are_bounded(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     ring.script = hang
@@ -232,7 +232,7 @@ async def test_prompt_tokens_are_bounded_too(ring, start):
     await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_the_engines_bound_what_is_live(ring, start):
+async def test_the_engines_capacity_limits_live_requests(ring, start):
     ring.add_engine().stats = StepStats(max_requests=2, tokens_per_kv_block=16)
     ring.add_detokenizer()
     ring.script = hang
@@ -280,6 +280,6 @@ async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, star
     go_on.set()
     assert await busy
     assert (await small)[-1].HasField("done")
-    # One alone may be of any length.
+    # A single text may have any length.
     assert (await client.events(text_spec(text="x " * 600)))[-1].HasField("done")
     assert client.router._text._waiting_bytes == 0

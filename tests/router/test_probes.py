@@ -37,7 +37,7 @@ async def becomes(answer: tuple[int, str], port: int, path: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_router_is_ready_while_both_kinds_of_peers_take_work(ring, start, port):
+async def test_a_router_is_ready_while_both_kinds_of_peers_accept_work(ring, start, port):
     client = await start(
         wait=False,
         engines=(f"ipc://{ring.folder}/engine",),
@@ -65,7 +65,7 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_take_work(ring, start
 
 
 @pytest.mark.slow
-async def test_an_event_loop_that_stands_still_is_told_by_another_thread(ring, start, port):
+async def test_a_blocked_event_loop_is_reported_by_another_thread(ring, start, port):
     ring.add_engine()
     ring.add_detokenizer()
     await start(metrics_port=port, ready_stall=1.0, live_stall=2.0)
@@ -77,7 +77,7 @@ async def test_an_event_loop_that_stands_still_is_told_by_another_thread(ring, s
         return get(port, path)
 
     with ThreadPoolExecutor(2) as threads:
-        # Leaving the block waits for the answers, and with it the event loop.
+        # Leaving the block waits for the responses and thus blocks the event loop.
         asked = [threads.submit(get_later, path) for path in ("/readyz", "/livez")]
     (ready, why), (live, _) = [answer.result() for answer in asked]
     assert (ready, live) == (503, 503)

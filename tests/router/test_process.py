@@ -60,7 +60,7 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
         (("--auth", "no_such_module:f"), "no_such_module"),
     ],
 )
-def test_what_keeps_it_from_starting_is_said_in_one_line(folder, arguments, named):
+def test_the_reason_why_it_cannot_start_is_one_line(folder, arguments, named):
     with start(folder, *arguments) as process:
         said = process.stderr.read()
         assert process.wait(60) == 1

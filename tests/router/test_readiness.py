@@ -13,13 +13,13 @@ from tests.router.conftest import text_spec
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_not_before_it_was_ready_once():
+def test_no_grace_before_it_was_ready():
     readiness = Readiness(30.0, Clock())
     assert readiness.update(complete=False) is None
     assert not readiness.ready
 
 
-def test_for_the_grace_and_no_longer():
+def test_it_stays_ready_for_the_grace_period():
     clock = Clock()
     readiness = Readiness(30.0, clock)
     assert readiness.update(complete=True) is None
@@ -27,7 +27,7 @@ def test_for_the_grace_and_no_longer():
     clock.now += 100
     assert readiness.update(complete=False) == 30.0
     clock.now += 29.9
-    # Further news of the same state do not prolong it.
+    # Further updates with the same state do not prolong it.
     assert readiness.update(complete=False) is None
     assert readiness.ready
     clock.now += 0.2
@@ -70,7 +70,7 @@ async def test_a_request_in_the_grace_waits_for_the_engine(ring, start):
     assert await status(client) == SERVING
 
 
-async def test_when_the_grace_ends_watchers_hear_of_it_though_no_heartbeat_comes(ring, start):
+async def test_watchers_are_notified_when_the_grace_ends_even_without_a_heartbeat(ring, start):
     client, _, watch = await lose_the_engine(ring, start, ready_grace=1.5)
     for detokenizer in ring.detokenizers.values():
         detokenizer.beating = False
@@ -79,7 +79,7 @@ async def test_when_the_grace_ends_watchers_hear_of_it_though_no_heartbeat_comes
     await client.until(lambda: client.router.ring.not_ready_because() == why)
 
 
-async def test_a_drain_ends_it_at_once(ring, start):
+async def test_a_drain_ends_the_grace_immediately(ring, start):
     client, _, watch = await lose_the_engine(ring, start, ready_grace=60.0)
     await client.admin.Drain(admin_pb2.DrainRequest())
     assert (await asyncio.wait_for(watch.read(), 60)).status == NOT_SERVING

@@ -1,4 +1,4 @@
-"""What the log says of requests that are refused, and what it never says."""
+"""Log lines of refused requests: what they contain, and what they never contain."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def chat(message: pb.ChatMessage, **fields) -> pb.GenerationSpec:
         ),
     ],
 )
-async def test_the_line_of_a_refused_request(client, spec, outcome, fields, reason, streaming):
+async def test_the_log_line_of_a_refused_request(client, spec, outcome, fields, reason, streaming):
     await refused(client.events(spec) if streaming else client.generate(spec))
     (line,) = client.lines()
     assert (line["outcome"], line["fields"]) == (outcome, fields)
@@ -45,7 +45,7 @@ async def test_the_line_of_a_refused_request(client, spec, outcome, fields, reas
     assert line["peer"].startswith(("ipv4:127.0.0.1:", "ipv6:"))
 
 
-async def test_the_line_of_a_request_that_is_served_names_no_peer(client):
+async def test_the_log_line_of_a_served_request_names_no_client(client):
     await client.events(text_spec())
     (line,) = client.lines()
     assert not {"fields", "reason", "peer"} & line.keys()
@@ -63,14 +63,14 @@ QUOTING = {
 
 
 @pytest.mark.parametrize("spec", QUOTING.values(), ids=QUOTING)
-async def test_no_line_quotes_what_a_caller_wrote(client, spec):
+async def test_no_log_line_quotes_the_caller(client, spec):
     await refused(client.events(spec))
     (line,) = client.lines()
     assert line["reason"]
     assert CANARY not in repr(client.logs)
 
 
-async def test_many_bad_fields_make_no_long_line(client):
+async def test_the_log_line_of_many_invalid_fields_is_short(client):
     spec = text_spec(sampling=SamplingParams(logit_bias=dict.fromkeys(range(5000, 6000), 1000.0)))
     await refused(client.events(spec))
     (line,) = client.lines()
@@ -79,7 +79,7 @@ async def test_many_bad_fields_make_no_long_line(client):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_all_tokens_of_a_unary_answer_are_delivered(client, n):
+async def test_all_tokens_of_a_unary_response_are_delivered(client, n):
     await client.generate(text_spec(n=n))
     (line,) = client.lines()
     assert (line["completion_tokens"], line["undelivered_tokens"]) == (24 * n, 0)

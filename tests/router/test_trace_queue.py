@@ -1,4 +1,4 @@
-"""The way of traces to a collector that is slow, or gone: requests never wait for it, and what is lost is counted."""
+"""Traces for a slow or lost collector: requests never wait for it, and dropped spans are counted."""
 
 import threading
 
@@ -55,7 +55,7 @@ def test_batches_arrive_in_order(sender):
     assert (traces.sent, traces.dropped) == (3000, 0)
 
 
-def test_a_stuck_collector_holds_nobody_up(sender):
+def test_a_stuck_collector_delays_no_request(sender):
     sender.go_on.clear()
     traces = TraceQueue(sender, LOG, max_queued=10)
     traces.put(trace())
@@ -68,7 +68,7 @@ def test_a_stuck_collector_holds_nobody_up(sender):
     assert traces.sent == 5 * 11
 
 
-def test_what_it_does_not_take_is_counted(sender):
+def test_spans_that_the_collector_does_not_accept_are_counted(sender):
     sender.works = False
     traces = TraceQueue(sender, LOG)
     traces.put(trace(1))
@@ -79,7 +79,7 @@ def test_what_it_does_not_take_is_counted(sender):
     traces.close()
 
 
-def test_the_end_waits_only_so_long(sender):
+def test_close_waits_only_for_a_limited_time(sender):
     sender.go_on.clear()
     traces = TraceQueue(sender, LOG, max_queued=2)
     for _ in range(4):

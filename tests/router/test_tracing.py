@@ -1,4 +1,4 @@
-"""Traces of requests, at a collector that is a real gRPC server."""
+"""Traces of requests, received by a collector that is a real gRPC server."""
 
 import sys
 import time
@@ -36,14 +36,14 @@ def called(traceparent=TRACEPARENT):
 
 
 async def tree(client, collector, line):
-    """The request's span and its children, of the request with this line in the log."""
+    """The span and child spans of the request with this log line."""
     await client.until(lambda: collector.tree(line["trace_id"]))
     found = collector.tree(line["trace_id"])
     (root,) = next(spans for parent, spans in found.items() if parent in ("", PARENT))
     return root, found.get(root.span_id.hex(), [])
 
 
-async def test_a_tree_in_the_callers_trace(client, collector):
+async def test_a_span_tree_in_the_callers_trace(client, collector):
     before = time.time_ns()
     spec = text_spec(request_id="r", sampling=SamplingParams(temperature=0.5, seed=7))
     await client.events(spec, metadata=(("traceparent", TRACEPARENT), ("x-sluice-tenant", "search")))
@@ -82,7 +82,7 @@ async def test_a_tree_in_the_callers_trace(client, collector):
     assert collector.resources[0]["service.instance.id"] == client.router.settings.id
 
 
-async def test_without_a_traceparent_it_begins_a_trace(client, collector):
+async def test_without_a_traceparent_a_new_trace_begins(client, collector):
     for given in ("", "nonsense", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01-x"):
         await client.generate(pb.GenerationSpec(text="def f(x):"), **called(given))
     lines = client.lines()
@@ -92,7 +92,7 @@ async def test_without_a_traceparent_it_begins_a_trace(client, collector):
     assert len(children) == len(PHASES)
 
 
-async def test_a_caller_that_records_nothing_gets_no_spans(client, collector):
+async def test_a_caller_that_does_not_sample_gets_no_spans(client, collector):
     await client.generate(text_spec(), **called(f"00-{TRACE}-{PARENT}-00"))
     await client.generate(text_spec())
     (unsampled, sampled) = client.lines()

@@ -1,4 +1,4 @@
-"""An exception that nothing expected: the client gets INTERNAL and an id, the log what happened."""
+"""Unexpected exceptions: the client gets INTERNAL and an error id, the log the details."""
 
 import grpc
 import pytest
@@ -21,7 +21,7 @@ def fail(*_, **__):
 
 
 class Unsendable:
-    """An answer that cannot be encoded."""
+    """A response that cannot be encoded."""
 
     SerializeToString = fail
 
@@ -67,7 +67,7 @@ def question() -> Message:
 
 
 def check(client, details: Details) -> None:
-    """All that the client sees, and the one line that explains it."""
+    """Check everything that the client sees, and the one log line with the details."""
     error = details.error
     assert (details.code, details.info.reason) == (StatusCode.INTERNAL, "INTERNAL")
     assert "OSError" not in repr(error)
@@ -99,7 +99,7 @@ def check(client, details: Details) -> None:
         ("router.access.access.Authenticator._tenant", reflect),
     ],
 )
-async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
+async def test_the_text_of_an_exception_stays_in_the_log(client, monkeypatch, broken, call):
     monkeypatch.setattr(broken, fail)
     check(client, await refused(call(client)))
 
@@ -111,7 +111,7 @@ async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
         ("router.api.admin_service.AdminService.get_stats", stats),
     ],
 )
-async def test_an_answer_that_cannot_be_encoded(ring, start, monkeypatch, broken, call):
+async def test_a_response_that_cannot_be_encoded(ring, start, monkeypatch, broken, call):
     monkeypatch.setattr(broken, answer_unsendable)
     ring.add_engine()
     ring.add_detokenizer()
@@ -120,7 +120,7 @@ async def test_an_answer_that_cannot_be_encoded(ring, start, monkeypatch, broken
 
 
 class FailingLogger:
-    """Its stream is on a full disk."""
+    """A logger whose stream is on a full disk."""
 
     def bind(self, **_):
         return self
@@ -130,7 +130,7 @@ class FailingLogger:
 
 
 async def test_a_log_that_cannot_be_written():
-    """Not even the line about the failure."""
+    """Not even the log line about the failure can be written."""
 
     async def answer(*_):
         fail()
@@ -149,7 +149,7 @@ async def test_a_log_that_cannot_be_written():
     assert SECRET not in repr(details.error)
 
 
-async def test_after_it_the_router_serves_on(client, monkeypatch):
+async def test_the_router_keeps_serving_after_an_exception(client, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("router.text.tokenizer_pool.TokenizerPool.tokens", fail)
         await refused(generate(client))

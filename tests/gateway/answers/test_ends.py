@@ -1,4 +1,4 @@
-"""Why answers ended, in OpenAI's words."""
+"""Finish reasons in OpenAI's terms."""
 
 import pytest
 from msgspec import UNSET
@@ -24,12 +24,12 @@ def test_reasons(reason, named, own):
     assert (found["finish_reason"], found["sluice_reason"]) == (named, own)
 
 
-def test_tool_calls_are_a_reason_unless_the_output_was_cut():
+def test_tool_calls_is_the_reason_unless_the_output_was_cut():
     assert end_of(Chunk(0, finish_reason=FinishReason.EOS), called_tools=True)["finish_reason"] == "tool_calls"
     assert end_of(Chunk(0, finish_reason=FinishReason.LENGTH), called_tools=True)["finish_reason"] == "length"
 
 
-def test_what_stopped_it():
+def test_stop_reason():
     assert end_of(Chunk(0, finish_reason=FinishReason.STOP_STRING, stop_string="!"))["stop_reason"] == "!"
     assert end_of(Chunk(0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=7))["stop_reason"] == 7
 

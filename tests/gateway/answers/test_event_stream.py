@@ -1,4 +1,4 @@
-"""Chunks as events: the bytes are those of whole objects."""
+"""Chunks as events: the bytes equal those of encoding the whole object."""
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ CHOICES = [
 
 @pytest.mark.parametrize("usage", [UNSET, None])
 @pytest.mark.parametrize("model", ["tiny", 'a,"choices":[],"b'])
-def test_an_event_is_the_whole_object(model, usage):
+def test_an_event_equals_the_encoded_object(model, usage):
     common = {"id": "c-1", "object": "chat.completion.chunk", "created": 5, "model": model, "usage": usage}
     events = ChunkEvents(Answer(choices=[], **common))
     for choice in CHOICES:

@@ -1,4 +1,4 @@
-"""Completions and chats against a scripted router: what is asked of it, and what comes back."""
+"""Completions and chats against a scripted router: the requests it gets, and the responses."""
 
 import json
 import statistics
@@ -109,8 +109,8 @@ async def test_one_of_several_prompts_fails(gateway, script):
         ({"prompt": "p", "n": 2, "best_of": 3, "echo": True}, 8),
     ],
 )
-async def test_a_whole_answer_goes_on_at_the_next_router(body, events):
-    """`events`: so many come before the router is lost."""
+async def test_a_whole_answer_is_resumed_at_the_next_router(body, events):
+    """`events`: number of events before the router is lost."""
     plan = Plan()
     with tell_all(2, plan) as addresses:
         async with running(addresses) as gateway:
@@ -128,7 +128,7 @@ async def test_a_whole_answer_goes_on_at_the_next_router(body, events):
 
 
 @pytest.mark.parametrize("shown", [{}, {"logprobs": 1}])
-async def test_the_best_of_several_are_the_most_likely_ones(shown):
+async def test_best_of_returns_the_most_likely_outputs(shown):
     plan = Plan()
     with tell_all(1, plan) as addresses:
         async with running(addresses) as gateway:
@@ -144,7 +144,7 @@ async def test_the_best_of_several_are_the_most_likely_ones(shown):
     assert (plan.seen[0][1].n, plan.seen[0][1].HasField("best_of")) == (3, False)
 
 
-async def test_the_number_of_outputs_to_choose_from_is_called_best_of(gateway, script):
+async def test_errors_of_n_name_best_of(gateway, script):
     script.failure = bad_request("spec.n", "is 999, must be in [1, 128]")
     error = (await gateway.post("/v1/completions", prompt="x", best_of=999)).json()["error"]
     assert (error["param"], error["message"]) == ("best_of", "best_of: is 999, must be in [1, 128]")
@@ -159,7 +159,7 @@ async def test_no_prompt(gateway, script, prompt):
     assert not script.seen
 
 
-async def test_who_calls_is_passed_on(gateway, script):
+async def test_the_callers_headers_are_forwarded(gateway, script):
     headers = {"authorization": "Bearer s3cret", "traceparent": "00-ab-cd-01", "x-request-id": "r-1", "cookie": "no"}
     found = await gateway.post("/v1/completions", prompt="x", headers=headers)
     assert found.headers["x-request-id"] == "r-1"
@@ -175,7 +175,7 @@ async def test_who_calls_is_passed_on(gateway, script):
 @pytest.mark.parametrize(
     ("name", "value"), [("x-request-id", "a b"), ("x-request-id", "x" * 200), ("authorization", "Bearer ü")]
 )
-async def test_headers_that_cannot_be_passed_on(gateway, script, name, value):
+async def test_invalid_headers_are_refused(gateway, script, name, value):
     found = await gateway.http.post("/v1/completions", json={"prompt": "x"}, headers=[(name.encode(), value.encode())])
     assert (found.status_code, found.json()["error"]["param"]) == (400, name)
     assert not script.seen

@@ -1,4 +1,4 @@
-"""Clients that leave, that are slow, that say nothing, or too much."""
+"""Clients that disconnect, are slow, send nothing, or send too much."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_closing_a_stream_cancels_on_the_ring(gateway, script):
+async def test_closing_a_stream_cancels_the_request(gateway, script):
     script.hangs = True
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(head(json.dumps({"prompt": "x", "stream": True}).encode()))
@@ -37,7 +37,7 @@ async def test_closing_a_stream_cancels_on_the_ring(gateway, script):
     assert gateway.gateway.counters.open == 0
 
 
-async def test_closing_before_the_first_token_cancels_on_the_ring(gateway, script):
+async def test_closing_before_the_first_token_cancels_the_request(gateway, script):
     script.texts, script.hangs = [], True
     for fields in ({"stream": True}, {"stream": True, "prompt": ["x", "y"]}):
         script.gone.clear()
@@ -67,7 +67,7 @@ async def test_closing_while_the_whole_answer_is_computed(gateway, script, monke
     await asyncio.wait_for(ended.wait(), LIMIT)
 
 
-async def test_a_comment_breaks_the_silence(router, script, monkeypatch):
+async def test_a_comment_is_sent_after_silence(router, script, monkeypatch):
     monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.1,))
     script.hangs = True
     async with running(router) as found:
@@ -80,12 +80,12 @@ async def test_a_comment_breaks_the_silence(router, script, monkeypatch):
             writer.close()
 
 
-async def test_a_head_without_end(gateway):
+async def test_an_endless_request_head(gateway):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n")
     for _ in range(20):
         writer.write(b"x-a: " + b"b" * 8000 + b"\r\n")
-    # The answer may be lost: the connection is reset if more comes after it.
+    # The response may be lost: the connection is reset if the client sends more after it.
     with suppress(ConnectionError):
         assert (await asyncio.wait_for(reader.readline(), LIMIT)).startswith(b"HTTP/1.1 400")
         await asyncio.wait_for(reader.read(), LIMIT)
@@ -93,7 +93,7 @@ async def test_a_head_without_end(gateway):
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET /ver"])
-async def test_a_client_that_says_nothing(router, monkeypatch, begin):
+async def test_a_client_that_sends_nothing(router, monkeypatch, begin):
     async with running(router) as found:
         with monkeypatch.context() as patch:
             patch.setattr(connection, "HEAD_SECONDS", 0.2)
@@ -101,7 +101,7 @@ async def test_a_client_that_says_nothing(router, monkeypatch, begin):
             writer.write(begin)
             with suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), LIMIT) == b""
-        # The next one has the usual time, also where this thread stands still in between.
+        # The next connection has the usual timeout, even if this thread is delayed.
         assert (await found.http.get("/version")).status_code == 200
 
 
@@ -116,7 +116,7 @@ async def test_connections_beyond_the_limit(router):
 @pytest.mark.parametrize(
     "data", [b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00"]
 )
-async def test_what_is_not_http(gateway, data):
+async def test_bytes_that_are_not_http(gateway, data):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data)
     writer.write_eof()
@@ -125,8 +125,8 @@ async def test_what_is_not_http(gateway, data):
     writer.close()
 
 
-async def test_a_client_that_does_not_read_is_given_up(router, script, monkeypatch):
-    """What waits for it is bounded meanwhile: the router's stream is not read on."""
+async def test_a_client_that_does_not_read_is_disconnected(router, script, monkeypatch):
+    """Until then the amount of buffered data is bounded: the router's stream is not read."""
     script.texts = ["x" * 50_000] * 400
     async with running(router, slow_client_timeout=1.0) as found:
         reader, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1024)

@@ -1,4 +1,4 @@
-"""How an error of the ring, of the request or of the way to it looks to an HTTP client."""
+"""How HTTP clients see errors of the ring, of the request and of the connection."""
 
 import asyncio
 
@@ -71,7 +71,7 @@ async def test_an_unknown_model_is_named_as_in_the_request(gateway, script):
         ("spec.n", "n"),
     ],
 )
-async def test_fields_have_the_names_of_this_api(gateway, script, field, param):
+async def test_errors_name_fields_as_in_the_http_api(gateway, script, field, param):
     script.failure = bad_request(field, "is wrong")
     found = await gateway.post("/v1/completions", prompt="x", guided_json={})
     assert found.json()["error"] == {
@@ -127,7 +127,7 @@ async def test_hostile_bodies(gateway, script, data, path):
     assert (await gateway.http.get("/version")).status_code == 200
 
 
-async def test_fields_that_nothing_is_known_of_are_counted(gateway, script):
+async def test_unknown_fields_are_counted(gateway, script):
     known = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u", "suffix": None}
     found = await gateway.post("/v1/completions", prompt="x", colour="red", size=3, **known)
     assert found.status_code == 200
@@ -162,7 +162,7 @@ async def test_a_body_that_is_too_large(router, script):
         assert (await small.post("/v1/completions", prompt="x")).status_code == 200
 
 
-async def test_a_body_that_does_not_come(gateway, monkeypatch):
+async def test_a_body_that_does_not_arrive(gateway, monkeypatch):
     monkeypatch.setattr(body, "RECEIVE_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
@@ -183,7 +183,7 @@ async def test_too_many_requests(router, script):
         first.cancel()
 
 
-async def test_a_fault_of_the_gateway_is_a_500_and_logged_without_texts(gateway, monkeypatch):
+async def test_an_error_of_the_gateway_is_a_500_and_logged_without_texts(gateway, monkeypatch):
     def fail(*_, **__):
         raise KeyError("secret")
 

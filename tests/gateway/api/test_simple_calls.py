@@ -1,4 +1,4 @@
-"""Models, tokens, version, health; paths and methods that are not there."""
+"""Models, tokens, version, health; paths and methods that do not exist."""
 
 import json
 
@@ -72,7 +72,7 @@ async def test_version_and_health(gateway):
     assert (await gateway.http.get("/health")).status_code == 200
 
 
-async def test_what_is_not_there(gateway):
+async def test_unknown_paths_and_models(gateway):
     for found, status in (
         (await gateway.http.get("/v1/embeddings"), 404),
         (await gateway.http.get("/v1/chat/completions"), 405),
@@ -96,7 +96,7 @@ NOT_SERVED = {
 
 
 @pytest.mark.parametrize("asked", NOT_SERVED)
-async def test_what_else_the_client_has_is_not_served(gateway, asked):
+async def test_other_calls_of_the_client_are_not_served(gateway, asked):
     status, call = NOT_SERVED[asked]
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
         with pytest.raises(APIStatusError) as error:
@@ -109,7 +109,7 @@ async def test_what_else_the_client_has_is_not_served(gateway, asked):
     assert f"{asked} is not served" in error.value.message
 
 
-async def test_pages_of_other_origins(router):
+async def test_cross_origin_requests(router):
     asked = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
     async with running(router) as closed:
         answer = await closed.http.options("/v1/models", headers=asked)

@@ -1,4 +1,4 @@
-"""Tool calls in the text of a model, however it comes in pieces."""
+"""Tool calls in the text of a model, split into pieces in any way."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_any_text(pieces):
     assert parsed(pieces) == parsed(["".join(pieces)])
 
 
-def test_arguments_come_as_they_are_written():
+def test_arguments_are_passed_on_as_they_arrive():
     parser = HermesParser()
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
     begin, first = parser.feed('ments": {"a"')

@@ -43,7 +43,7 @@ def test_any_text(begun, pieces):
     assert parsed(begun, pieces) == parsed(begun, ["".join(pieces)])
 
 
-def test_tool_calls_after_it():
+def test_tool_calls_after_reasoning():
     parser = ReasoningParser(False, HermesParser())
     text = '<think>hm</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     parts = [part for piece in text for part in parser.feed(piece)] + [*parser.end()]

@@ -1,4 +1,4 @@
-"""docs/http.md says of each field what becomes of it: here beside the parsers, and beside OpenAI's own client."""
+"""docs/http.md says how each field is handled. Compared here with the parsers and with OpenAI's client."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ CLIENT = {
 
 
 def documented() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """What becomes of fields of completions, of chats, and of fields inside of others, by their names."""
+    """How fields are handled, by name: of completions, of chats, and nested ones."""
     found: tuple[dict[str, str], dict[str, str], dict[str, str]] = ({}, {}, {})
     for names, first, second in ROW.findall(PAGE.read_text()):
         for name in NAME.findall(names):
@@ -46,7 +46,7 @@ DOCUMENTED = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHATS}
     ("listed", "kind", "module"),
     [(COMPLETIONS, completion.CompletionRequest, completion), (CHATS, chat.ChatRequest, chat)],
 )
-def test_the_page_says_what_the_parsers_do(listed: dict[str, str], kind: type, module: ModuleType):
+def test_the_documentation_agrees_with_the_parsers(listed: dict[str, str], kind: type, module: ModuleType):
     fates = dict.fromkeys(module.REFUSED, "refused") | dict.fromkeys(module.WITHOUT_MEANING, "ignored")
     fields = [each.encode_name for each in msgspec.structs.fields(kind)]
     assert not fates.keys() & set(fields)
@@ -54,7 +54,7 @@ def test_the_page_says_what_the_parsers_do(listed: dict[str, str], kind: type, m
 
 
 def client_fields(path: str) -> dict[str, Any]:
-    """The types of the fields that OpenAI's client can send, by name."""
+    """Types by name of the fields that OpenAI's client can send."""
     found: dict[str, Any] = {}
     for kind in get_args(CLIENT[path].CompletionCreateParams):
         found |= get_type_hints(kind)
@@ -63,12 +63,12 @@ def client_fields(path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_field_of_the_client_is_known(path: str):
-    """A new version of the client may have new ones: to be taken, refused or ignored."""
+    """A new version of the client may have new fields, which must be supported, refused or ignored."""
     assert client_fields(path).keys() - DOCUMENTED[path].keys() == set()
 
 
 def inside(kind: Any, path: str) -> Iterator[str]:
-    """The paths of all fields that a value of this type of the client may have in it."""
+    """Paths of all fields that a value of this client type may contain."""
     for each in [kind] if is_typeddict(kind) else []:
         for name, hint in get_type_hints(each).items():
             yield f"{path}.{name}"
@@ -79,7 +79,7 @@ def inside(kind: Any, path: str) -> Iterator[str]:
 
 
 def decoded(kind: Any, path: str) -> Iterator[str]:
-    """The paths of all fields that the gateway reads in a value of this type."""
+    """Paths of all fields that the gateway reads from a value of this type."""
     if isinstance(kind, StructType):
         yield f"{path}.{kind.tag_field}"
         for each in kind.fields:
@@ -91,7 +91,7 @@ def decoded(kind: Any, path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_field_inside_of_others_is_known(path: str):
+def test_every_nested_field_is_known(path: str):
     kind = {"/v1/completions": completion.CompletionRequest, "/v1/chat/completions": chat.ChatRequest}[path]
     read = set(decoded(type_info(kind), ""))
     sent = {
@@ -110,7 +110,7 @@ def fields(fate: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("path", "name"), fields("refused"))
-async def test_what_is_refused_is_named(gateway, script, path, name):
+async def test_refused_fields_are_named(gateway, script, path, name):
     for value in (True, 1, "x", ["x"], {"x": 1}):
         found = await gateway.post(path, **PATHS[path] | {name: value})
         assert (found.status_code, found.json()["error"]["param"]) == (400, name)
@@ -120,7 +120,7 @@ async def test_what_is_refused_is_named(gateway, script, path, name):
 
 
 @pytest.mark.parametrize(("path", "name"), fields("ignored"))
-async def test_what_is_ignored_is_not_counted_as_unknown(gateway, script, path, name):
+async def test_ignored_fields_are_not_counted_as_unknown(gateway, script, path, name):
     await gateway.post(path, **PATHS[path], headers={"x-request-id": "r"})
     await gateway.post(path, **PATHS[path] | {name: "x"}, headers={"x-request-id": "r"})
     assert script.seen[0] == script.seen[1]
@@ -159,7 +159,7 @@ REFUSED_INSIDE = {
 }
 
 
-async def test_what_is_refused_inside_is_named(gateway, script):
+async def test_refused_nested_fields_are_named(gateway, script):
     assert REFUSED_INSIDE.keys() == {name for name, fate in INSIDE.items() if fate == "refused"}
     for name, (sent, param) in REFUSED_INSIDE.items():
         found = await gateway.post("/v1/chat/completions", **PATHS["/v1/chat/completions"] | sent)
@@ -167,7 +167,7 @@ async def test_what_is_refused_inside_is_named(gateway, script):
     assert not script.seen
 
 
-async def test_modalities_are_text_alone(gateway):
+async def test_only_the_modality_text_is_supported(gateway):
     assert (await gateway.post("/v1/chat/completions", messages=USER, modalities=["text"])).status_code == 200
     found = await gateway.post("/v1/chat/completions", messages=USER, modalities=["text", "audio"])
     assert (found.status_code, found.json()["error"]["param"]) == (400, "modalities")
@@ -181,7 +181,7 @@ def test_the_user_in_the_log():
     assert found == ["ann", "a\\n1", None]
 
 
-async def test_a_refusal_is_what_the_model_said(gateway, script):
+async def test_a_refusal_counts_as_the_models_text(gateway, script):
     refusals = [{"refusal": "No."}, {"content": [TEXT, {"type": "refusal", "refusal": "No."}]}]
     messages = [*USER, *({"role": "assistant", "audio": None, "function_call": None} | each for each in refusals)]
     found = await gateway.post("/v1/chat/completions", messages=messages)

@@ -1,4 +1,4 @@
-"""What each field of a request becomes on the ring."""
+"""How the fields of a request are translated for the ring."""
 
 import base64
 import json
@@ -55,12 +55,12 @@ BOTH = {
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("name", BOTH)
-async def test_fields_of_both(gateway, script, path, name):
+async def test_fields_of_both_endpoints(gateway, script, path, name):
     value, holds = BOTH[name]
     assert holds(await asked(gateway, script, path, **{name: value}))
 
 
-async def test_a_completion_of_its_own_defaults(gateway, script):
+async def test_defaults_of_a_completion(gateway, script):
     spec = await asked(gateway, script, logprobs=3, echo=True, max_tokens=None)
     assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo) == (3, 3, True)
     assert not spec.stopping.HasField("max_tokens")
@@ -69,7 +69,7 @@ async def test_a_completion_of_its_own_defaults(gateway, script):
     assert (await asked(gateway, script, prompt_logprobs=2)).output.prompt_logprobs == 2
 
 
-async def test_a_chat_of_its_own(gateway, script):
+async def test_fields_of_a_chat(gateway, script):
     path = "/v1/chat/completions"
     spec = await asked(
         gateway,
@@ -124,7 +124,7 @@ async def test_images_among_the_parts(gateway, script):
     assert (image.image.data, text.text, message.content) == (b"picture", "What?", "")
 
 
-async def test_an_image_that_the_ring_refuses_is_named_as_it_came(gateway, script):
+async def test_an_image_that_the_ring_refuses_is_named_by_its_http_field(gateway, script):
     violation = BadRequest.FieldViolation(field="spec.chat.messages[0].parts[1].image.data", description="is truncated")
     script.failure = Failure(StatusCode.INVALID_ARGUMENT, "broken", (BadRequest(field_violations=[violation]),))
     found = await gateway.post("/v1/chat/completions", messages=USER)
@@ -153,7 +153,7 @@ async def test_an_image_that_the_ring_refuses_is_named_as_it_came(gateway, scrip
         ),
     ],
 )
-async def test_messages_that_cannot_be(gateway, script, message, param):
+async def test_invalid_messages(gateway, script, message, param):
     found = await gateway.post("/v1/chat/completions", messages=[*USER, message])
     assert (found.status_code, found.json()["error"]["param"]) == (400, param)
     assert not script.seen
@@ -188,6 +188,6 @@ async def test_formats(gateway, script):
     assert (await asked(gateway, script, guided_json='{"type": "null"}')).guided.json_schema == '{"type": "null"}'
 
 
-async def test_one_constraint_alone(gateway):
+async def test_only_one_constraint_is_allowed(gateway):
     found = await gateway.post("/v1/completions", prompt="x", guided_regex="a", guided_choice=["b"])
     assert (found.status_code, found.json()["error"]["param"]) == (400, "guided_choice")

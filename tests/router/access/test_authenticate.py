@@ -1,4 +1,4 @@
-"""Who gets in: tokens, tenants, a function of the user's; what is open to everybody, what to nobody else."""
+"""Authentication: tokens, tenants, the operator's function; what needs no authentication and what needs an admin."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ def tokens(tmp_path):
 
 @pytest.fixture
 async def guarded(ring, start, tokens, monkeypatch):
-    """A router that asks for tokens."""
+    """A router that requires tokens."""
     ring.add_engine()
     ring.add_detokenizer()
     monkeypatch.setattr("router.app.RELOAD_SECONDS", 0.05)
@@ -59,7 +59,7 @@ async def list_models(client, *metadata):
     return await client.models.ListModels(admin_pb2.ListModelsRequest(), metadata=metadata or None)
 
 
-async def test_a_known_token_gets_in_plain_or_hashed(guarded):
+async def test_a_known_token_is_accepted_plain_or_hashed(guarded):
     for token in (ALICE, BOB, ROOT):
         assert (await list_models(guarded, *bearer(token))).models
     assert (await guarded.generate(text_spec(), metadata=(("authorization", f"bearer {ALICE}"),))).outputs
@@ -80,7 +80,7 @@ async def test_a_known_token_gets_in_plain_or_hashed(guarded):
         ((*bearer(ALICE), *bearer(BOB)), "unknown_token"),
     ],
 )
-async def test_without_a_known_token_no_call_is_made(guarded, metadata, cause):
+async def test_a_call_without_a_known_token_is_refused(guarded, metadata, cause):
     for call in (
         guarded.generate(text_spec(), metadata=metadata),
         guarded.events(text_spec(), metadata=metadata),
@@ -94,7 +94,7 @@ async def test_without_a_known_token_no_call_is_made(guarded, metadata, cause):
     assert not guarded.lines()
 
 
-async def test_a_stranger_is_refused_before_the_message_is_read(guarded):
+async def test_an_unauthenticated_call_is_refused_before_the_message_is_read(guarded):
     call = guarded.channel.stream_unary("/sluice.v1.GenerationService/Generate")
     silent = call()
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -102,7 +102,7 @@ async def test_a_stranger_is_refused_before_the_message_is_read(guarded):
     assert error.value.code() is StatusCode.UNAUTHENTICATED
 
 
-async def test_health_is_open_and_reflection_is_not(guarded):
+async def test_health_needs_no_token_and_reflection_does(guarded):
     assert (await HealthStub(guarded.channel).Check(health_pb2.HealthCheckRequest())).status == 1
     reflection = ServerReflectionStub(guarded.channel)
 
@@ -115,7 +115,7 @@ async def test_health_is_open_and_reflection_is_not(guarded):
     assert (await reflect(*bearer(ALICE)))[0].list_services_response.service
 
 
-async def test_admin_service_is_for_admins(guarded):
+async def test_admin_service_needs_an_admin_token(guarded):
     request = admin_pb2.GetStatsRequest()
     details = await refused(guarded.admin.GetStats(request, metadata=bearer(ALICE)))
     assert (details.code, details.info.metadata["cause"]) == (StatusCode.PERMISSION_DENIED, "not_admin")
@@ -125,14 +125,14 @@ async def test_admin_service_is_for_admins(guarded):
     assert counts(guarded) == {"not_admin": 2}
 
 
-async def test_the_tenant_is_the_tokens(guarded):
+async def test_the_tenant_is_that_of_the_token(guarded):
     assert await list_models(guarded, *bearer(ALICE, **{"x-sluice-tenant": "alice"}))
     details = await refused(list_models(guarded, *bearer(ALICE, **{"x-sluice-tenant": "bob"})))
     assert (details.code, details.info.metadata["cause"]) == (StatusCode.PERMISSION_DENIED, "other_tenant")
     assert counts(guarded) == {"other_tenant": 1}
 
 
-async def test_without_tokens_a_caller_says_whose_the_call_is(client):
+async def test_without_tokens_the_metadata_names_the_tenant(client):
     await client.generate(text_spec(), metadata=(("x-sluice-tenant", "alice"),))
     assert client.lines()[0]["tenant"] == "alice"
     for wrong in ("a b", "x" * 65, ""):
@@ -142,7 +142,7 @@ async def test_without_tokens_a_caller_says_whose_the_call_is(client):
     assert (await refused(client.generate(text_spec(), metadata=twice))).info.reason == "INVALID_ARGUMENT"
 
 
-async def test_the_key_of_the_tenant_is_a_setting(ring, start):
+async def test_the_metadata_key_of_the_tenant_is_a_setting(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(tenant_key="x-team")
@@ -150,7 +150,7 @@ async def test_the_key_of_the_tenant_is_a_setting(ring, start):
     assert client.lines()[0]["tenant"] == "alice"
 
 
-async def test_nobody_aborts_another_tenants_request(guarded, ring):
+async def test_a_caller_cannot_abort_another_tenants_request(guarded, ring):
     ring.script = hang
     call = guarded.stream(text_spec(request_id="r"), metadata=bearer(ALICE))
     await call.read()
@@ -164,7 +164,7 @@ async def test_nobody_aborts_another_tenants_request(guarded, ring):
     await rest(call)
 
 
-async def test_tokens_change_while_it_runs(guarded, tokens, ring):
+async def test_tokens_are_reloaded(guarded, tokens, ring):
     ring.script = hang
     call = guarded.stream(text_spec(request_id="r"), metadata=bearer(ALICE))
     await call.read()
@@ -173,7 +173,7 @@ async def test_tokens_change_while_it_runs(guarded, tokens, ring):
     await guarded.until(lambda: loaded["loaded"] == 1)
     assert (await refused(list_models(guarded, *bearer(ALICE)))).info.reason == "UNAUTHENTICATED"
     assert await list_models(guarded, *bearer(BOB))
-    # What has begun goes on.
+    # Running streams continue.
     assert (await guarded.generation.Abort(pb.AbortRequest(request_id="r"), metadata=bearer(ROOT))).aborted
     assert (await rest(call))[-1].HasField("done")
 
@@ -193,7 +193,7 @@ async def test_tokens_change_while_it_runs(guarded, tokens, ring):
         (sha256(ALICE).upper().replace("SHA", "sha") + " alice\n", "64 lower-case hexadecimal digits"),
     ],
 )
-async def test_a_broken_file_is_reported_by_line_and_never_by_what_it_holds(guarded, tokens, text, problem):
+async def test_an_invalid_token_file_is_reported_by_line_without_its_content(guarded, tokens, text, problem):
     tokens.write_text(text)
     with pytest.raises(ValueError, match="tokens") as error:
         read_tokens(str(tokens))
@@ -205,7 +205,7 @@ async def test_a_broken_file_is_reported_by_line_and_never_by_what_it_holds(guar
     assert ALICE not in str(line)
 
 
-async def test_a_file_that_is_no_text(guarded, tokens):
+async def test_a_token_file_that_is_not_text(guarded, tokens):
     tokens.write_bytes(b"\xff\xfe token")
     await guarded.until(lambda: guarded.router._access.reloads.counts["failed"] == 1)
     assert await list_models(guarded, *bearer(ALICE))
@@ -214,13 +214,13 @@ async def test_a_file_that_is_no_text(guarded, tokens):
 @pytest.mark.parametrize(
     "settings", [{"tokens_file": "/no/such/file"}, {"auth": "no_such_module:f"}, {"auth": "f"}, {"auth": "sys:path"}]
 )
-async def test_what_cannot_be_used_keeps_it_from_starting(start, settings):
+async def test_unusable_settings_prevent_the_start(start, settings):
     with pytest.raises(AccessError):
         await start(wait=False, **settings)
 
 
 class Asked:
-    """A logger that keeps its lines."""
+    """A logger that records its lines."""
 
     def __init__(self):
         self.lines = []
@@ -233,7 +233,7 @@ def hook(function, seconds=10.0):
     return AuthHook(function, seconds, Asked())
 
 
-async def test_a_function_says_who_calls_in_a_thread_or_on_the_loop():
+async def test_the_auth_function_names_the_caller_in_a_thread_or_on_the_loop():
     def plain(metadata, peer):
         assert threading.current_thread().daemon
         return Principal(metadata["user"], admin=peer == PEER)
@@ -265,7 +265,7 @@ async def test_a_function_says_who_calls_in_a_thread_or_on_the_loop():
         ("alice", "hook_failed"),
     ],
 )
-async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
+async def test_a_failure_of_the_auth_function_only_refuses_the_call(outcome, reason):
     def plain(metadata, peer):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -282,7 +282,7 @@ async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
         assert ALICE not in str(asked._log.lines)
 
 
-async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_ever():
+async def test_an_auth_function_that_never_returns_times_out_and_does_not_block_later_calls():
     waiting = threading.Event()
     stuck = hook(lambda metadata, peer: waiting.wait(60), 0.05)
 
@@ -296,7 +296,7 @@ async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_e
     waiting.set()
 
 
-async def test_a_function_of_the_users_beside_tokens(ring, start, tokens, tmp_path, monkeypatch):
+async def test_an_auth_function_together_with_tokens(ring, start, tokens, tmp_path, monkeypatch):
     (tmp_path / "gate_keeper.py").write_text(
         "from router.access.principal import Principal\n"
         "async def who(metadata, peer):\n"

@@ -33,7 +33,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def served(authority, tmp_path) -> Pair:
-    """The files that the router reads."""
+    """The certificate files that the router reads."""
     pair = Pair(tmp_path / "tls.crt", tmp_path / "tls.key")
     authority.issue("server").copy_to(pair)
     return pair
@@ -53,7 +53,7 @@ async def tls(ring, start, served, monkeypatch):
 
 
 async def ask(channel: grpc.aio.Channel) -> str:
-    """What becomes of a call on a new connection."""
+    """The outcome of a call on a new connection."""
     async with channel:
         try:
             await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
@@ -62,21 +62,21 @@ async def ask(channel: grpc.aio.Channel) -> str:
     return "OK"
 
 
-async def test_who_trusts_its_authority_is_served_and_nobody_else(tls, authority, other):
+async def test_clients_that_trust_the_ca_are_served_and_others_are_not(tls, authority, other):
     port = (await tls()).router.port
     assert await ask(authority.channel(port)) == "OK"
     assert await ask(other.channel(port)) == "UNAVAILABLE"
     assert await ask(grpc.aio.insecure_channel(f"127.0.0.1:{port}")) == "UNAVAILABLE"
 
 
-async def test_with_a_client_authority_only_its_clients_get_a_connection(tls, authority, other):
+async def test_with_a_client_ca_only_its_clients_can_connect(tls, authority, other):
     port = (await tls(tls_client_ca=str(authority.certificate))).router.port
     assert await ask(authority.channel(port, authority.issue("client"))) == "OK"
     assert await ask(authority.channel(port, other.issue("stranger"))) == "UNAVAILABLE"
     assert await ask(authority.channel(port)) == "UNAVAILABLE"
 
 
-async def test_handshakes_that_brought_no_call_can_be_told_by_their_number(tls, authority, other):
+async def test_the_counters_show_handshakes_without_a_call(tls, authority, other):
     router = (await tls(tls_client_ca=str(authority.certificate))).router
     handshakes, client = router._access.handshakes, authority.issue("client")
     async with authority.channel(router.port, client) as channel:
@@ -97,7 +97,7 @@ def test_addresses_are_counted_once_while_they_are_remembered(monkeypatch):
     assert handshakes.used == 4
 
 
-async def test_new_files_serve_new_handshakes_and_leave_streams_alone(tls, ring, authority, other, served):
+async def test_reloaded_files_apply_to_new_handshakes_and_do_not_affect_streams(tls, ring, authority, other, served):
     ring.script = hang
     client = await tls()
     router = client.router
@@ -115,7 +115,7 @@ async def test_new_files_serve_new_handshakes_and_leave_streams_alone(tls, ring,
 
 
 @pytest.mark.parametrize("broken", ["garbage", "other key", "missing"])
-async def test_broken_files_are_told_and_the_old_ones_stay(tls, authority, served, broken):
+async def test_invalid_files_are_logged_and_the_old_ones_stay_in_use(tls, authority, served, broken):
     client = await tls()
     counts = client.router._access.reloads.counts
     if broken == "garbage":
@@ -134,7 +134,7 @@ async def test_broken_files_are_told_and_the_old_ones_stay(tls, authority, serve
     await client.until(lambda: counts["loaded"] == 1)
 
 
-async def test_a_client_authority_changes_too(tls, authority, other, tmp_path):
+async def test_a_client_ca_is_reloaded_too(tls, authority, other, tmp_path):
     trusted = tmp_path / "clients.pem"
     trusted.write_bytes(authority.certificate.read_bytes())
     client = await tls(tls_client_ca=str(trusted))
@@ -146,14 +146,14 @@ async def test_a_client_authority_changes_too(tls, authority, other, tmp_path):
     assert await ask(authority.channel(port, before)) == "UNAVAILABLE"
 
 
-async def test_files_that_do_not_fit_keep_it_from_starting(start, authority, served):
+async def test_a_key_that_does_not_match_prevents_the_start(start, authority, served):
     stranger = authority.issue("stranger")
     with pytest.raises(AccessError, match=r"tls\.crt") as error:
         await start(wait=False, tls_certificate=str(served.certificate), tls_key=str(stranger.key))
     assert "KEY_VALUES_MISMATCH" in str(error.value)
 
 
-def test_a_key_with_a_password_is_refused_without_asking(authority, served, tmp_path):
+def test_an_encrypted_key_is_refused_without_a_prompt(authority, served, tmp_path):
     locked = tmp_path / "locked.key"
     authority._openssl("ec", "-in", served.key, "-aes256", "-passout", "pass:secret", "-out", locked)
     with pytest.raises(ValueError, match=r"locked\.key"):
@@ -161,7 +161,7 @@ def test_a_key_with_a_password_is_refused_without_asking(authority, served, tmp_
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "router.example"])
-def test_without_tls_it_is_for_this_machine(host):
+def test_public_listeners_need_tls(host):
     with pytest.raises(ValidationError, match="can be reached from other machines"):
         RouterSettings(model="m", host=host)
     assert RouterSettings(model="m", host=host, insecure=True).host == host
@@ -169,7 +169,7 @@ def test_without_tls_it_is_for_this_machine(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.7", "::1", "localhost"])
-def test_loopback_needs_nothing(host):
+def test_loopback_needs_no_tls(host):
     assert RouterSettings(model="m", host=host).admin_on_main
 
 
@@ -184,6 +184,6 @@ def test_loopback_needs_nothing(host):
         {"admin_port": 1, "admin_host": "0.0.0.0", "insecure": True},
     ],
 )
-def test_settings_that_do_not_go_together(settings):
+def test_conflicting_settings(settings):
     with pytest.raises(ValidationError):
         RouterSettings(model="m", **settings)

@@ -1,4 +1,4 @@
-"""LoRA adapters over real gRPC and ZeroMQ: loading, uploading, naming them, and the loss of what holds them."""
+"""LoRA adapters over real gRPC and ZeroMQ: loading, uploading, using them, and losing engines that hold them."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ A, B = files("a"), files("b")
 
 @pytest.fixture
 def serving(ring, start):
-    """Starts a router over engines that serve adapters, all with the folders /a and /b."""
+    """Starts a router with engines that serve adapters and have the folders /a and /b."""
 
     async def serving(engines: int = 1, **settings):
         for number in range(engines):
@@ -61,7 +61,7 @@ def libraries(ring):
     return [engine.library for engine in ring.engines.values()]
 
 
-async def test_a_folder_is_loaded_on_every_engine_and_requests_name_it(ring, serving):
+async def test_a_folder_is_loaded_on_every_engine_and_used_by_its_id(ring, serving):
     client = await serving(engines=2)
     lora = await load(client, "sql", "/a")
     assert (lora.lora_id, lora.path, lora.rank, lora.version) == ("sql", "/a", 8, A.version)
@@ -75,7 +75,7 @@ async def test_a_folder_is_loaded_on_every_engine_and_requests_name_it(ring, ser
     assert list((await listed(client)).loras) == [lora]
 
 
-async def test_an_id_that_is_loaded_again_stands_for_the_new_weights(ring, serving):
+async def test_an_id_that_is_loaded_again_refers_to_the_new_weights(ring, serving):
     client = await serving()
     await load(client, "x", "/a")
     await load(client, "x", "/b")
@@ -106,7 +106,7 @@ async def test_an_upload_in_parts_and_in_one_message(ring, serving):
     assert all(library.host == {big.version: big, A.version: A} for library in libraries(ring))
 
 
-async def test_an_upload_that_stops_gives_its_place_back(serving, monkeypatch):
+async def test_a_stalled_upload_frees_its_slot(serving, monkeypatch):
     monkeypatch.setattr("router.api.model_service.UPLOAD_SECONDS", 0.2)
     client = await serving()
 
@@ -124,7 +124,7 @@ async def test_an_upload_that_stops_gives_its_place_back(serving, monkeypatch):
     assert (await client.models.UploadLora(iter(upload))).lora.version == A.version
 
 
-async def test_an_engine_that_lost_uploaded_files_gets_them_again(ring, serving):
+async def test_uploaded_files_are_sent_again_to_an_engine_that_lost_them(ring, serving):
     client = await serving()
     await load(client, "x", files=A)
     (library,) = libraries(ring)
@@ -135,7 +135,7 @@ async def test_an_engine_that_lost_uploaded_files_gets_them_again(ring, serving)
     assert len(ring.calls) == 2
 
 
-async def test_files_that_nobody_has_any_more_end_the_request_with_that_reason(ring, serving, start, folder):
+async def test_a_request_fails_if_its_adapters_files_are_nowhere(ring, serving, start, folder):
     client = await serving(recovery_attempts=2)
     await load(client, "x", files=A)
     other = await start(listen=f"ipc://{folder}/other")
@@ -143,7 +143,7 @@ async def test_files_that_nobody_has_any_more_end_the_request_with_that_reason(r
     libraries(ring)[0].host.clear()
     details = await refused(other.events(text_spec(lora_id="x")))
     assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "ADAPTER_MISSING")
-    # The router that got the upload still has them.
+    # The router that received the upload still has them.
     assert (await client.events(text_spec(lora_id="x")))[-1].HasField("done")
 
 
@@ -155,7 +155,7 @@ async def test_every_router_and_a_new_engine_know_what_is_loaded(ring, serving, 
     await other.until(lambda: other.router.ring.adapters.find("y") is not None)
     await other.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
     await client.until(lambda: client.router.ring.adapters.find("x") is None)
-    # A process that starts at the engine's address knows nothing, until routers say it.
+    # A new process at the engine's address knows no adapters until a router sends them.
     (engine,) = ring.engines.values()
     engine.epoch += 1
     engine.serve_adapters().folders["/b"] = B
@@ -167,14 +167,14 @@ class A_NEWS:  # noqa: N801 - stands for a message without entries
     entries = ()
 
 
-async def test_a_request_brings_its_adapter(ring, serving):
+async def test_a_request_contains_its_adapter(ring, serving):
     client = await serving()
     events = await client.events(text_spec(lora_weights=weights(A)))
     assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
     assert libraries(ring)[0].host == {A.version: A}
     assert not (await listed(client)).loras
     assert client.router.ring.adapters.files.get(A.version) is not None
-    # Nothing needs them now: another upload may take their place.
+    # The files are no longer needed, so another upload may replace them.
     client.router.ring.adapters.files._limit = B.nbytes
     await load(client, "b", files=B)
     assert client.router.ring.adapters.files.get(A.version) is None
@@ -197,7 +197,7 @@ async def test_adapter_files_in_a_request_are_not_hashed_on_the_event_loop(servi
     assert threads[-1] == threading.get_ident()
 
 
-async def test_nothing_of_a_refused_upload_remains(ring, serving):
+async def test_a_refused_upload_leaves_nothing_behind(ring, serving):
     client = await serving(engines=2)
     libraries(ring)[1].bad = {A.version}
 
@@ -212,7 +212,7 @@ async def test_nothing_of_a_refused_upload_remains(ring, serving):
         assert client.router.ring.adapters.files.nbytes == 0
     assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
     assert not libraries(ring)[1].host
-    # Those that an id stands for stay, although another load of them fails.
+    # Files that an id refers to are kept, even if another load of them fails.
     await load(client, "y", "/b")
     await load(client, "y", files=B)
     libraries(ring)[1].bad, libraries(ring)[1].host = {B.version}, {}
@@ -220,7 +220,7 @@ async def test_nothing_of_a_refused_upload_remains(ring, serving):
     assert client.router.ring.adapters.files.get(B.version) is not None
 
 
-async def test_a_request_that_brings_what_cannot_be_served_is_told_why(ring, serving):
+async def test_the_reason_why_an_uploaded_adapter_cannot_be_served_is_reported(ring, serving):
     client = await serving()
     libraries(ring)[0].bad = {A.version}
     details = await refused(client.events(text_spec(lora_weights=weights(A))))
@@ -236,7 +236,7 @@ async def test_adapters_in_requests_can_be_off(serving):
     assert (details.code, details.fields) == (StatusCode.PERMISSION_DENIED, ["spec.lora_weights"])
 
 
-async def test_a_resumed_stream_keeps_the_weights_of_its_beginning(ring, serving):
+async def test_a_resumed_stream_keeps_its_original_weights(ring, serving):
     client = await serving()
     await load(client, "x", "/a")
     await load(client, "x", "/b")
@@ -256,7 +256,7 @@ async def test_a_resumed_stream_keeps_the_weights_of_its_beginning(ring, serving
         assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "MODEL_CHANGED")
 
 
-async def test_a_death_in_the_midst_goes_on_with_the_same_weights_although_the_id_changed(ring, serving):
+async def test_after_an_engines_death_a_stream_keeps_its_weights_although_the_id_has_changed(ring, serving):
     client = await serving(engines=2)
     await load(client, "x", "/a")
     ring.script = script = Script(midway)
@@ -277,8 +277,8 @@ async def test_configured_adapters_are_loaded_from_the_start(serving):
 
 
 @pytest.mark.parametrize("removed", [False, True])
-async def test_what_a_call_changed_counts_more_than_the_settings(ring, serving, removed):
-    """Although this router hears of it only once it has loaded what its settings say."""
+async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, serving, removed):
+    """Even if this router hears of the change only after it has loaded the configured adapters."""
     client = await serving(lora_adapters={"x": "/a"})
     adapters = client.router.ring.adapters
     await client.until(lambda: adapters.find("x") is not None)
@@ -289,7 +289,7 @@ async def test_what_a_call_changed_counts_more_than_the_settings(ring, serving, 
     await client.until(lambda: adapters.find("x") == expected)
 
 
-async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, serving, start, folder, monkeypatch):
+async def test_a_request_that_arrives_before_any_heartbeat(ring, serving, start, folder, monkeypatch):
     client = await serving()
     await load(client, "x", "/a")
     (engine,) = ring.engines.values()
@@ -302,7 +302,9 @@ async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, serving
         assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
 
 
-async def test_a_configured_adapter_is_waited_for_and_loaded_once_its_engine_is_back(ring, serving, monkeypatch):
+async def test_requests_wait_for_a_configured_adapter_which_is_loaded_once_its_engine_returns(
+    ring, serving, monkeypatch
+):
     monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
     monkeypatch.setattr("router.peers.learning.RETRY_SECONDS", 0.05)
     client = await serving(lora_adapters={"x": "/a"})
@@ -318,7 +320,7 @@ async def test_a_configured_adapter_is_waited_for_and_loaded_once_its_engine_is_
     assert (await asked)[-1].HasField("done")
 
 
-async def test_a_folder_with_other_files_on_another_engine_is_refused(ring, serving):
+async def test_a_folder_whose_files_differ_between_engines_is_refused(ring, serving):
     client = await serving(engines=2)
     libraries(ring)[0].folders["/a"] = B
     details = await refused(load(client, "x", "/a"))
@@ -345,8 +347,8 @@ async def test_bad_loads_name_field_and_limit(serving):
     assert details.code is StatusCode.NOT_FOUND
 
 
-async def test_loads_at_a_time_are_bounded(ring, serving):
-    """Else an engine would have to drop some of its answers, whose callers would wait for minutes."""
+async def test_concurrent_loads_are_bounded(ring, serving):
+    """Otherwise an engine would have to drop some of its answers, and their callers would wait for minutes."""
     client = await serving()
     (engine,) = ring.engines.values()
     held, take = [], engine.adapters.on_message
@@ -371,7 +373,7 @@ async def test_engines_without_adapters(ring, start):
     assert details.code is StatusCode.UNIMPLEMENTED
 
 
-async def test_more_than_the_most_are_refused_and_pages_list_all(serving):
+async def test_the_number_of_adapters_is_bounded_and_pages_list_all(serving):
     client = await serving()
     for i in range(5):
         await load(client, f"x{i}", "/a")
@@ -387,5 +389,5 @@ async def test_more_than_the_most_are_refused_and_pages_list_all(serving):
     assert details.fields == ["lora_id"]
     details = await refused(load(client, "one-more", "/a"))
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    # One that is there can be loaded again.
+    # An existing one can be loaded again.
     assert (await load(client, "x7", "/b")).version == B.version

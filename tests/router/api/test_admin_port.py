@@ -1,4 +1,4 @@
-"""AdminService: on the main port where that is safe, else on one of its own."""
+"""AdminService: on the main port where that is safe, otherwise on a separate port."""
 
 import contextlib
 
@@ -50,7 +50,7 @@ async def begin(ring, start):
     return start
 
 
-async def test_a_port_of_its_own_has_it_and_the_main_one_has_not(begin):
+async def test_a_separate_port_serves_it_and_the_main_port_does_not(begin):
     client = await begin(admin_port=0)
     assert await unimplemented(get_stats(client.channel))
     assert (await client.generate(text_spec())).outputs
@@ -64,7 +64,7 @@ async def test_a_port_of_its_own_has_it_and_the_main_one_has_not(begin):
     assert line["admin_address"] == f"127.0.0.1:{client.router.admin_port}" != line["address"]
 
 
-async def test_its_own_tokens_are_the_only_ones_there(begin, tmp_path):
+async def test_only_its_own_tokens_are_accepted_on_the_admin_port(begin, tmp_path):
     (tmp_path / "tokens").write_text(f"{USER} user\n{CHIEF} chief admin\n")
     (tmp_path / "admins").write_text(f"{OPERATOR} operators admin\n")
     client = await begin(tokens_file=str(tmp_path / "tokens"), admin_port=0, admin_tokens_file=str(tmp_path / "admins"))
@@ -77,7 +77,7 @@ async def test_its_own_tokens_are_the_only_ones_there(begin, tmp_path):
     assert (await refused(client.models.ListModels(models, metadata=bearer(OPERATOR)))).info.reason == "UNAUTHENTICATED"
 
 
-async def test_without_tokens_of_its_own_those_of_admins_do(begin, tmp_path):
+async def test_without_separate_tokens_admin_tokens_are_accepted(begin, tmp_path):
     (tmp_path / "tokens").write_text(f"{USER} user\n{CHIEF} chief admin\n")
     client = await begin(tokens_file=str(tmp_path / "tokens"), admin_port=0)
     async with admin_channel(client) as channel:
@@ -86,7 +86,7 @@ async def test_without_tokens_of_its_own_those_of_admins_do(begin, tmp_path):
         assert (await refused(get_stats(channel))).info.reason == "UNAUTHENTICATED"
 
 
-async def test_where_strangers_could_call_it_it_is_nowhere(begin):
+async def test_it_is_not_served_where_anyone_could_call_it(begin):
     client = await begin(host="0.0.0.0", insecure=True)
     assert await unimplemented(get_stats(client.channel))
     (line,) = client.lines("ready")
@@ -105,5 +105,5 @@ async def test_where_strangers_could_call_it_it_is_nowhere(begin):
         ({"host": "0.0.0.0", "tls_certificate": "c", "tls_key": "k", "tls_client_ca": "a"}, False),
     ],
 )
-def test_when_it_is_on_the_main_port(settings, on_main):
+def test_whether_it_is_on_the_main_port(settings, on_main):
     assert RouterSettings(model="m", **settings).admin_on_main is on_main

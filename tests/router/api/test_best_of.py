@@ -13,7 +13,7 @@ from tests.router.conftest import refused, text_spec
 
 
 def scored(sums: list[float], reasons: dict[int, FinishReason] | None = None):
-    """A script: sequence i has i + 1 tokens, whose logprobs have this sum."""
+    """A script where sequence i has i + 1 tokens, whose logprobs have the sum `sums[i]`."""
 
     async def script(call):
         for i, total in enumerate(sums):
@@ -25,7 +25,7 @@ def scored(sums: list[float], reasons: dict[int, FinishReason] | None = None):
     return script
 
 
-async def test_the_most_likely_of_several_are_returned_the_best_first(client, ring):
+async def test_the_most_likely_outputs_are_returned_best_first(client, ring):
     ring.script = scored([-3.0, -1.0, -5.0, -1.0])
     answer = await client.generate(
         text_spec(n=3, best_of=4, output=pb.OutputOptions(token_ids=True), sampling=sampling_pb2.SamplingParams(seed=5))
@@ -37,18 +37,18 @@ async def test_the_most_likely_of_several_are_returned_the_best_first(client, ri
     assert [output.seed for output in answer.outputs] == [derive_seed(5, i) for i in (1, 3, 0)]
     assert [list(output.token_ids) for output in answer.outputs] == [[301] * 2, [303] * 4, [300]]
     assert not any(output.logprobs for output in answer.outputs)
-    # What was generated counts, not what is returned.
+    # Usage counts all generated tokens, not only returned ones.
     assert answer.usage.completion_tokens == 1 + 2 + 3 + 4
 
 
-async def test_a_sequence_that_was_stopped_comes_after_those_that_ended(client, ring):
+async def test_a_sequence_that_was_stopped_is_ranked_after_those_that_ended(client, ring):
     ring.script = scored([-0.1, -3.0, -2.0], {0: FinishReason.TIME_LIMIT})
     answer = await client.generate(text_spec(best_of=3, output=pb.OutputOptions(logprobs=0)))
     assert [output.text for output in answer.outputs] == ["text 2"]
     assert len(answer.outputs[0].logprobs) == 3
 
 
-async def test_a_stream_cannot_choose(client, ring):
+async def test_best_of_is_refused_for_streams(client, ring):
     details = await refused(client.events(text_spec(best_of=2)))
     assert (details.fields, details.info.reason) == (["spec.best_of"], "INVALID_ARGUMENT")
     assert "only Generate" in details.error.details()
@@ -62,8 +62,8 @@ async def test_nan_is_the_least_likely(client, ring):
     assert [output.text for output in answer.outputs] == ["text 2", "text 0", "text 1"]
 
 
-async def test_the_lost_attempt_counts_too(ring, start, quick_recovery):
-    """The sums go on with the tokens of the next attempt, and sequences that ended are not run again."""
+async def test_sums_include_the_tokens_of_a_lost_attempt(ring, start, quick_recovery):
+    """The sums continue with the tokens of the next attempt, and sequences that have ended are not run again."""
     engine, other = ring.add_engine("engine"), ring.add_engine("other")
     ring.add_detokenizer()
 
@@ -91,7 +91,7 @@ async def test_the_lost_attempt_counts_too(ring, start, quick_recovery):
     assert len(engine.calls) == len(other.calls) == 1
 
 
-def test_logprobs_that_nobody_asked_for_are_only_added_up():
+def test_logprobs_that_are_not_returned_are_only_summed():
     log = RequestLog(1, keep_logprobs=False)
     log.start(Started(1, 0, 1, 0))
     log.append(TextRow(1, 0, 0, 0, [5, 6], [TokenLogprob(-1.0, 1, []), TokenLogprob(-2.0, 1, [])], "", None))

@@ -1,4 +1,4 @@
-"""StreamCacheEvents: what fake engines keep reaches every reader, in order; what was dropped shows as a gap."""
+"""StreamCacheEvents: events buffered by fake engines reach every reader in order; dropped events show as a gap."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def store(log: EventLog, *numbers: int) -> None:
 
 @pytest.fixture
 async def client(ring, start):
-    """Engines "a" and "b" keep 100 events each, "c" none."""
+    """Engines "a" and "b" buffer 100 events each, "c" none."""
     for name in ("a", "b", "c"):
         engine = ring.add_engine(name)
         engine.events = None if name == "c" else EventLog(100, 8, 4)
@@ -41,7 +41,7 @@ def follow(client, engine_id: str = ""):
 
 
 async def read(call, count: int) -> list[tuple[str, int, int]]:
-    """(engine, number, dropped) of so many events, or a few more."""
+    """(engine, number, dropped) of at least `count` events."""
     found = []
     while len(found) < count:
         response = await call.read()
@@ -70,7 +70,7 @@ async def test_every_kind_of_event_keeps_its_fields(client, ring):
     assert [event.event_id for event in response.events] == [0, 1, 2, 3, 4]
 
 
-async def test_readers_get_what_is_kept_and_then_what_comes(client, ring):
+async def test_readers_get_buffered_events_and_then_new_ones(client, ring):
     for name in ("a", "b"):
         store(engine(ring, name).events, 1)
     calls = [follow(client), follow(client, "b")]
@@ -81,7 +81,7 @@ async def test_readers_get_what_is_kept_and_then_what_comes(client, ring):
     for call in calls:
         call.cancel()
     await client.until(lambda: not len(client.router.ring.cache_events))
-    # Behind what the router has sent so far.
+    # After the events that the router has sent so far.
     await client.admin.FlushCache(pb.FlushCacheRequest())
     asked = len(engine(ring, "a").reads)
     await asyncio.sleep(0.3)
@@ -90,7 +90,7 @@ async def test_readers_get_what_is_kept_and_then_what_comes(client, ring):
     assert not engine(ring, "c").reads
 
 
-async def test_what_was_dropped_is_said_once(client, ring):
+async def test_dropped_events_are_reported_once(client, ring):
     log = engine(ring, "a").events
     store(log, *range(1, 300))
     call = follow(client, "a")
@@ -100,7 +100,7 @@ async def test_what_was_dropped_is_said_once(client, ring):
     assert await read(call, 1) == [("a", 300, 0)]
 
 
-async def test_a_lost_answer_is_asked_for_again(client, ring, monkeypatch):
+async def test_a_lost_answer_is_requested_again(client, ring, monkeypatch):
     monkeypatch.setattr(cache_events, "RETRY_SECONDS", 0.1)
     one = engine(ring, "a")
     one.answering_reads = False
@@ -112,7 +112,7 @@ async def test_a_lost_answer_is_asked_for_again(client, ring, monkeypatch):
     assert await read(call, 1) == [("a", 1, 0)]
 
 
-async def test_a_restarted_engine_begins_again(client, ring):
+async def test_the_events_of_a_restarted_engine_begin_again(client, ring):
     one = engine(ring, "a")
     store(one.events, 1, 2)
     call = follow(client, "a")
@@ -123,7 +123,7 @@ async def test_a_restarted_engine_begins_again(client, ring):
     assert response.events[0].HasField("created")
 
 
-async def test_many_events_come_in_parts_without_a_gap(client, ring):
+async def test_many_events_arrive_in_parts_without_a_gap(client, ring):
     one = engine(ring, "a")
     one.events = EventLog(3 * MAX_EVENTS, 8, 4)
     store(one.events, *range(1, 2 * MAX_EVENTS + 10))
@@ -131,8 +131,8 @@ async def test_many_events_come_in_parts_without_a_gap(client, ring):
     assert found == [("a", number, 0) for number in range(2 * MAX_EVENTS + 10)]
 
 
-async def test_a_client_that_does_not_read_is_asked_for_nothing(client, ring):
-    """So it costs no memory here, and gets a gap."""
+async def test_no_events_are_requested_for_a_client_that_does_not_read(client, ring):
+    """So it costs no memory in the router, and gets a gap."""
     one = engine(ring, "a")
     one.events = EventLog(2 * MAX_EVENTS, 8, 4)
     call = follow(client, "a")

@@ -1,4 +1,4 @@
-"""AdminService.CallEngines: the answers of fake engines, and every way in which there is none."""
+"""AdminService.CallEngines: the answers of fake engines, and every way in which an answer can be missing."""
 
 import asyncio
 import re
@@ -46,7 +46,7 @@ async def test_every_rank_of_every_engine_answers_in_order(client):
     assert await answers(client, ranks=[1]) == [("a", 1, "[]"), ("b", 1, "[]")]
 
 
-async def test_engines_get_what_was_asked(client, ring):
+async def test_engines_get_the_call_as_sent(client, ring):
     asked = []
     for each in ring.engines.values():
         each.answer_call = lambda call: asked.append(call) or []
@@ -74,7 +74,7 @@ async def test_a_late_answer_is_ignored(client, ring):
     await client.until(lambda: client.lines("late_call_answer"))
 
 
-async def test_an_engine_that_dies_meanwhile(client, ring):
+async def test_an_engine_that_dies_during_the_call(client, ring):
     def die(_):
         engine(ring, "b").beating = False
 
@@ -84,7 +84,7 @@ async def test_an_engine_that_dies_meanwhile(client, ring):
     assert found[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
 
 
-async def test_an_engine_that_is_replaced_meanwhile(client, ring):
+async def test_an_engine_that_is_replaced_during_the_call(client, ring):
     def restart(_):
         engine(ring, "b").epoch += 1
 
@@ -102,14 +102,14 @@ async def test_an_engine_that_is_lost_behind_a_full_lane(client, ring, monkeypat
     assert (await call)[2:] == [("b", None, "b, echo: the engine was lost; the method was not sent to it")]
 
 
-async def test_a_lane_that_is_full(client, monkeypatch):
+async def test_a_full_lane(client, monkeypatch):
     for peer in client.router.ring.membership.engines.alive:
         monkeypatch.setattr(peer.lane, "send", lambda _: False)
     found = await answers(client, timeout={"nanos": 200_000_000})
     assert found[0] == ("a", None, "a, echo: no answer within 0.2 s; the method was not sent to it")
 
 
-async def test_a_caller_that_goes_leaves_nothing(client, ring):
+async def test_a_caller_that_disconnects_leaves_no_state(client, ring):
     engine(ring, "b").answer_call = lambda _: None
     call = client.admin.CallEngines(pb.CallEnginesRequest(method="echo"))
     await client.until(lambda: client.router.ring.calls._pending)
@@ -138,7 +138,7 @@ async def test_a_caller_that_goes_leaves_nothing(client, ring):
         ({"timeout": {}}, "timeout: is 0 s"),
     ],
 )
-async def test_what_is_refused(client, fields, expected):
+async def test_invalid_calls_are_refused(client, fields, expected):
     details = await refused(client.admin.CallEngines(pb.CallEnginesRequest(**{"method": "echo"} | fields)))
     assert details.info.reason == "INVALID_ARGUMENT"
     assert details.bad.field_violations

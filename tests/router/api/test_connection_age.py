@@ -1,4 +1,4 @@
-"""Connections have an age: a client connects anew, its streams go on."""
+"""Connections have a maximum age: the client reconnects, and its streams continue."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def options(**settings) -> dict:
     return dict(_options(RouterSettings(model="m", **settings)))
 
 
-def test_there_is_none_by_default():
+def test_the_age_is_unlimited_by_default():
     assert not options().keys() & {AGE, GRACE}
     assert options(max_connection_age=600.0)[AGE] == 600_000
     assert GRACE not in options(max_connection_age=600.0)
@@ -27,13 +27,13 @@ def test_there_is_none_by_default():
 
 
 @pytest.mark.parametrize("bad", [{"max_connection_age": -1.0}, {"max_connection_age_grace": 5.0}])
-def test_what_makes_no_sense_is_refused_by_name(bad):
+def test_invalid_values_are_refused_by_name(bad):
     with pytest.raises(ValidationError, match=next(iter(bad))):
         options(**bad)
 
 
 class Connections:
-    """Counts the connections that a channel opens, at a proxy in front of the router."""
+    """A proxy in front of the router that counts the connections a channel opens."""
 
     def __init__(self, port: int) -> None:
         self.opened = 0
@@ -65,7 +65,7 @@ class Connections:
         writer.close()
 
 
-async def test_a_stream_outlives_its_connections_age_and_new_calls_use_a_new_one(ring, start):
+async def test_a_stream_outlives_its_connections_age_and_new_calls_use_a_new_connection(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_connection_age=0.5)

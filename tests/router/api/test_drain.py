@@ -1,4 +1,4 @@
-"""A draining router sends its clients' new calls elsewhere, and its open streams end whole."""
+"""New calls of a draining router's clients go elsewhere, and its open streams are completed."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def one_token(call):
 
 @pytest.fixture
 async def two(ring, start, folder):
-    """Two routers with an admin port each; generation is one token long."""
+    """Two routers, each with an admin port; one token is generated per request."""
     ring.add_engine()
     ring.add_detokenizer()
     ring.script = one_token
@@ -50,7 +50,7 @@ async def two(ring, start, folder):
 
 
 def name_of(two) -> str:
-    """A name with the addresses of both."""
+    """A target name with the addresses of both routers."""
     return "ipv4:" + ",".join(f"127.0.0.1:{client.router.port}" for client in two)
 
 
@@ -60,7 +60,7 @@ def admin_of(client):
 
 
 def hold(ring) -> asyncio.Event:
-    """The next streams start, and go on to their end once the event is set."""
+    """The next streams start, and are completed once the event is set."""
     go_on = asyncio.Event()
 
     async def held(call):
@@ -104,7 +104,7 @@ async def long_stream(stub, ring):
 
 
 @pytest.mark.parametrize("policy", ["pick_first", "round_robin"])
-async def test_grpcs_own_retries_hide_it_and_the_long_stream_ends_whole(two, ring, policy):
+async def test_grpcs_retries_hide_a_drain_and_a_long_stream_is_completed(two, ring, policy):
     options = [("grpc.service_config", json.dumps(RETRIES | {"loadBalancingConfig": [{policy: {}}]}))]
     async with grpc.aio.insecure_channel(name_of(two), options=options) as channel:
         stub = GenerationServiceStub(channel)
@@ -120,7 +120,7 @@ async def test_grpcs_own_retries_hide_it_and_the_long_stream_ends_whole(two, rin
 
 
 @pytest.mark.parametrize("one_name", [False, True], ids=["two addresses", "one name"])
-async def test_our_client_fails_no_call(two, ring, one_name):
+async def test_no_call_of_our_client_fails(two, ring, one_name):
     addresses = name_of(two) if one_name else [f"127.0.0.1:{each.router.port}" for each in two]
     async with AsyncClient(addresses) as client:
         go_on = hold(ring)
@@ -143,7 +143,7 @@ async def collect(stream) -> list[int]:
     return [token for chunk in [each async for each in stream] for token in chunk.token_ids]
 
 
-async def test_a_stream_handed_back_resumes_at_another_router_of_the_name(two, ring):
+async def test_a_stream_that_is_handed_back_resumes_at_the_other_router(two, ring):
     async with AsyncClient(name_of(two)) as client:
         hold(ring)
         stream = client.stream("long", max_tokens=24, token_ids=True)
@@ -156,7 +156,7 @@ async def test_a_stream_handed_back_resumes_at_another_router_of_the_name(two, r
         assert stream.resumed == 1
 
 
-async def test_who_watches_the_health_is_told_before_calls_are_refused(two, monkeypatch):
+async def test_health_watchers_are_notified_before_calls_are_refused(two, monkeypatch):
     first, _ = two
     monkeypatch.setattr("router.app.NOTICE_SECONDS", 10.0)
     watch = HealthStub(first.channel).Watch(health_pb2.HealthCheckRequest())
@@ -184,12 +184,12 @@ async def test_the_admin_port_answers_until_the_end(two, ring):
         go_on.set()
         assert (await rest(stream))[-1].HasField("done")
         assert (await drain).aborted == 0
-        # A drained router lives on until it gets a signal.
+        # A drained router keeps running until it gets a signal.
         assert not any(task.done() for task in first.router.tasks)
         assert (await admin.GetServerInfo(admin_pb2.GetServerInfoRequest())).draining
 
 
-async def test_a_drain_called_on_the_main_port_gets_its_answer(ring, start):
+async def test_a_drain_called_on_the_main_port_is_answered(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start()
@@ -201,7 +201,7 @@ async def test_a_drain_called_on_the_main_port_gets_its_answer(ring, start):
     assert (await drain).aborted == 0
 
 
-async def test_a_drain_called_on_the_main_port_goes_on_without_its_caller(ring, start):
+async def test_a_drain_called_on_the_main_port_continues_without_its_caller(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start()
@@ -216,7 +216,7 @@ async def test_a_drain_called_on_the_main_port_goes_on_without_its_caller(ring, 
     await asyncio.wait_for(client.router.stop(0.0), 60)
 
 
-async def test_a_drain_whose_caller_has_gone_hands_late_streams_back(ring, start):
+async def test_a_drain_whose_caller_has_disconnected_hands_late_streams_back(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start()

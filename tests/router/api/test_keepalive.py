@@ -34,7 +34,7 @@ async def begin(ring, start):
 
 
 def pinging(client, *options) -> grpc.aio.Channel:
-    """A plain channel that pings as often as it may."""
+    """A plain channel that pings as often as the documentation allows."""
     pings = [
         ("grpc.keepalive_time_ms", PING_MILLISECONDS),
         ("grpc.http2.max_pings_without_data", 0),
@@ -50,7 +50,7 @@ def test_clients_may_ping_every_ten_seconds_though_timers_are_not_exact() -> Non
     assert dict(connection.CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] >= 10_000
 
 
-async def test_silent_streams_and_calls_and_idle_connections_live_on(begin, ring, monkeypatch):
+async def test_silent_streams_and_calls_and_idle_connections_stay_open(begin, ring, monkeypatch):
     async def after_silence(call) -> None:
         await call.send(start=True)
         await asyncio.sleep(SILENT_SECONDS)
@@ -73,7 +73,7 @@ async def test_silent_streams_and_calls_and_idle_connections_live_on(begin, ring
 
 
 async def test_the_router_pings_connections_without_calls_too(begin, monkeypatch):
-    """So one whose other side is gone is noticed."""
+    """So that a connection whose peer has vanished is noticed."""
     monkeypatch.setattr("router.api.listener.KEEPALIVE_MILLISECONDS", 200)
     client = await begin()
     async with Connection(client.router.port) as idle:
@@ -86,7 +86,7 @@ async def read(stream) -> None:
 
 
 async def stay_ready(client) -> None:
-    """Ping without calls, and see that the connection stays."""
+    """Ping without calls, and check that the connection stays open."""
     async with pinging(client, ("grpc.keepalive_permit_without_calls", 1)) as channel:
         await HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert channel.get_state() is READY

@@ -1,4 +1,4 @@
-"""Prompt adapters over real gRPC and ZeroMQ: loading, naming, replacing them, at several routers and over deaths."""
+"""Prompt adapters over real gRPC and ZeroMQ: loading, using, replacing; several routers and engine deaths."""
 
 import asyncio
 import time
@@ -107,7 +107,7 @@ async def test_each_source_and_each_form_of_prompt(ring, start, tmp_path):
 
 
 async def test_random_changes_at_two_routers(ring, start, folder):
-    """Each router answers at once with what was loaded there, and soon with what was loaded at the other."""
+    """A router uses its own changes immediately, and the other router's changes soon."""
     ring.add_engine("one")
     ring.add_engine("two")
     ring.add_detokenizer()
@@ -125,7 +125,7 @@ async def test_random_changes_at_two_routers(ring, start, folder):
             details = await refused(unload(client, name))
             assert (details.code, details.info.reason) == (StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND")
         assert version_at(client, name) == right.get(name)
-        # Routers agree before the next change: of two at once, either one may be the later.
+        # Wait until the routers agree: of two simultaneous changes, either one may win.
         await client.until(partial(agree, routers, name, right.get(name)))
         for each in routers:
             if name in right:
@@ -137,7 +137,7 @@ async def test_random_changes_at_two_routers(ring, start, folder):
     assert [each.version for each in await listed(routers[0])] == [right[name] for name in sorted(right)]
 
 
-async def test_a_router_that_starts_later_knows_all_from_its_first_request_on(ring, start, folder, client):
+async def test_a_router_that_starts_later_knows_all_adapters_from_its_first_request_on(ring, start, folder, client):
     for number in range(20):
         await load(client, f"id-{number}", some_rows(number))
     await load(client, "gone", A)
@@ -145,7 +145,7 @@ async def test_a_router_that_starts_later_knows_all_from_its_first_request_on(ri
     (engine,) = ring.engines.values()
     await client.until(lambda: engine.prompt_adapters.news(0) and len(engine.prompt_adapters.news(0).entries) == 21)
     await client.router.stop(0.0)
-    # No router runs now: the engine alone has the rows.
+    # No router is running now, so only the engine has the rows.
     other = await start(listen=f"ipc://{folder}/other")
     await asyncio.gather(*(other.generate(named(f"id-{number}")) for number in range(20)))
     asked = {call.submit.tables.tables[0].digest for call in ring.calls}
@@ -153,7 +153,7 @@ async def test_a_router_that_starts_later_knows_all_from_its_first_request_on(ri
     assert (await refused(other.generate(named("gone")))).code is StatusCode.NOT_FOUND
 
 
-async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, start, folder, client, monkeypatch):
+async def test_a_request_that_arrives_before_any_heartbeat(ring, start, folder, client, monkeypatch):
     await load(client, "x", A)
     (engine,) = ring.engines.values()
     await client.until(lambda: engine.prompt_adapters.news(0) is not None)
@@ -169,8 +169,8 @@ async def test_a_router_that_is_asked_before_any_engine_has_spoken(ring, start, 
     assert {call.submit.tables.tables for call in ring.calls} == {(table_of(A),)}
 
 
-async def test_rows_whose_engine_died_come_from_another(ring, start, folder, client, monkeypatch):
-    """Also where a router has just started, and the engine that named them dies before it has sent them."""
+async def test_rows_are_read_from_another_engine_if_one_dies(ring, start, folder, client, monkeypatch):
+    """Even if the router has just started, and the engine that reported them dies before sending them."""
     await load(client, "x", A)
     (engine,) = ring.engines.values()
     await client.until(lambda: engine.prompt_adapters.news(0) is not None)
@@ -184,7 +184,7 @@ async def test_rows_whose_engine_died_come_from_another(ring, start, folder, cli
     assert (await asked)[-1].HasField("done")
 
 
-async def test_an_engine_that_starts_later_gets_all(ring, client):
+async def test_an_engine_that_starts_later_gets_all_adapters(ring, client):
     for number in range(3):
         await load(client, f"id-{number}", some_rows(number))
     (engine,) = ring.engines.values()
@@ -193,7 +193,7 @@ async def test_an_engine_that_starts_later_gets_all(ring, client):
 
 
 async def test_a_stream_keeps_its_rows(ring, client):
-    """Over an unload, a reload, and the death of its engine."""
+    """Despite an unload, a reload, and the death of its engine."""
     await load(client, "x", A)
     ring.script = script = Script(midway)
     task = asyncio.ensure_future(client.events(named("x", "x = 1", output=IDS)))
@@ -227,14 +227,14 @@ async def test_a_stream_resumes_with_the_rows_it_began_with(ring, start, folder,
     plain = pb.ResumeFrom(token_ids=[7], model_fingerprint="fingerprint")
     details = await refused(other.events(named("x", resume=[plain], sampling={"seed": began.seed})))
     assert details.info.reason == "MODEL_CHANGED"
-    # After a while they are not kept any more.
+    # After a while they are no longer kept.
     other.router.ring.prompt_adapters._store._kept_seconds = 0.0
     await other.until(lambda: other.router.ring.prompt_adapters.find("x", table_of(A).digest.hex()) is None)
     details = await refused(other.events(resumed))
     assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "ADAPTER_MISSING")
 
 
-async def test_rows_that_do_not_come_are_said_to_be_missing(ring, start, folder, client, monkeypatch):
+async def test_rows_that_do_not_arrive_are_reported_as_missing(ring, start, folder, client, monkeypatch):
     monkeypatch.setattr(prompt_adapters, "SETTLE_SECONDS", 0.2)
     await load(client, "x", A)
     (engine,) = ring.engines.values()
@@ -244,13 +244,13 @@ async def test_rows_that_do_not_come_are_said_to_be_missing(ring, start, folder,
     await other.until(lambda: not other.router.ring.prompt_adapters.is_unknown("x"))
     details = await refused(other.generate(named("x")))
     assert details.info.reason == "ADAPTER_MISSING"
-    # Another process at that address: the router that has the rows sends them.
+    # A new process at that address gets the rows from the router that has them.
     engine.restart()
     await other.until(lambda: version_at(other, "x") is not None)
     await other.generate(named("x"))
 
 
-async def test_what_is_configured_is_loaded(ring, start, tmp_path, monkeypatch):
+async def test_configured_adapters_are_loaded(ring, start, tmp_path, monkeypatch):
     monkeypatch.setattr("router.api.prompt_adapters.CONFIGURED_SECONDS", 0.1)
     ring.add_engine()
     ring.add_detokenizer()
@@ -260,8 +260,8 @@ async def test_what_is_configured_is_loaded(ring, start, tmp_path, monkeypatch):
     assert [line["adapter"] for line in client.lines("adapter_not_loaded")] == ["none"]
 
 
-async def test_what_a_call_changed_counts_more_than_the_settings(ring, start, tmp_path, monkeypatch):
-    """Although this router hears of it only once it has loaded what its settings say."""
+async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, start, tmp_path, monkeypatch):
+    """Even if this router hears of the change only after it has loaded the configured adapters."""
     monkeypatch.setattr("router.api.prompt_adapters.CONFIGURED_SECONDS", 0.1)
     engine = ring.add_engine()
     ring.add_detokenizer()
@@ -280,14 +280,14 @@ async def test_their_memory_is_bounded(client, monkeypatch):
     await load(client, "y", B)
     details = await refused(load(client, "z", C))
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    # In the place of its own former rows there is room.
+    # There is room if it replaces its own former rows.
     await load(client, "y", C)
     monkeypatch.setattr(prompt_adapters, "MAX_ADAPTERS", 2)
     monkeypatch.setattr(prompt_adapters, "MAX_LOADED_BYTES", 1000)
     assert "2 prompt adapters are loaded" in (await refused(load(client, "z", C))).error.details()
 
 
-async def test_former_rows_leave_when_room_is_needed(client, monkeypatch):
+async def test_former_rows_are_evicted_when_room_is_needed(client, monkeypatch):
     monkeypatch.setattr(ring_side, "MAX_KEPT_BYTES", 2 * A.nbytes)
     for rows in (A, B, C):
         await load(client, "x", rows)
@@ -300,7 +300,7 @@ async def test_running_requests_are_bounded_by_their_rows_too(ring, client, monk
     for name, rows in (("x", A), ("same", A), ("y", B)):
         await load(client, name, rows)
     ring.script = hang
-    # Equal rows are in memory once.
+    # Equal rows are stored once.
     tasks = [asyncio.ensure_future(client.events(named(name))) for name in ("x", "x", "same")]
     await client.until(lambda: len(ring.calls) == 3)
     assert (await refused(client.events(named("y")))).info.reason == "OVERLOADED"
@@ -324,7 +324,7 @@ async def test_pages(client):
         if not answer.next_page_token:
             break
         request.page_token = token = answer.next_page_token
-        # What has been listed may go meanwhile.
+        # Listed adapters may be unloaded in the meantime.
         await unload(client, found[-1])
     assert found == [f"id-{number}" for number in range(5)]
     assert len((await client.models.ListModels(admin.ListModelsRequest(page_size=1))).models) == 1
@@ -362,7 +362,7 @@ async def test_bad_calls(client, name, source, field):
     assert not await listed(client)
 
 
-async def test_nothing_of_bad_files_remains(ring, client, tmp_path):
+async def test_bad_files_leave_nothing_behind(ring, client, tmp_path):
     trap = Trap(tmp_path)
     pickles = [(config_of(A), data) for data in (trap.pickled, trap.saved, trap.zipped)]
     for config, weights, *_ in (*BAD_FILES.values(), *pickles, (trap.pickled, weights_of(A))):
@@ -406,13 +406,13 @@ async def test_paths(ring, start, tmp_path):
         assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["path"])
         assert reason in details.error.details(), path
     assert not await listed(client)
-    # Pickles beside the rows are not read.
+    # Pickles alongside the rows are not read.
     trap.write(inside)
     await load(client, "x", path=str(inside))
     assert not trap.sprung
 
 
-async def test_what_cannot_be_combined(client):
+async def test_fields_that_cannot_be_combined(client):
     await load(client, "x", A)
     table = pb.PromptTable(embeddings=message_of(A))
     specs = {

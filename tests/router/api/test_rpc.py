@@ -1,4 +1,4 @@
-"""Calls whose clients leave at the worst moment: when something is being sent to them."""
+"""Calls whose clients disconnect while something is being sent to them."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from sluice.v1 import admin_pb2
 
 
 class Leaving:
-    """A call of grpc.aio whose client is about to go: what is sent fails before the cancel comes."""
+    """A call of grpc.aio whose client is disconnecting: sending fails before the cancellation arrives."""
 
     def __init__(self) -> None:
         self.failed = asyncio.Event()
@@ -47,7 +47,7 @@ class Leaving:
 
 
 class Servicer:
-    """Every method of AdminService does `behave`."""
+    """A servicer where every method of AdminService runs `behave`."""
 
     def __init__(self, behave) -> None:
         self._behave = behave
@@ -57,7 +57,7 @@ class Servicer:
 
 
 def begin(behave, call: Leaving) -> tuple[asyncio.Task, list[str]]:
-    """A task as grpc.aio runs it, and what it will have logged."""
+    """A task that runs a call like grpc.aio, and the list of its log events."""
     logs: list[str] = []
 
     def keep(_, __, event):
@@ -90,7 +90,7 @@ async def abort(context: Context) -> None:
 
 
 @pytest.mark.parametrize("behave", [write, send_metadata])
-async def test_what_fails_just_before_its_client_is_seen_to_leave_is_a_cancel(behave, monkeypatch):
+async def test_a_failure_just_before_a_disconnect_is_reported_counts_as_a_cancellation(behave, monkeypatch):
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 60.0)
     call = Leaving()
     task, logs = begin(behave, call)
@@ -104,17 +104,17 @@ async def test_what_fails_just_before_its_client_is_seen_to_leave_is_a_cancel(be
 
 
 @pytest.mark.parametrize("behave", [refuse, abort])
-async def test_a_refusal_that_nobody_hears_is_no_failure(behave, monkeypatch):
+async def test_a_refusal_that_cannot_be_sent_is_not_logged_as_a_failure(behave, monkeypatch):
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 0.01)
     call = Leaving()
     task, logs = begin(behave, call)
-    with pytest.raises(aio.InternalError):  # which gRPC takes for what it is: it has heard of the client by now
+    with pytest.raises(aio.InternalError):  # harmless: gRPC knows of the disconnect by now
         await task
     assert (call.aborts, logs) == (1, [])
 
 
 @pytest.mark.parametrize("behave", [write, send_metadata])
-async def test_what_fails_while_the_client_stays_is_our_failure(behave, monkeypatch):
+async def test_a_failure_while_the_client_is_connected_is_logged(behave, monkeypatch):
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 0.01)
     call = Leaving()
     task, logs = begin(behave, call)

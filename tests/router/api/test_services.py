@@ -50,7 +50,7 @@ async def test_health_follows_the_ring(ring, start):
     for name in ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService"):
         assert (await health.Check(ask(name))).status == SERVING
     assert (await health.Check(ask("readiness"))).status == SERVING
-    # The other watcher goes on after the first has left.
+    # The other watcher still gets updates after the first has disconnected.
     assert (await watchers[1].read()).status == SERVING
     engine.beating = False
     assert (await watchers[1].read()).status == NOT_SERVING
@@ -70,7 +70,7 @@ async def test_health_of_an_unknown_service(client):
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_a_client_that_knows_only_reflection_lists_and_calls(client, version):
+async def test_a_client_can_list_and_call_methods_by_reflection_alone(client, version):
     question = client.channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -123,7 +123,7 @@ async def test_models(client, checkpoint):
         assert info.model == model
 
 
-async def test_statistics_are_the_heartbeats(ring, start):
+async def test_statistics_equal_the_heartbeats(ring, start):
     names = StepStats.__struct_fields__
     plain = [name for name in names if name not in ("time", "step_seconds")]
     ring.add_engine().stats = StepStats(**{name: i for i, name in enumerate(names, 1)})
@@ -141,7 +141,7 @@ async def test_statistics_are_the_heartbeats(ring, start):
     assert stats.time.seconds > 1_700_000_000
 
 
-async def test_statistics_again_and_again(client):
+async def test_stream_stats(client):
     call = client.admin.StreamStats(admin_pb2.StreamStatsRequest(interval=Duration(nanos=100_000_000)))
     times = [(await call.read()).stats.time.ToMilliseconds() for _ in range(3)]
     assert times == sorted(set(times))
@@ -175,7 +175,7 @@ async def test_stats_of_requests_and_tenants(client):
     assert not stats.tenants
 
 
-async def test_one_line_per_request_and_no_text_in_it(client):
+async def test_one_log_line_per_request_without_its_text(client):
     await client.events(text_spec("def secret(x):", request_id="r"))
     (line,) = client.lines()
     assert (line["request_id"], line["outcome"], line["completion_tokens"]) == ("r", "LENGTH", 24)
@@ -184,12 +184,12 @@ async def test_one_line_per_request_and_no_text_in_it(client):
     assert "secret" not in str(client.logs)
 
 
-async def test_the_line_of_a_unary_request_has_its_first_token_by_the_engines_times(client):
+async def test_the_log_line_of_a_unary_request_has_the_first_token_time_of_the_engine(client):
     await client.generate(text_spec())
     assert client.lines()[0]["first_token_seconds"] >= TIMES.queue + TIMES.context
 
 
-async def test_every_line_has_the_request_id_as_it_is(client, ring):
+async def test_every_log_line_has_the_unchanged_request_id(client, ring):
     ring.script = hang
     call = client.stream(text_spec(request_id="some:id"))
     await call.read()
@@ -201,21 +201,21 @@ async def test_every_line_has_the_request_id_as_it_is(client, ring):
     assert {line["request_id"] for line in client.lines() + client.lines("abort_called")} == {"some:id"}
 
 
-async def test_what_is_no_id_is_logged_printable_and_short(client):
+async def test_an_invalid_id_is_logged_escaped_and_shortened(client):
     await refused(client.generate(text_spec(request_id="a\n" + "é" * 500)))
     (line,) = client.lines()
     assert line["request_id"].startswith(r"a\n\xe9")
     assert len(line["request_id"]) < 600
 
 
-async def test_endless_calls_do_not_keep_the_router_from_stopping(client):
+async def test_endless_calls_do_not_prevent_the_router_from_stopping(client):
     watcher = HealthStub(client.channel).Watch(ask())
     stats = client.admin.StreamStats(admin_pb2.StreamStatsRequest())
     await asyncio.gather(watcher.read(), stats.read())
     await asyncio.wait_for(client.router.stop(0.0), 60)
 
 
-async def test_a_flush_is_answered_by_the_heartbeats_of_all_engines(ring, start, monkeypatch):
+async def test_a_flush_is_acknowledged_by_the_heartbeats_of_all_engines(ring, start, monkeypatch):
     first, second = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()

@@ -1,4 +1,4 @@
-"""AdminService.SetServingVersion over a ring: where requests go, what stays, and where it is shown."""
+"""AdminService.SetServingVersion: which engines get requests, which streams are not moved, and where it is shown."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ MODELS = {"v1": "0123456789abcdef", "v2": "fedcba9876543210"}
 
 @pytest.fixture
 def labelled(ring, start):
-    """Starts a router over one engine for each of these versions."""
+    """Starts a router with one engine for each of these versions."""
 
     async def labelled(*versions: str, **settings):
         for number, version in enumerate(versions):
@@ -43,11 +43,11 @@ async def info(client):
 
 
 async def model_of(client) -> str:
-    """Of a new request."""
+    """The model of a new request."""
     return (await client.events(text_spec()))[0].started.model_fingerprint
 
 
-async def test_new_requests_go_where_they_are_sent_and_back(labelled):
+async def test_new_requests_go_to_the_set_version_and_back(labelled):
     client = await labelled("v1", "v1", "v2", serving_version="v1")
     assert await model_of(client) == MODELS["v1"]
     assert await set_version(client, "v2") == answer("v1", "v2", 1)
@@ -60,7 +60,7 @@ async def test_new_requests_go_where_they_are_sent_and_back(labelled):
     assert logged == [("v1", "v2"), ("v2", "v1"), ("v1", "")]
 
 
-async def test_it_is_shown(labelled):
+async def test_the_version_is_shown(labelled):
     client = await labelled("v1", "v2", "v2")
     found = await info(client)
     assert (found.serving_version, found.serving_engines) == ("", 3)
@@ -74,7 +74,7 @@ async def test_it_is_shown(labelled):
     assert stats.serving_model_fingerprint == MODELS["v1"]
 
 
-async def test_a_version_of_no_engine_is_refused(labelled):
+async def test_a_version_that_no_engine_has_is_refused(labelled):
     client = await labelled("v1", "v2")
     await set_version(client, "v2")
     details = await refused(set_version(client, "v3"))
@@ -92,7 +92,7 @@ async def test_a_version_whose_engines_drain_is_refused(labelled, ring):
     assert details.error.details().endswith("must be one of 'v2'")
 
 
-async def test_after_the_engines_of_the_version_have_gone_the_others_serve(labelled, ring):
+async def test_other_engines_serve_once_those_of_the_version_are_lost(labelled, ring):
     client = await labelled("v1", "v2")
     await set_version(client, "v2")
     for engine in ring.engines.values():
@@ -104,8 +104,8 @@ async def test_after_the_engines_of_the_version_have_gone_the_others_serve(label
     assert len(client.lines("serving_version_missing")) == 1
 
 
-async def test_a_stream_goes_on_with_the_model_it_began_with(labelled, ring):
-    """Even when its engine dies after the change: at another engine of the old version."""
+async def test_a_stream_keeps_the_model_with_which_it_began(labelled, ring):
+    """Even if its engine dies after the change: it moves to another engine of the old version."""
     client = await labelled("v1", "v1", "v2", serving_version="v1")
     ring.script = script = Script(midway)
     task = asyncio.ensure_future(client.events(text_spec(output=IDS)))

@@ -1,4 +1,4 @@
-"""StreamSteps: what heartbeats bring reaches everybody who listens, and waits for nobody for ever."""
+"""StreamSteps: the statistics in heartbeats reach every subscriber, and a slow subscriber's buffer is bounded."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ async def subscribe(client):
     return call
 
 
-def test_a_request_keeps_every_figure():
+def test_a_request_message_has_every_number():
     message = request_message("engine", REQUEST)
     assert (message.engine_id, message.request_id) == ("engine", "r")
     assert message.stage == admin_pb2.REQUEST_STAGE_GENERATION
@@ -59,7 +59,7 @@ def test_a_request_keeps_every_figure():
     assert {stage.value for stage in Stage} | {0} == set(admin_pb2.RequestStage.values())
 
 
-def test_what_has_not_happened_is_left_out():
+def test_times_of_later_events_are_unset():
     waiting = msgspec.structs.replace(
         REQUEST, stage=Stage.QUEUED, first_scheduled=None, first_token=None, last_token=None
     )
@@ -88,7 +88,7 @@ async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, st
     await client.until(lambda: client.router._stats_broadcast.subscribers == 0)
 
 
-async def test_nobody_gets_what_came_before(client, ring):
+async def test_earlier_statistics_are_not_sent(client, ring):
     (engine,) = ring.engines.values()
     call = await subscribe(client)
     engine.steps = steps_of(1)
@@ -98,7 +98,7 @@ async def test_nobody_gets_what_came_before(client, ring):
     assert iterations(await late.read()) == [2]
 
 
-async def test_a_slow_listener_loses_the_oldest_and_it_is_counted():
+async def test_a_slow_subscriber_loses_the_oldest_statistics_which_is_counted():
     steps = StatsBroadcast(3)
     with steps.subscribe() as slow, steps.subscribe() as fast:
         steps.on_heartbeat(heartbeat_of(steps_of(1, 2), [REQUEST]))
@@ -111,7 +111,7 @@ async def test_a_slow_listener_loses_the_oldest_and_it_is_counted():
     assert steps.subscribers == 0
 
 
-async def test_a_listener_waits_while_engines_idle():
+async def test_a_subscriber_waits_while_engines_are_idle():
     steps = StatsBroadcast()
     with steps.subscribe() as listener:
         steps.on_heartbeat(heartbeat_of())

@@ -46,7 +46,7 @@ async def test_started_deltas_finished_done_numbered_from_one(client, ring):
     assert not done.HasField("timings")
 
 
-async def test_unary_gives_what_the_stream_gives(client, ring):
+async def test_unary_returns_the_same_as_the_stream(client, ring):
     spec = text_spec(n=3, output=pb.OutputOptions(token_ids=True), sampling=sampling_pb2.SamplingParams(seed=5))
     events = await client.events(spec)
     answer = await client.generate(spec)
@@ -85,7 +85,7 @@ async def test_tokens_without_text_are_counted_by_the_next_delta(client, ring):
     assert events[-2].finished.completion_tokens == 4
 
 
-async def test_ids_are_sent_at_once_where_they_were_asked_for(client, ring):
+async def test_token_ids_are_sent_immediately_if_requested(client, ring):
     async def script(call):
         await call.send(call.row(0, [1, 2]), start=True)
         await client.until(lambda: client.router.ring.requests.open[0].log.sequences[0].delivered == 2)
@@ -161,13 +161,13 @@ async def test_bad_words_are_tokenized_at_the_start_and_after_a_space(client, ri
     assert several
 
 
-async def test_no_logprobs_unless_asked_for(client, ring):
+async def test_no_logprobs_unless_requested(client, ring):
     answer = await client.generate(text_spec())
     assert not answer.outputs[0].HasField("cumulative_logprob")
     assert not answer.outputs[0].logprobs
 
 
-async def test_timings_when_asked_for(client, ring):
+async def test_timings_if_requested(client, ring):
     spec = text_spec(output=pb.OutputOptions(timings=True))
     timings = (await client.events(spec))[-1].done.timings
     assert 0.25 < timings.queue.ToTimedelta().total_seconds() < 0.25 + 60
@@ -186,7 +186,7 @@ async def test_each_output_has_its_derived_seed(client, ring):
     assert ring.calls[0].submit.n == 3
 
 
-async def test_what_matched_is_told(client, ring):
+async def test_the_matched_stop_is_reported(client, ring):
     async def script(call):
         ends = [end(FinishReason.STOP_STRING, stop_string="x"), end(FinishReason.STOP_TOKEN, stop_token=7)]
         ends += [end(FinishReason.EOS, stop_token=4095), end(FinishReason.TIME_LIMIT)]
@@ -207,7 +207,7 @@ async def test_what_matched_is_told(client, ring):
         ]
 
 
-async def test_the_submit_holds_the_whole_request(client, ring):
+async def test_the_submit_contains_the_whole_request(client, ring):
     spec = text_spec(
         request_id="r",
         priority=pb.PRIORITY_LOW,
@@ -251,8 +251,8 @@ async def test_many_streams_over_several_peers(ring, start):
     assert all(used.count(address) >= 10 for address in ring.detokenizers)
 
 
-async def test_what_an_end_lets_out_is_a_delta_of_its_own_however_much_is_joined(client, ring):
-    """A client that has the tokens and not the end must not have this text: a resumed stream may show another."""
+async def test_text_released_by_an_end_is_a_separate_delta(client, ring):
+    """A client with the tokens but not the end must not have this text: a resumed stream may show a different one."""
 
     async def timely(call):
         last = end(FinishReason.TIME_LIMIT, held="?")

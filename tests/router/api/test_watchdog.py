@@ -1,4 +1,4 @@
-"""In virtual time: what takes too long ends with the guard's error, everything else as it would without a guard."""
+"""In virtual time: late operations end with the guard's error; all others behave as without a guard."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ SECONDS = 10.0
 
 
 class TooLongError(Exception):
-    """What the guards here raise."""
+    """The error that the guards in these tests raise."""
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run():
 
 
 async def work(watchdog, *seconds):
-    """Operations of so many seconds, one after the other; returns when they ended."""
+    """Run operations of these durations in seconds, one after the other; returns when each ended."""
     with watchdog.guard(TooLongError) as guard:
         for each in seconds:
             guard.begin()
@@ -31,7 +31,7 @@ async def work(watchdog, *seconds):
     return asyncio.get_running_loop().time()
 
 
-def test_each_operation_has_its_own_time(run):
+def test_each_operation_has_the_full_time(run):
     async def main():
         watchdog = Watchdog(SECONDS)
         began = asyncio.get_running_loop().time()
@@ -43,7 +43,7 @@ def test_each_operation_has_its_own_time(run):
     run(main())
 
 
-def test_what_happens_between_operations_is_not_counted(run):
+def test_time_between_operations_does_not_count(run):
     async def main():
         watchdog = Watchdog(SECONDS)
         with watchdog.guard(TooLongError) as guard:
@@ -54,7 +54,7 @@ def test_what_happens_between_operations_is_not_counted(run):
     run(main())
 
 
-def test_of_many_only_the_late_ones_end_and_on_time(run):
+def test_only_late_operations_end_and_on_time(run):
     async def main():
         watchdog, loop = Watchdog(SECONDS), asyncio.get_running_loop()
         began, ended = loop.time(), {}
@@ -72,7 +72,7 @@ def test_of_many_only_the_late_ones_end_and_on_time(run):
     run(main())
 
 
-def test_the_task_goes_on_after_the_error(run):
+def test_the_task_continues_after_the_error(run):
     async def main():
         watchdog = Watchdog(SECONDS)
         with pytest.raises(TooLongError) as error:
@@ -85,7 +85,7 @@ def test_the_task_goes_on_after_the_error(run):
 
 
 @pytest.mark.parametrize("after", [5.0, SECONDS])
-def test_a_cancel_from_elsewhere_stays_one_even_with_the_watchdogs(run, after):
+def test_a_cancellation_from_elsewhere_remains_one_even_together_with_the_watchdogs(run, after):
     async def main():
         watchdog = Watchdog(SECONDS)
         task = asyncio.create_task(work(watchdog, 20.0))
@@ -115,7 +115,7 @@ def test_another_error_of_a_late_operation_is_not_hidden(run):
     run(main())
 
 
-def test_no_timer_runs_while_there_is_nothing_to_watch(run):
+def test_no_timer_runs_without_operations(run):
     async def main():
         watchdog = Watchdog(SECONDS)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Addresses from a file that a launcher writes."""
+"""Addresses from a file written by a launcher."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def addresses(file, warnings) -> Addresses:
     return Addresses((f"file://{file}",), log=warnings.log())
 
 
-async def test_one_address_a_line_read_again_each_time(file, addresses):
+async def test_one_address_per_line_read_again_each_time(file, addresses):
     assert addresses.unresolved == {}
     file.write_text("# engines\n\ntcp://10.0.0.1:5  # the first\n  ipc:///tmp/b\ntcp://10.0.0.1:5\n")
     assert list(await addresses.look_up()) == ["tcp://10.0.0.1:5", "ipc:///tmp/b"]
@@ -47,7 +47,7 @@ async def test_one_address_a_line_read_again_each_time(file, addresses):
     assert await addresses.look_up() == {}
 
 
-async def test_names_in_it_are_resolved(file):
+async def test_names_in_the_file_are_resolved(file):
     async def resolve(host, port):
         return frozenset({f"tcp://10.0.0.9:{port}"})
 
@@ -74,7 +74,7 @@ def make_pipe(file):
         (make_pipe, "regular file"),
     ],
 )
-async def test_a_file_that_cannot_be_used_keeps_what_it_said_and_is_logged_once(
+async def test_an_invalid_file_keeps_its_previous_addresses_and_is_logged_once(
     file, addresses, warnings, spoil, reason
 ):
     file.write_text("ipc:///tmp/a\n")
@@ -88,7 +88,7 @@ async def test_a_file_that_cannot_be_used_keeps_what_it_said_and_is_logged_once(
     assert reason in line["error"]
 
 
-async def test_an_address_that_must_not_be_used_is_refused_like_any_invalid_line(file, warnings):
+async def test_a_forbidden_address_is_refused_like_an_invalid_line(file, warnings):
     file.write_text("tcp://10.0.0.1:5\n")
     addresses = Addresses((f"file://{file}",), check=PLAIN.check, log=warnings.log())
     assert await addresses.look_up() == {}
@@ -96,7 +96,7 @@ async def test_an_address_that_must_not_be_used_is_refused_like_any_invalid_line
 
 
 @pytest.mark.parametrize("host", ["a", "a_b.c-d", "[::1]", "::1", "10.0.0.1", "-", "a b", "é", "a/b", "*", "a\x01"])
-def test_what_is_accepted_zeromq_connects_to(host):
+def test_zeromq_can_connect_to_accepted_hosts(host):
     address = f"tcp://{host}:7"
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0

@@ -1,4 +1,4 @@
-"""Requests go where their prefix lies, as the engines tell it: on the fake ring, with real hellos and heartbeats."""
+"""Requests go to the engine that has their prefix cached, as reported in heartbeats. On the fake ring."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 async def two(ring, start):
-    """Two engines and a router."""
+    """A router with two engines."""
     one, other = ring.add_engine("one"), ring.add_engine("other")
     ring.add_detokenizer()
     return await start(), one, other
@@ -39,12 +39,12 @@ def version(client, engine):
 
 
 async def caught_up(client, *engines):
-    """Wait until the router knows all changes."""
+    """Wait until the router knows all changes of the engines' caches."""
     await client.until(lambda: all(version(client, engine) == engine.journal.last for engine in engines))
 
 
 async def engines_of(client, prompt, times=8, salt=""):
-    """Where that many requests went, one after another: all to one engine only if something draws them there."""
+    """The engines of `times` successive requests. All are the same only if a cached prefix attracts the requests."""
     found = set()
     for _ in range(times):
         options = pb.KvCacheOptions(salt=salt)
@@ -54,7 +54,7 @@ async def engines_of(client, prompt, times=8, salt=""):
     return found
 
 
-async def test_a_prefix_draws_requests_to_the_engine_that_says_it_holds_it(two):
+async def test_a_prefix_attracts_requests_to_the_engine_that_has_it_cached(two):
     client, one, other = two
     for holder, free in ((one, other), (other, one)):
         holder.journal.store(*blocks(PROMPT))
@@ -63,7 +63,7 @@ async def test_a_prefix_draws_requests_to_the_engine_that_says_it_holds_it(two):
         assert await engines_of(client, [*PROMPT, 7, 7, 7]) == {holder.name}
 
 
-async def test_the_longer_prefix_draws_more(two):
+async def test_the_longer_prefix_wins(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT)[:5])
     other.journal.store(*blocks(PROMPT)[:6])
@@ -79,7 +79,7 @@ async def test_another_salt_shares_nothing(two):
     assert await engines_of(client, PROMPT, times=40) == {"one", "other"}
 
 
-async def test_what_was_evicted_draws_nobody(two):
+async def test_an_evicted_prefix_attracts_no_requests(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT))
     other.journal.store(*blocks(PROMPT)[:2])
@@ -89,7 +89,7 @@ async def test_what_was_evicted_draws_nobody(two):
     assert await engines_of(client, PROMPT) == {"other"}
 
 
-async def test_a_hole_in_a_prefix_ends_it(two):
+async def test_a_prefix_ends_at_the_first_missing_block(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT))
     one.journal.remove(blocks(PROMPT)[1])
@@ -98,7 +98,7 @@ async def test_a_hole_in_a_prefix_ends_it(two):
     assert await engines_of(client, PROMPT) == {"other"}
 
 
-async def test_a_flush_shows(two):
+async def test_a_flush_empties_the_index(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT))
     await caught_up(client, one, other)
@@ -124,7 +124,7 @@ async def test_a_restarted_engine_starts_from_nothing(two):
     assert await engines_of(client, PROMPT) == {"one"}
 
 
-async def test_news_in_heartbeats_that_were_lost_come_again(two):
+async def test_changes_in_lost_heartbeats_are_reported_again(two):
     client, one, other = two
     one.journal.store(*blocks(PROMPT)[:4])
     await caught_up(client, one, other)
@@ -132,7 +132,7 @@ async def test_news_in_heartbeats_that_were_lost_come_again(two):
     one.journal.store(*blocks(PROMPT)[4:])
     lost = one.journal.news(version_before)
     one.journal.remove(*blocks(PROMPT)[10:])
-    # A heartbeat from after the lost one, as if this router had got that one.
+    # A heartbeat that continues after the lost one.
     client.router.ring.placement.on_engine_heartbeat(
         one.heartbeat(Hello("router", client.router.ring.address, lost.last))
     )
@@ -143,7 +143,7 @@ async def test_news_in_heartbeats_that_were_lost_come_again(two):
     assert await engines_of(client, PROMPT) == {"other"}
 
 
-async def test_a_router_that_comes_later_gets_the_whole(two, ring, start):
+async def test_a_router_that_starts_later_gets_the_whole_cache(two, ring, start):
     client, one, other = two
     one.journal = FakeJournal(max_kept=10)
     one.journal.store(*blocks(PROMPT))
@@ -155,7 +155,7 @@ async def test_a_router_that_comes_later_gets_the_whole(two, ring, start):
         assert await engines_of(router, PROMPT) == {"one"}
 
 
-async def test_requests_are_served_while_much_news_is_applied(two, ring):
+async def test_requests_are_served_while_many_changes_are_applied(two, ring):
     client, one, other = two
     one.journal.store(*range(8 * SLICE_BLOCKS))
     requests = (client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=[i + 1]))) for i in range(8))

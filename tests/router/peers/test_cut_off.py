@@ -1,4 +1,4 @@
-"""An engine whose rows do not get to a detokenizer, while both of them heartbeat."""
+"""An engine that cannot send rows to a detokenizer, while both send heartbeats."""
 
 import pytest
 from grpc import StatusCode
@@ -12,7 +12,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.1)
 
 
-async def test_its_streams_go_on_by_way_of_another_detokenizer(ring, start):
+async def test_its_streams_continue_with_another_detokenizer(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer("detok-0")
     ring.add_detokenizer("detok-1")
@@ -30,7 +30,7 @@ async def test_its_streams_go_on_by_way_of_another_detokenizer(ring, start):
     await client.until(lambda: nothing_left(client))
 
 
-async def test_another_engine_that_gets_there_is_taken(ring, start):
+async def test_another_engine_that_reaches_the_detokenizer_is_used(ring, start):
     cut, other = ring.add_engine("engine-0"), ring.add_engine("engine-1")
     detokenizer = ring.add_detokenizer()
     client = await start()
@@ -41,7 +41,7 @@ async def test_another_engine_that_gets_there_is_taken(ring, start):
     assert (len(cut.calls), len(other.calls)) == (0, 4)
 
 
-async def test_where_nobody_gets_there_streams_wait_and_new_requests_are_reported(ring, start):
+async def test_if_no_engine_reaches_it_streams_wait_and_new_requests_fail(ring, start):
     engine, detokenizer = ring.add_engine(), ring.add_detokenizer()
     client = await start(peer_wait=0.2)
     ring.script = hang

@@ -14,7 +14,7 @@ class Names:
         return frozenset(f"tcp://{ip}:{port}" for ip in self.known[host])
 
 
-async def test_fixed_addresses_stand_for_themselves():
+async def test_fixed_addresses_are_their_own_aliases():
     addresses = Addresses(("ipc:///tmp/a", "tcp://10.0.0.1:5", "tcp://[::1]:6"))
     every = {address: frozenset({address}) for address in ("ipc:///tmp/a", "tcp://10.0.0.1:5", "tcp://[::1]:6")}
     assert addresses.unresolved == every
@@ -22,7 +22,7 @@ async def test_fixed_addresses_stand_for_themselves():
 
 
 @pytest.mark.parametrize("prefix", ["dns://", "dns:"])
-async def test_a_dns_name_is_a_peer_per_address_and_follows(prefix):
+async def test_a_dns_name_is_one_peer_per_address_and_follows_changes(prefix):
     names = Names()
     addresses = Addresses((f"{prefix}engines:7",), names)
     assert addresses.unresolved == {}
@@ -35,7 +35,7 @@ async def test_a_dns_name_is_a_peer_per_address_and_follows(prefix):
     assert set(await addresses.look_up()) == {"tcp://10.0.0.2:7", "tcp://10.0.0.3:7"}
 
 
-async def test_a_host_name_is_one_peer_that_may_name_itself_by_address():
+async def test_a_host_name_is_one_peer_that_may_report_its_ip_address():
     names = Names()
     names.known["engine-0"] = ["10.0.0.9"]
     addresses = Addresses(("tcp://engine-0:7",), names)
@@ -68,6 +68,6 @@ async def test_the_systems_resolver():
         "tcp://-:1",
     ],
 )
-def test_what_is_no_address_is_named(entry):
+def test_invalid_addresses_are_named(entry):
     with pytest.raises(AddressError, match=entry or "''"):
         Addresses((entry,))

@@ -1,4 +1,4 @@
-"""What engines offer: none known, some that differ, and all lost."""
+"""Features of engines: before the first heartbeat, of differing engines, of lost engines."""
 
 import pytest
 import zmq
@@ -46,12 +46,12 @@ def test_engines_that_differ(peers, features):
     assert features.has_adapters
 
 
-def test_the_model_bounds_what_an_engine_holds(peers, features):
+def test_the_model_limits_the_context(peers, features):
     report(peers, 0, 5000)
     assert features.context_tokens == MODEL_TOKENS
 
 
-def test_a_lost_engine_may_come_back(peers, features):
+def test_features_of_a_lost_engine_count(peers, features):
     report(peers, 0, 300, logits_processors=["a"])
     assert peers.mark_silent(1000.0)
     assert features.context_tokens == MODEL_TOKENS

@@ -24,8 +24,8 @@ def numbered(i):
     return text_batch(str(i), [], [])
 
 
-async def test_everything_that_waits_is_taken_without_another_wake_up(context, folder):
-    """The descriptor tells of changes only, so one that is missed is missed for good."""
+async def test_all_waiting_messages_are_read_without_another_wake_up(context, folder):
+    """The descriptor is edge-triggered, so a missed change would never be reported again."""
     seen = []
 
     def handle(message):
@@ -65,13 +65,13 @@ async def test_everything_that_waits_is_taken_without_another_wake_up(context, f
         inbox.close()
 
 
-async def test_garbage_neither_takes_the_loop_nor_hides_what_comes_after_it(folder, context):
+async def test_malformed_frames_neither_block_the_loop_nor_hide_later_messages(folder, context):
     seen = []
     inbox = RouterInbox(context, f"ipc://{folder}/inbox", seen.append, structlog.get_logger())
     stranger = context.socket(zmq.PUSH)
     stranger.set(zmq.LINGER, 0)
     stranger.connect(inbox.address)
-    # More than a batch, and less than the socket holds.
+    # More than one batch, but less than the socket buffers.
     count = BATCH_MESSAGES + BATCH_MESSAGES // 2
     for _ in range(count):
         stranger.send(b"rubbish")

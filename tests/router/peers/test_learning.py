@@ -1,4 +1,4 @@
-"""Until when a router that has just started may hear of an adapter, on a clock that only the test moves."""
+"""How long a newly started router waits for reports of an adapter, with a manual clock."""
 
 import asyncio
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class Scene:
     known: bool = False
 
     async def ask(self) -> "asyncio.Task[None]":
-        """A request that names x, once it waits or has ended."""
+        """A request that names the adapter x; returns once it waits or has ended."""
         task = asyncio.ensure_future(self.learning.wait("x", lambda: self.known))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return task
 
     def move(self, seconds: float) -> None:
-        """And wake those that wait, as their timers would."""
+        """Advance the clock and wake waiting requests, like their timers would."""
         self.clock.now += seconds
         self.learning.on_change()
 
@@ -57,13 +57,13 @@ async def refused(task: "asyncio.Task[None]") -> ErrorCode:
     return found.value.code
 
 
-async def test_what_is_known_is_not_waited_for():
+async def test_a_known_adapter_is_not_waited_for():
     told = scene()
     told.known = True
     assert (await told.ask()).done()
 
 
-async def test_until_it_is_known():
+async def test_a_request_waits_until_the_adapter_is_known():
     told = scene()
     task = await told.ask()
     told.learning.on_heartbeat()
@@ -75,8 +75,8 @@ async def test_until_it_is_known():
     await ended(task)
 
 
-async def test_while_engines_have_more_to_report():
-    """A heartbeat has a bounded number of adapters."""
+async def test_a_request_waits_while_engines_have_more_to_report():
+    """A heartbeat carries a limited number of adapters."""
     told = scene()
     task = await told.ask()
     for _ in range(5):
@@ -87,17 +87,17 @@ async def test_while_engines_have_more_to_report():
     told.learning.on_heartbeat()
     told.move(0.2 * LEARN_SECONDS)
     await ended(task)
-    # What comes later is news, and nothing that this router has still to learn.
+    # Later reports are new changes, not part of what this router still has to learn.
     told.learning.on_heartbeat(more=True)
     assert (await told.ask()).done()
 
 
-async def test_until_the_ring_had_time_to_report_it():
+async def test_a_request_waits_until_the_ring_had_time_to_report_the_adapter():
     told = scene()
     told.move(0.9 * LEARN_SECONDS)
     told.learning.on_heartbeat()
     task = await told.ask()
-    # Later heartbeats change nothing.
+    # Later heartbeats have no effect.
     told.move(0.5 * LEARN_SECONDS)
     told.learning.on_heartbeat()
     await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def test_until_the_ring_had_time_to_report_it():
     assert (await told.ask()).done()
 
 
-async def test_without_an_engine_nothing_is_clear():
+async def test_without_an_engine_it_is_not_certain_that_the_adapter_is_unknown():
     told = scene()
     told.move(10 * LEARN_SECONDS)
     task = await told.ask()
@@ -116,7 +116,7 @@ async def test_without_an_engine_nothing_is_clear():
     assert await refused(task) is ErrorCode.NO_ENGINE
 
 
-async def test_what_is_configured_is_waited_for_until_it_was_tried():
+async def test_requests_wait_for_a_configured_adapter_until_its_load_was_attempted():
     told = scene(x="/x", y="/y")
     told.learning.on_heartbeat()
     told.move(LEARN_SECONDS)
@@ -133,7 +133,7 @@ async def test_what_is_configured_is_waited_for_until_it_was_tried():
     await ended(task)
 
 
-async def test_what_is_configured_and_does_not_come_in_time():
+async def test_a_configured_adapter_that_is_not_loaded_in_time():
     told = scene(x="/x")
     told.learning.on_heartbeat()
     told.move(LEARN_SECONDS)
@@ -142,7 +142,7 @@ async def test_what_is_configured_and_does_not_come_in_time():
     assert await refused(task) is ErrorCode.NO_ENGINE
 
 
-async def test_it_is_loaded_again_when_its_engines_died(monkeypatch):
+async def test_a_configured_adapter_is_loaded_again_after_its_engines_died(monkeypatch):
     monkeypatch.setattr(learning, "RETRY_SECONDS", 0.0)
     told = scene(x="/x")
     task, errors = await told.ask(), [ErrorCode.ENGINE_LOST, ErrorCode.NO_ENGINE]
@@ -156,7 +156,7 @@ async def test_it_is_loaded_again_when_its_engines_died(monkeypatch):
     await ended(task)
 
 
-async def test_those_that_wait_are_bounded(monkeypatch):
+async def test_the_number_of_waiting_requests_is_bounded(monkeypatch):
     monkeypatch.setattr(learning, "MAX_WAITING", 2)
     told = scene()
     tasks = [await told.ask() for _ in range(3)]

@@ -41,8 +41,8 @@ def test_a_hello_follows_as_soon_as_its_lane_is_connected(tmp_path):
         inbox.close()
 
 
-def test_late_heartbeats_of_those_that_were_replaced_replace_nobody(peers):
-    """A router that slept through two restarts finds heartbeats of all three, each lane's in turn."""
+def test_late_heartbeats_of_replaced_processes_are_ignored(peers):
+    """A router that was paused during two restarts receives heartbeats of three processes, one lane after the other."""
 
     def receive(epoch: int) -> HeartbeatSource:
         source, former = peers.on_heartbeat(

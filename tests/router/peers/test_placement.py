@@ -29,7 +29,7 @@ def place(placement, prompt, engines=ENGINES, salt="", n=1):
 
 
 def report(placement, heartbeat, prompt):
-    """That engine holds this prompt."""
+    """Report that this engine has the prompt cached."""
     stored = [short_hash(block) for block in block_chain(root_hash("f"), prompt, 16)]
     news = CacheNews(0, len(stored), stored, whole=True)
     placement.on_engine_heartbeat(msgspec.structs.replace(heartbeat, cache=news))
@@ -38,7 +38,7 @@ def report(placement, heartbeat, prompt):
 
 
 def run(placement, prompt, **fields):
-    """Place, and end at once."""
+    """Place a request and end it immediately."""
     choice = place(placement, prompt, **fields)
     placement.on_first_token(choice)
     placement.release(choice, begun=True)
@@ -65,7 +65,7 @@ def test_the_longest_cached_prefix_wins():
     assert again.uncached_tokens == 40
 
 
-def test_a_shared_prefix_does_not_pile_up_on_one_engine():
+def test_a_shared_prefix_does_not_overload_one_engine():
     placement = Placement(100_000)
     seen = [run(placement, range(1900)).engine]
     seen += [place(placement, [*range(1900), i]).engine for i in range(64)]
@@ -80,7 +80,7 @@ def test_equal_requests_spread_over_engines_and_detokenizers():
     assert {sum(choice.detokenizer == epoch for choice in choices) for epoch in (11, 12, 13)} == {20}
 
 
-def test_sequences_weigh():
+def test_sequences_count_as_work():
     placement = Placement(1000)
     wide = place(placement, [1], n=64)
     narrow = [place(placement, [i]) for i in range(32)]
@@ -88,7 +88,7 @@ def test_sequences_weigh():
     assert wide.detokenizer not in {choice.detokenizer for choice in narrow}
 
 
-def test_salt_and_weights_share_nothing():
+def test_prompts_with_another_salt_or_model_share_no_prefix():
     placement = Placement(1000)
     first = run(placement, range(200), salt="a")
     assert first.uncached_tokens == 200
@@ -105,7 +105,7 @@ def test_a_new_epoch_has_nothing_cached():
     assert run(placement, range(200), engines=[ENGINES[first.engine - 1]]).uncached_tokens == 200
 
 
-def test_what_an_engine_reports_is_cached_there():
+def test_reported_blocks_count_as_cached():
     placement = Placement(1000)
     report(placement, ENGINES[1], range(160))
     assert placement.cache_version(2) == 10
@@ -114,8 +114,8 @@ def test_what_an_engine_reports_is_cached_there():
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 4)), min_size=1, max_size=5), st.integers(0, 170))
-def test_no_engine_would_be_through_with_the_prompt_sooner(engines, tokens):
-    """Of any engines that hold so many blocks of a prompt and so many requests already."""
+def test_no_other_engine_would_finish_the_prompt_sooner(engines, tokens):
+    """For any numbers of cached blocks and of requests on the engines."""
     placement = Placement(1000)
     heartbeats = [engine(epoch) for epoch in range(1, len(engines) + 1)]
     sooner = []
@@ -129,7 +129,7 @@ def test_no_engine_would_be_through_with_the_prompt_sooner(engines, tokens):
     assert choice.uncached_tokens == tokens - 16 * min(engines[choice.engine - 1][0], tokens // 16)
 
 
-def test_an_engine_that_is_clearly_more_loaded_gets_nothing_cached_or_not():
+def test_an_engine_that_is_clearly_more_loaded_gets_no_request_even_with_a_cached_prefix():
     placement = Placement(1000)
     report(placement, ENGINES[1], range(160))
     for i in range(SPREAD_SLACK + 1):
@@ -137,7 +137,7 @@ def test_an_engine_that_is_clearly_more_loaded_gets_nothing_cached_or_not():
     assert place(placement, range(160)).engine == 1
 
 
-def test_what_was_placed_is_expected_until_the_news_had_time_to_come():
+def test_a_placed_prompt_is_expected_until_a_report_had_time_to_arrive():
     now = 0.0
     placement = Placement(1000, lambda: now)
     waiting = place(placement, range(160))
@@ -149,19 +149,19 @@ def test_what_was_placed_is_expected_until_the_news_had_time_to_come():
     assert run(placement, range(160), engines=[ENGINES[waiting.engine - 1]]).uncached_tokens == 160
 
 
-def test_nothing_is_expected_of_a_request_that_never_began():
+def test_a_request_that_never_began_leaves_no_expectation():
     placement = Placement(1000)
     first = place(placement, range(160))
     placement.release(first, begun=False)
     assert run(placement, range(160), engines=[ENGINES[first.engine - 1]]).uncached_tokens == 160
 
 
-def test_an_engine_without_blocks_is_placed_by_load():
+def test_engines_without_blocks_are_chosen_by_load():
     placement = Placement(10)
     assert place(placement, range(100), engines=[engine(1, block=0)]).uncached_tokens == 100
 
 
-def test_what_others_do_counts():
+def test_the_load_of_other_routers_counts():
     placement = Placement(1000)
     placement.on_engine_heartbeat(engine(1, active=5))
     placement.on_detokenizer_heartbeat(detokenizer(11, streams=5))
@@ -172,7 +172,7 @@ def test_what_others_do_counts():
     assert placement._engines[2].others == 0
 
 
-def test_releases_bring_all_counts_back_even_after_a_loss():
+def test_all_counts_return_to_zero_even_after_a_loss():
     placement = Placement(1000)
     choices = [place(placement, range(i * 100, i * 100 + 50), n=2) for i in range(6)]
     placement.forget(1)

@@ -1,4 +1,4 @@
-"""The router's view of an engine's cache equals the engine's reports, with heartbeats lost, late or repeated."""
+"""The router's index of an engine's cache equals the cache, even if heartbeats are lost, late or repeated."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def apply(cache, *news):
 
 
 def knows(cache, blocks):
-    """Which of these are cached, taken one by one."""
+    """The blocks that are cached, each looked up separately."""
     return {block for block in blocks if cache.prefix((block,), 0.0)}
 
 
@@ -37,8 +37,8 @@ CHANGES = st.lists(
 
 
 @given(st.lists(st.tuples(CHANGES, st.lists(st.floats(0, 1), max_size=3)), max_size=12), st.integers(1, 12))
-def test_any_heartbeats_that_come_through_in_any_order_give_what_the_engine_said(rounds, most):
-    """Each round some changes, then some of all the heartbeats ever sent: lost ones, late ones, repeated ones."""
+def test_the_index_is_right_whichever_heartbeats_arrive_in_any_order(rounds, most):
+    """In each round the cache changes, then any of the heartbeats sent so far arrive, possibly late or repeatedly."""
     journal, cache, heartbeats = FakeJournal(most), PrefixIndex(MOST), []
     for changes, arriving in rounds:
         for what, *blocks in changes:
@@ -55,7 +55,7 @@ def test_any_heartbeats_that_come_through_in_any_order_give_what_the_engine_said
 
 
 @given(st.lists(st.tuples(CHANGES, st.booleans()), max_size=12), st.integers(1, 12))
-def test_it_understands_the_engines_own_journal(rounds, capacity):
+def test_it_applies_reports_of_the_engines_journal(rounds, capacity):
     journal, cache, findable = Journal(capacity), PrefixIndex(MOST), set()
     for changes, arrives in rounds:
         for what, *blocks in changes:
@@ -71,7 +71,7 @@ def test_it_understands_the_engines_own_journal(rounds, capacity):
             assert knows(cache, range(12)) == findable
 
 
-def test_news_that_do_not_follow_on_are_ignored():
+def test_reports_that_do_not_continue_from_the_version_are_ignored():
     cache = PrefixIndex(MOST)
     apply(cache, news_of(1, after=5, last=6))
     assert (cache.version, knows(cache, CHAIN)) == (0, set())
@@ -81,19 +81,19 @@ def test_news_that_do_not_follow_on_are_ignored():
     assert (cache.version, knows(cache, CHAIN)) == (8, {2, 3})
 
 
-def test_whole_news_replace_what_was_known():
+def test_a_whole_report_replaces_the_index():
     cache = PrefixIndex(MOST)
     apply(cache, news_of(1, 2, last=6, whole=True), news_of(3, last=9, whole=True))
     assert (cache.version, knows(cache, CHAIN)) == (9, {3})
 
 
-def test_many_news_are_applied_in_slices_and_count_when_they_are_through():
+def test_a_large_report_is_applied_in_slices_and_takes_effect_when_complete():
     count = 3 * SLICE_BLOCKS
     cache = PrefixIndex(MOST)
     cache.begin_update(news_of(*range(count), last=count, whole=True))
     turns = 0
     while cache.version == 0:
-        # What comes meanwhile comes again.
+        # A report that arrives in the meantime is ignored and will be repeated.
         cache.begin_update(news_of(MOST, after=0, last=count + 1, whole=True))
         cache.continue_update()
         turns += 1
@@ -102,7 +102,7 @@ def test_many_news_are_applied_in_slices_and_count_when_they_are_through():
     assert cache.prefix((0, count - 1, MOST), 0.0) == 2
 
 
-def test_memory_is_bounded_and_forgets_the_ends_of_unused_chains_first():
+def test_memory_is_bounded_and_ends_of_unused_chains_are_evicted_first():
     cache = PrefixIndex(6)
     apply(cache, news_of(1, 2, 3, 11, 12, 13, last=6, whole=True))
     cache.expect((1, 2, 3))
@@ -113,7 +113,7 @@ def test_memory_is_bounded_and_forgets_the_ends_of_unused_chains_first():
     assert knows(cache, range(40)) == {1, 2, 21, 22, 31, 32}
 
 
-def test_what_was_placed_is_expected_until_the_news_had_time_to_come():
+def test_a_placed_prompt_is_expected_until_a_report_had_time_to_arrive():
     cache = PrefixIndex(MOST)
     cache.expect(CHAIN)
     assert cache.prefix(CHAIN, 1e9) == 4
@@ -124,7 +124,7 @@ def test_what_was_placed_is_expected_until_the_news_had_time_to_come():
     assert not cache._expected
 
 
-def test_a_request_that_still_waits_keeps_what_another_one_brought():
+def test_blocks_stay_expected_while_a_waiting_request_needs_them():
     cache = PrefixIndex(MOST)
     cache.expect(CHAIN)
     cache.expect(CHAIN[:2])
@@ -134,7 +134,7 @@ def test_a_request_that_still_waits_keeps_what_another_one_brought():
     assert cache.prefix(CHAIN, 2 * CACHE_REPORT_SECONDS) == 0
 
 
-def test_a_flush_leaves_what_is_still_to_be_computed():
+def test_a_flush_keeps_blocks_that_are_not_computed_yet():
     cache = PrefixIndex(MOST)
     apply(cache, news_of(7, last=1, whole=True))
     cache.expect((1, 2))

@@ -1,4 +1,4 @@
-"""Scripts whose first attempt stops where a test wants it to, and what its client must get all the same."""
+"""Scripts whose first attempt stops at a chosen point, and a check that the client gets everything regardless."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ IDS = pb.OutputOptions(token_ids=True)
 
 
 class Script:
-    """First attempts stop where a test wants them to; the others generate the whole."""
+    """First attempts stop at a chosen point; later attempts generate the whole output."""
 
     def __init__(self, first) -> None:
         self.first = first
@@ -29,7 +29,7 @@ class Script:
 
 
 async def silent(call):
-    """Nothing came back yet."""
+    """Nothing has been sent yet."""
 
 
 async def begun(call):
@@ -58,7 +58,7 @@ PHASES = {"silent": silent, "begun": begun, "midway": midway, "one ended": one_e
 
 
 def check_whole(events, submit, n, length=LENGTH):
-    """One Started, every offset of every output once and in order, one Finished each, Done, numbered."""
+    """Check for one Started, every offset of every output once in order, one Finished each, Done; all numbered."""
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert events[0].HasField("started")
     assert events[-1].HasField("done")

@@ -19,7 +19,7 @@ DIAGRAM = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
 
 
 def diagram() -> str:
-    """What docs/architecture.md has to show."""
+    """The diagram that docs/architecture.md must show."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {RequestPhase.TOKENIZING.name}"]
     for phase, following in TRANSITIONS.items():
         lines += [f"    {phase.name} --> {then.name}: {cause}" for then, cause in following.items()]

@@ -37,7 +37,7 @@ async def test_priority_then_arrival():
     assert (admission.live, admission.waiting, admission.waiting_tokens) == (0, 0, 0)
 
 
-async def test_a_permit_is_given_back_once():
+async def test_a_permit_is_released_once():
     admission = make_admission(1, 0, 0)
     permit = await admission.acquire(2, 1)
     permit.release()
@@ -45,7 +45,7 @@ async def test_a_permit_is_given_back_once():
     assert admission.live == 0
 
 
-async def test_beyond_the_bounds_it_raises_at_once():
+async def test_beyond_the_limits_it_raises_immediately():
     admission = make_admission(1, 2, 10)
     await admission.acquire(2, 1)
     waiting = [asyncio.ensure_future(admission.acquire(2, 50))]
@@ -63,7 +63,7 @@ async def test_beyond_the_bounds_it_raises_at_once():
         task.cancel()
 
 
-async def test_whoever_is_cancelled_after_admission_gives_the_permit_back():
+async def test_a_waiter_cancelled_after_admission_releases_the_permit():
     admission = make_admission(1, 10, 100)
     first = await admission.acquire(2, 1)
     second = asyncio.ensure_future(admission.acquire(2, 1))
@@ -97,7 +97,7 @@ async def test_capacity_follows_the_engines():
         st.tuples(st.sampled_from(["ask", "cancel", "release", "grow", "shrink"]), st.integers(0, 30)), max_size=60
     )
 )
-def test_the_books_are_right_after_anything(actions):
+def test_the_counts_are_right_after_any_actions(actions):
     async def run():
         capacity = 3
         admission = make_admission(capacity, 5, 40)

@@ -1,4 +1,4 @@
-"""A stream that waits for its next attempt can be aborted, run out of time, be left, be drained, or wait in vain."""
+"""Between two attempts a stream may be aborted, time out, lose its client, be drained, or find no peer."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.router.requests.broken_attempts import IDS, Script, check_whole, midw
 pytestmark = pytest.mark.usefixtures("quick_recovery")
 
 
-async def test_alone_in_its_ring_a_stream_waits_for_the_restart(ring, start):
+async def test_with_a_single_engine_a_stream_waits_for_its_restart(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=0.3, recovery_timeout=20)
@@ -34,7 +34,7 @@ async def test_alone_in_its_ring_a_stream_waits_for_the_restart(ring, start):
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_nobody_comes_back_in_time(ring, start, streaming):
+async def test_no_peer_returns_in_time(ring, start, streaming):
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=0.3, recovery_timeout=0.2)
@@ -50,7 +50,7 @@ async def test_nobody_comes_back_in_time(ring, start, streaming):
 
 
 async def lone_stream_without_engine(ring, start, **fields):
-    """A stream between two attempts that nobody comes to take."""
+    """A stream between two attempts, without an engine that could continue it."""
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=0.3)
@@ -70,7 +70,7 @@ async def lone_stream_without_engine(ring, start, **fields):
     return client, call, task
 
 
-async def test_abort_between_attempts_ends_at_once(ring, start):
+async def test_abort_between_attempts_ends_immediately(ring, start):
     client, _, task = await lone_stream_without_engine(ring, start, request_id="r", n=2)
     assert (await client.generation.Abort(pb.AbortRequest(request_id="r"))).aborted
     events = await task
@@ -91,7 +91,7 @@ async def test_the_time_limit_between_attempts(ring, start):
     await client.until(lambda: nothing_left(client))
 
 
-async def test_a_client_that_leaves_between_attempts(ring, start):
+async def test_a_client_that_disconnects_between_attempts(ring, start):
     client, call, task = await lone_stream_without_engine(ring, start)
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):

@@ -1,4 +1,4 @@
-"""However a request ends, the engine hears of it, the client gets one end, and nothing is left behind."""
+"""However a request ends, the engine is notified, the client gets one end, and no state is left behind."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def read_all(call):
 
 @pytest.fixture
 async def full(ring, start):
-    """A client whose router runs the one request that it may run. What a test queues behind it never gets further."""
+    """A client whose router already runs its only permitted request. Requests of a test stay in the queue."""
     ring.add_engine()
     ring.add_detokenizer()
     ring.script = hang
@@ -45,7 +45,7 @@ async def full(ring, start):
     yield client
     first.cancel()
     await client.until(lambda: nothing_left(client))
-    # Only now, with the permit free, would a forgotten one have been submitted.
+    # With the permit free, a request left in the queue would be submitted now.
     assert len(ring.calls) == 1
 
 
@@ -102,7 +102,7 @@ async def test_the_deadline_cancels(client, ring):
     ring.script = slowly
     seconds = 0.3
     while not ring.calls:
-        # One that passes before the request is on the ring says nothing of the engine.
+        # If the deadline passes before the request is on the ring, the engine is not involved.
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await client.events(text_spec(), timeout=seconds)
         assert error.value.code() is StatusCode.DEADLINE_EXCEEDED
@@ -124,7 +124,7 @@ async def test_a_closed_connection_cancels(client, ring):
     await client.until(lambda: ring.cancels and nothing_left(client))
 
 
-async def test_abort_ends_the_stream_normally_and_frees_the_id_at_once(client, ring):
+async def test_abort_ends_the_stream_normally_and_frees_the_id_immediately(client, ring):
     ring.script = slowly
     call = client.stream(text_spec(request_id="same", n=2))
     assert (await call.read()).HasField("started")
@@ -160,7 +160,7 @@ async def test_abort_while_queued_ends_normally_without_tokens(full):
 
 
 async def test_the_time_limit_in_the_queue_ends_normally_without_tokens(full):
-    # A prompt that need not be tokenized: it waits in the queue, however slow the threads are.
+    # A prompt that need not be tokenized, so it waits in the queue even if the threads are slow.
     prompt = pb.TokenIds(ids=[5, 6, 7])
     answer = await full.generate(pb.GenerationSpec(token_ids=prompt, time_limit=Duration(nanos=100_000_000)))
     (output,) = answer.outputs
@@ -169,7 +169,7 @@ async def test_the_time_limit_in_the_queue_ends_normally_without_tokens(full):
     assert answer.usage.prompt_tokens == 3
 
 
-async def test_the_engine_gets_what_is_left_of_the_time_limit(client, ring):
+async def test_the_engine_gets_the_remaining_time_limit(client, ring):
     await client.events(text_spec(time_limit=Duration(seconds=90)))
     assert 0 < ring.calls[0].submit.time_limit < 90
 
@@ -221,7 +221,7 @@ async def test_a_fault_of_one_sequence_ends_the_request_and_cancels_the_others(c
     await client.until(lambda: nothing_left(client) and ring.cancels)
 
 
-async def test_rows_that_were_seen_are_dropped(client, ring):
+async def test_repeated_rows_are_dropped(client, ring):
     async def twice(call):
         await call.send(call.row(0, [1, 2], "ab"), start=True)
         await call.send(call.row(0, [1, 2], "ab"), call.row(1, [2], "b"), start=True)
@@ -250,7 +250,7 @@ async def test_late_and_foreign_rows_are_counted_and_ignored(client, ring):
     assert client.router.ring.dispatcher.late_rows == 3
 
 
-async def test_a_live_duplicate_is_refused_and_fine_after_the_end(client, ring):
+async def test_a_duplicate_id_is_refused_while_the_request_is_live(client, ring):
     ring.script = slowly
     call = client.stream(text_spec(request_id="one"))
     await call.read()
@@ -262,7 +262,7 @@ async def test_a_live_duplicate_is_refused_and_fine_after_the_end(client, ring):
     assert (await client.events(text_spec(request_id="one")))[-1].HasField("done")
 
 
-async def test_drain_lets_requests_end_refuses_new_ones_and_hands_the_late_back(client, ring):
+async def test_a_drain_waits_for_requests_refuses_new_ones_and_hands_late_ones_back(client, ring):
     ring.script = slowly
     late = client.stream(text_spec(request_id="late", output=pb.OutputOptions(token_ids=True)))
     events = asyncio.ensure_future(read_all(late))
@@ -276,7 +276,7 @@ async def test_drain_lets_requests_end_refuses_new_ones_and_hands_the_late_back(
     assert (await drain).aborted == 2
     details = await refused(unary)
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
-    # Everything that came until then was told, so that another router can go on after it.
+    # Everything received so far was delivered, so that another router can continue after it.
     tokens, details = await events
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
     submit = ring.calls[0].submit

@@ -1,4 +1,4 @@
-"""Whose turn it is among tenants."""
+"""Fair shares of tenants."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def settle():
         await asyncio.sleep(0)
 
 
-async def test_one_place_is_enough_for_tenants():
+async def test_tenants_work_with_a_single_permit():
     admission = make_admission(1, *PLENTY, reserved=0.1)
     for tenant in ("a", "b"):
         permit = await asyncio.wait_for(admission.acquire(2, 1, tenant), 60)
@@ -26,7 +26,7 @@ async def test_one_place_is_enough_for_tenants():
 
 
 class Ring:
-    """Runs what is admitted: everybody who is live draws one token a turn, and ends after `length` of them."""
+    """Runs admitted requests: each live request generates one token per turn and ends after `length` tokens."""
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
@@ -65,7 +65,7 @@ class Ring:
             task.cancel()
 
 
-async def test_two_who_want_all_get_half_each_whatever_they_ask_for():
+async def test_two_greedy_tenants_get_half_each_regardless_of_request_sizes():
     ring = Ring(make_admission(4, *PLENTY))
     for _ in range(400):
         ring.ask("many small", length=4)
@@ -80,7 +80,7 @@ async def test_two_who_want_all_get_half_each_whatever_they_ask_for():
     ring.close()
 
 
-async def test_weights_share_out():
+async def test_shares_follow_the_weights():
     ring = Ring(make_admission(6, *PLENTY, weights={"gold": 3.0}))
     for _ in range(500):
         ring.ask("gold")
@@ -90,7 +90,7 @@ async def test_weights_share_out():
     ring.close()
 
 
-async def test_being_away_earns_nothing():
+async def test_absence_earns_no_credit():
     ring = Ring(make_admission(2, *PLENTY))
     for _ in range(200):
         ring.ask("steady")
@@ -127,8 +127,8 @@ async def test_cached_tokens_are_cheaper():
     again["computed"].cancel()
 
 
-async def test_who_comes_into_a_flood_need_not_wait_for_it():
-    """A tenth of the places is kept for tenants that hold less than their share."""
+async def test_a_tenant_that_arrives_during_a_flood_need_not_wait_for_it():
+    """A tenth of the slots is reserved for tenants that hold less than their share."""
     admission = make_admission(64, *PLENTY, reserved=0.1)
     admission.resize(64, 16)
     ring = Ring(admission)
@@ -142,7 +142,7 @@ async def test_who_comes_into_a_flood_need_not_wait_for_it():
     ring.close()
 
 
-async def test_without_tenants_nothing_is_kept():
+async def test_without_tenants_no_slots_are_reserved():
     admission = make_admission(64, *PLENTY, reserved=0.1)
     admission.resize(64, 16)
     for _ in range(64):
@@ -166,7 +166,7 @@ async def test_one_tenant_does_not_fill_the_queue_for_all():
         task.cancel()
 
 
-async def test_low_priority_is_not_starved_by_those_that_come_later():
+async def test_low_priority_is_not_starved_by_later_requests():
     now = [0.0]
     admission = make_admission(1, *PLENTY, aging_seconds=10.0, clock=lambda: now[0])
     permit = await admission.acquire(3, 1)
@@ -187,8 +187,8 @@ async def test_low_priority_is_not_starved_by_those_that_come_later():
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["enter", "leave", "charge"]), st.integers(1, 50))))
-def test_nobody_has_credit(actions):
-    """Whoever comes stands no lower than the least of those present, and nobody is kept in memory for ever."""
+def test_no_tenant_accumulates_credit(actions):
+    """A new tenant starts no lower than the least-served present one, and absent tenants are eventually forgotten."""
     shares, present = FairShare({"a": 2.0}), {"a": 0, "b": 0, "c": 0}
     for tenant, action, cost in actions:
         if action == "enter":

@@ -1,4 +1,4 @@
-"""What an engine says of a request reaches the client with the field that is at fault."""
+"""Faults reported by engines reach the client with the invalid field."""
 
 from router.requests.dispatcher import error_of
 from sluice.ring.errors import ErrorCode, Fault

@@ -1,4 +1,4 @@
-"""Which attempts are followed by another one, how many, and where."""
+"""Which attempts are followed by another one, how often, and on which peers."""
 
 import pytest
 from grpc import StatusCode
@@ -11,7 +11,7 @@ from tests.router.requests.broken_attempts import IDS, LENGTH, check_whole, toke
 pytestmark = pytest.mark.usefixtures("quick_recovery")
 
 
-async def test_attempts_that_bring_nothing_are_bounded(client, ring):
+async def test_attempts_without_tokens_are_bounded(client, ring):
     async def refuse(call):
         await call.send(call.row(0, [], "", 0, end(FinishReason.ERROR, fault=Fault("OVERLOADED", "full"))), start=True)
 
@@ -26,7 +26,7 @@ async def test_attempts_that_bring_nothing_are_bounded(client, ring):
     assert sum(client.router.ring.counters.recoveries.values()) == 7
 
 
-async def test_attempts_that_bring_tokens_are_not(client, ring):
+async def test_attempts_with_tokens_are_not_bounded(client, ring):
     async def one_token(call):
         offset = len(call.submit.resume.get(0, ()))
         await call.send(tokens(call, 0, offset), start=True)
@@ -55,7 +55,7 @@ async def test_tokens_in_the_row_of_a_fault_are_kept(client, ring):
     assert len(ring.calls[1].submit.resume[0]) == 3
 
 
-async def test_who_refused_is_not_asked_again_at_once(two_of_each, ring):
+async def test_peers_that_refused_are_avoided_by_the_next_attempt(two_of_each, ring):
     async def full(call):
         if call.engine.name == "a":
             fault = end(FinishReason.ERROR, fault=Fault("OVERLOADED", "full"))
@@ -67,13 +67,13 @@ async def test_who_refused_is_not_asked_again_at_once(two_of_each, ring):
     for i in range(8):
         events = await two_of_each.events(text_spec(f"x{i}"))
         assert events[-1].HasField("done")
-        # What the refused attempt said of the start was not delivered.
+        # The start of the refused attempt was not delivered.
         assert events[0].started.cached_tokens > 0
     assert all(call.submit.attempt <= 1 for call in ring.calls)
     assert {call.engine.name for call in ring.calls if call.submit.attempt} <= {"b"}
 
 
-async def test_faults_of_the_request_itself_are_not_tried_again(client, ring):
+async def test_faults_of_the_request_itself_are_not_retried(client, ring):
     async def refuse(call):
         fault = end(FinishReason.ERROR, fault=Fault("TEXT_FAILED", "no"))
         await call.send(call.row(0, [], "", 0, fault), start=True)

@@ -1,4 +1,4 @@
-"""Images of a model that gives them rows by their size: known at the door, from their headers."""
+"""Images of a model where the number of rows depends on the size, which the router reads from the headers."""
 
 from io import BytesIO
 
@@ -40,7 +40,7 @@ async def ids_of(client, text: str) -> list[int]:
     return list(response.token_ids)
 
 
-async def test_each_image_has_the_rows_of_its_size(client, ring, qwen_vl):
+async def test_each_image_has_the_number_of_rows_for_its_size(client, ring, qwen_vl):
     text = f"see {IMAGE} and {IMAGE}"
     spec = text_spec(text, images=images(WIDE, TALL), add_special_tokens=False)
     response = await client.generate(spec)
@@ -54,7 +54,7 @@ async def test_each_image_has_the_rows_of_its_size(client, ring, qwen_vl):
     assert response.usage.prompt_tokens == len(expected)
 
 
-async def test_the_template_puts_images_where_they_are(client, ring, qwen_vl):
+async def test_the_template_keeps_images_in_place(client, ring, qwen_vl):
     parts = [pb.ContentPart(text="a"), pb.ContentPart(image=pb.Image(data=TALL)), pb.ContentPart(text="b")]
     await client.generate(pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", parts=parts)])))
     (call,) = ring.calls
@@ -66,12 +66,12 @@ async def test_the_template_puts_images_where_they_are(client, ring, qwen_vl):
     assert call.submit.tables.images == (TALL_IMAGE,)
 
 
-async def test_a_text_alone_waits_for_no_thread(client, monkeypatch):
+async def test_a_prompt_without_images_needs_no_thread(client, monkeypatch):
     monkeypatch.delattr(TokenizerPool, "compute")
     await client.generate(text_spec("a text"))
 
 
-async def test_the_model_says_how_many_at_most(client, qwen_vl):
+async def test_the_model_info_has_the_maximum_number_of_rows(client, qwen_vl):
     (found,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
     assert found.image_tokens == qwen_vl.vision.rows == 30
     assert "images" in found.capabilities
@@ -96,7 +96,7 @@ def blank(width: int, height: int) -> bytes:
     ],
     ids=str,
 )
-async def test_what_is_refused(client, ring, spec, field, reason):
+async def test_invalid_images_are_refused(client, ring, spec, field, reason):
     details = await refused(client.events(spec))
     found = {violation.field: violation.description for violation in details.bad.field_violations}
     assert reason in found[field]

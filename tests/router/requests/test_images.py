@@ -1,4 +1,4 @@
-"""Images in the router: rows in place of placeholders, the same in every attempt; what is hostile is refused."""
+"""Images in the router: rows replace placeholders, identically in every attempt; hostile images are refused."""
 
 import asyncio
 import struct
@@ -74,7 +74,7 @@ async def test_the_next_attempt_has_the_same_images(client, ring):
     check_whole(events, second, 1)
 
 
-async def test_rows_stand_where_placeholders_stood(client, ring, vocab_size, llava):
+async def test_rows_replace_placeholders(client, ring, vocab_size, llava):
     placeholder = llava.vision.token_id
     rows = list(range(vocab_size, vocab_size + 3 * ROWS))
     before, after = await ids_of(client, "see "), await ids_of(client, " and")
@@ -92,14 +92,14 @@ async def test_rows_stand_where_placeholders_stood(client, ring, vocab_size, lla
     assert first.prompt == [*before, *rows[:ROWS], *after, *rows[ROWS:]]
     assert first.tables == wire(ONE, OTHER, ONE)
     assert second.prompt == [*rows[:ROWS], 5, *rows[ROWS : 2 * ROWS]]
-    # Images come behind the rows of the table.
+    # The ids of images follow the rows of the table.
     assert third.prompt == [vocab_size + 1, *range(vocab_size + 3, vocab_size + 3 + ROWS)]
     assert third.tables.images == wire(ONE).images
     assert [response.usage.prompt_tokens for response in found] == [len(first.prompt), 2 * ROWS + 1, ROWS + 1]
 
 
 async def test_chats(client, ring, vocab_size):
-    """The template puts images first, as LLaVA's does, and gets plain contents as parts."""
+    """The template puts images first, like LLaVA's, and gets text contents as parts."""
     await client.generate(chat("What is this?", ONE, OTHER))
     spec = chat(ONE, "Go on", continue_final_message=True)
     spec.chat.messages.insert(0, pb.ChatMessage(role="system", content="Be brief."))
@@ -115,7 +115,7 @@ async def test_chats(client, ring, vocab_size):
     assert second.prompt[-len(await ids_of(client, "\nGo on")) :] == await ids_of(client, "\nGo on")
 
 
-async def test_templates_of_texts_get_parts_as_one_text(ring, start, tmp_path):
+async def test_templates_that_need_text_get_parts_as_one_text(ring, start, tmp_path):
     folder = write_files(tmp_path)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}")
     checkpoint = open_checkpoint(str(folder), "llava")
@@ -150,8 +150,8 @@ async def test_a_request_goes_where_its_own_images_are_cached(ring, start, llava
     assert sorted(found, key=lambda each: each[0].name) == [(one, ONE), (other, OTHER), (other, OTHER)]
 
 
-async def test_the_next_question_about_an_image_goes_where_the_first_one_went(ring, start, llava):
-    """Although no engine has reported anything yet."""
+async def test_the_next_question_about_an_image_goes_to_the_same_engine(ring, start, llava):
+    """Even before any engine has reported its cache."""
     for name in ("a", "b"):
         ring.add_engine(name).image_rows = ROWS
     ring.add_detokenizer()
@@ -164,7 +164,7 @@ async def test_the_next_question_about_an_image_goes_where_the_first_one_went(ri
         assert len(engines) == 1
 
 
-async def test_only_engines_that_take_images_get_them(ring, start, llava):
+async def test_only_engines_that_support_images_get_them(ring, start, llava):
     blind = ring.add_engine()
     ring.add_detokenizer()
     client = await start(checkpoint=llava)
@@ -180,7 +180,7 @@ async def test_only_engines_that_take_images_get_them(ring, start, llava):
 
 
 def bomb() -> bytes:
-    """A PNG of 400 bytes that says it has 10^10 pixels."""
+    """A PNG of 400 bytes whose header claims 10^10 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -249,7 +249,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "field", "reason"), REFUSED, ids=[f"{field}-{why}" for _, field, why in REFUSED])
-async def test_what_is_refused(client, ring, spec, field, reason):
+async def test_invalid_images_are_refused(client, ring, spec, field, reason):
     assert MAX_IMAGES == 16
     assert 2 * len(NOISE) < MAX_IMAGE_BYTES < 3 * len(NOISE)
     details = await refused(client.events(spec))
@@ -259,7 +259,7 @@ async def test_what_is_refused(client, ring, spec, field, reason):
     assert not ring.calls
 
 
-async def test_a_model_without_vision_takes_none(ring, start):
+async def test_a_model_without_vision_refuses_images(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start()
@@ -271,11 +271,11 @@ async def test_a_model_without_vision_takes_none(ring, start):
         violation = details.bad.field_violations[0]
         assert violation.field == field
         assert "does not support images" in violation.description
-    # Parts of text alone are for any model.
+    # Parts that are all text work with any model.
     await client.generate(chat("a", "b"))
 
 
-async def test_open_images_are_bounded(client, ring, monkeypatch):
+async def test_the_images_of_open_requests_are_bounded(client, ring, monkeypatch):
     monkeypatch.setattr(registry, "MAX_OPEN_TABLE_BYTES", len(ONE) + len(OTHER) - 1)
     ring.script = script = Script(midway)
     task = asyncio.ensure_future(client.events(text_spec("<image>", images=images(ONE), output=IDS)))

@@ -1,4 +1,4 @@
-"""Engines and detokenizers that are late, die, restart, or stop reading."""
+"""Engines and detokenizers that fall silent, die, restart, or stop reading."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ async def busy(client, ring, **fields):
 
 
 async def until_full(lane, fill=lambda: None):
-    """Until a lane is full and stays so: what ZeroMQ still moves into the kernel's buffers makes room again."""
+    """Wait until a lane is full and stays full: ZeroMQ makes room while it moves frames into the kernel's buffers."""
     quiet = 0
     while quiet < 30:
         fill()
@@ -45,7 +45,7 @@ async def until_full(lane, fill=lambda: None):
         await asyncio.sleep(0.05 if quiet else 0)
 
 
-async def test_a_silent_engine_is_lost_and_comes_back(ring, start):
+async def test_a_silent_engine_is_lost_and_returns(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=1.0, peer_wait=0.1, recovery_timeout=0.2)
@@ -57,7 +57,7 @@ async def test_a_silent_engine_is_lost_and_comes_back(ring, start):
     await client.until(lambda: nothing_left(client))
     details = await refused(client.events(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
-    # It was only slow: what it was told to stop meanwhile it stops.
+    # The engine was only slow. It handles the Cancel that was sent in the meantime.
     await client.until(lambda: ring.cancels)
     engine.beating = True
     ring.script = generate
@@ -78,7 +78,7 @@ async def test_a_silent_detokenizer_is_lost_and_its_requests_are_cancelled(ring,
     assert details.info.reason == "NO_DETOKENIZER"
 
 
-async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, start):
+async def test_a_router_that_replaces_another_reports_no_loss(ring, start):
     ring.add_engine()
     detokenizer = ring.add_detokenizer()
     former = await start()
@@ -93,8 +93,8 @@ async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, s
     assert client.router.ring.inbox.gaps == 1
 
 
-async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start, monkeypatch):
-    # Sooner than a heartbeat could be missed: that the connection was refused is enough.
+async def test_a_disconnected_and_silent_peer_is_lost_long_before_the_timeout(ring, start, monkeypatch):
+    # Sooner than a heartbeat could be missed: a refused connection is enough.
     monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 600.0)
     dying, other = ring.add_engine("dying"), ring.add_engine("other")
     ring.add_detokenizer()
@@ -110,8 +110,8 @@ async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout
 
 
 @contextlib.contextmanager
-def nobody_answers(address):
-    """Connections to this ipc address are accepted, and that is all."""
+def accepting_without_answer(address):
+    """Accept connections to this ipc address without answering."""
     path = address.removeprefix("ipc://")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -121,14 +121,14 @@ def nobody_answers(address):
 
 
 async def heartbeats_for(client, peer, seconds):
-    """Wait until its heartbeats have come for so long."""
+    """Wait until heartbeats of the peer have arrived for this number of seconds."""
     heard = []
     hear, peer.on_heartbeat = peer.on_heartbeat, lambda heartbeat, now: (heard.append(now), hear(heartbeat, now))
     await client.until(lambda: heard and time.monotonic() - heard[0] > seconds)
 
 
-async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, start, monkeypatch):
-    # On a busy machine the fakes' heartbeats come late.
+async def test_a_disconnected_peer_that_still_sends_heartbeats_is_not_lost(ring, start, monkeypatch):
+    # On a busy machine the fakes' heartbeats are late.
     monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 4.0)
     engine = ring.add_engine()
     ring.add_detokenizer()
@@ -137,14 +137,14 @@ async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, st
     (peer,) = client.router.ring.membership.engines.all
     engine.reading = False
     engine.inbox.close()
-    with nobody_answers(engine.address):
+    with accepting_without_answer(engine.address):
         await client.until(lambda: peer.unreachable)
         await heartbeats_for(client, peer, 5.0)
         assert not client.lines("peer_lost")
     call.cancel()
 
 
-async def test_a_peer_that_closed_its_inbox_and_still_heartbeats_is_lost_only_once(ring, start, monkeypatch):
+async def test_a_peer_that_closed_its_inbox_but_sends_heartbeats_is_lost_only_once(ring, start, monkeypatch):
     monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 4.0)
     engine = ring.add_engine()
     ring.add_detokenizer()
@@ -160,7 +160,7 @@ async def test_a_peer_that_closed_its_inbox_and_still_heartbeats_is_lost_only_on
     call.cancel()
 
 
-async def test_a_peer_that_heartbeats_but_cannot_be_reached_gets_nothing_new(ring, start):
+async def test_an_unreachable_peer_that_sends_heartbeats_gets_no_new_requests(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0, peer_wait=0.2)
@@ -168,7 +168,7 @@ async def test_a_peer_that_heartbeats_but_cannot_be_reached_gets_nothing_new(rin
     (peer,) = client.router.ring.membership.engines.all
     engine.reading = False
     engine.inbox.close()
-    with nobody_answers(engine.address):
+    with accepting_without_answer(engine.address):
         await client.until(lambda: not peer.usable)
         details = await refused(client.events(text_spec()))
         assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
@@ -193,8 +193,8 @@ async def test_a_restarted_engine_is_a_new_one(ring, start):
     assert len(client.lines("peer_restarted")) == 1
 
 
-async def test_who_took_the_place_of_a_detokenizer_is_told_what_was_given_up(ring, start):
-    """The engine goes by the address: rows of the attempt may come to the new one."""
+async def test_the_successor_of_a_detokenizer_gets_drops_of_given_up_attempts(ring, start):
+    """The engine sends to the address, so rows of the attempt may reach the new process."""
     ring.add_engine()
     detokenizer = ring.add_detokenizer()
     client = await start()
@@ -233,7 +233,7 @@ async def test_requests_wait_for_peers_that_join_late(ring, start, folder):
     assert (await events)[-1].HasField("done")
 
 
-async def test_nobody_there_within_the_bound(start):
+async def test_no_peer_within_peer_wait(start):
     client = await start(wait=False, peer_wait=0.1)
     details = await refused(client.generate(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
@@ -242,7 +242,7 @@ async def test_nobody_there_within_the_bound(start):
     await client.until(lambda: nothing_left(client))
 
 
-async def test_draining_peers_get_nothing_new(ring, start):
+async def test_draining_peers_get_no_new_requests(ring, start):
     draining, other = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
@@ -252,7 +252,7 @@ async def test_draining_peers_get_nothing_new(ring, start):
     assert (len(draining.calls), len(other.calls)) == (0, 4)
 
 
-async def test_heartbeats_from_nowhere_are_counted_and_ignored(ring, start):
+async def test_heartbeats_from_unknown_addresses_are_counted_and_ignored(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     stranger = ring.add_engine("stranger")
@@ -285,7 +285,7 @@ async def test_cancels_survive_a_full_lane(ring, start):
     first.cancel()
 
 
-async def test_a_full_lane_is_passed_by(ring, start):
+async def test_engines_with_a_full_lane_are_skipped(ring, start):
     full, free = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
@@ -296,7 +296,7 @@ async def test_a_full_lane_is_passed_by(ring, start):
     assert (len(full.calls), len(free.calls)) == (0, 8)
 
 
-async def test_a_paused_router_does_not_take_its_own_sleep_for_silence(ring, start):
+async def test_a_pause_of_the_router_does_not_count_as_silence_of_peers(ring, start):
     ring.patient = False
     ring.add_engine()
     ring.add_detokenizer()
@@ -330,7 +330,7 @@ async def test_a_slow_reader_gets_everything_joined(client, ring):
             await call.send(call.row(i, [i], f"{i} " + "x" * 200, 0, end(FinishReason.LENGTH) if i == 1999 else None))
 
     ring.script = flood
-    # A client that takes 64 KiB ahead and no more, however quick the connection.
+    # A client that buffers at most 64 KiB, even on a fast connection.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
         spec = text_spec(output=pb.OutputOptions(token_ids=True))

@@ -1,4 +1,4 @@
-"""Engines of one ring with different models: no stream and no greedy request ever gets tokens of both."""
+"""Engines with different models in one ring: no stream ever gets tokens of two models."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ SEED = SamplingParams(seed=5)
 
 @pytest.fixture
 def mixed(ring, start):
-    """Starts a router over one engine for each of these fingerprints."""
+    """Starts a router with one engine for each of these fingerprints."""
 
     async def mixed(*models: str, **settings):
         for number, model in enumerate(models):
@@ -44,13 +44,13 @@ def die(engine):
 
 
 def come_back(engine, model):
-    """As a process that was started again over these files."""
+    """Like a new process that was started with this model."""
     engine.fingerprint, engine.beating, engine.draining = model, True, False
     engine.epoch += 1
 
 
 async def broken(client, ring, first=midway, **fields):
-    """A stream whose first attempt stops; its task, and that attempt."""
+    """A stream whose first attempt stops. Returns its task and that attempt."""
     ring.script = script = Script(first)
     task = asyncio.ensure_future(client.events(text_spec(output=IDS, **fields)))
     await asyncio.wait_for(script.reached.wait(), 60)
@@ -59,14 +59,14 @@ async def broken(client, ring, first=midway, **fields):
 
 async def test_new_requests_go_to_the_model_that_most_engines_serve(mixed, ring):
     client = await mixed(OLD, NEW, NEW)
-    # At once: of equals one is taken at random, and one after the other they may all get the same one.
+    # Concurrently: engines with equal load are chosen at random, so successive requests might all get the same one.
     for events in await asyncio.gather(*(client.events(text_spec(f"x = {number}")) for number in range(32))):
         assert events[0].started.model_fingerprint == NEW
     assert {call.engine.fingerprint for call in ring.calls} == {NEW}
     assert len({call.engine for call in ring.calls}) == 2
 
 
-async def test_a_cached_prefix_of_the_other_model_draws_nothing(mixed, ring):
+async def test_a_cached_prefix_of_the_other_model_attracts_no_requests(mixed, ring):
     client = await mixed(OLD, NEW, NEW)
     prompt = list(range(64))
     (old,) = engines_of(ring, OLD)
@@ -77,7 +77,7 @@ async def test_a_cached_prefix_of_the_other_model_draws_nothing(mixed, ring):
     assert ring.calls[0].engine.fingerprint == NEW
 
 
-async def test_a_stream_goes_on_at_an_engine_of_its_model_only(mixed, ring):
+async def test_a_stream_continues_only_at_an_engine_with_its_model(mixed, ring):
     client = await mixed(OLD, OLD, NEW, NEW, NEW)
     for engine in engines_of(ring, NEW):
         engine.draining = True
@@ -91,14 +91,14 @@ async def test_a_stream_goes_on_at_an_engine_of_its_model_only(mixed, ring):
     assert [call.engine.fingerprint for call in script.attempts] == [OLD, OLD]
 
 
-async def test_a_stream_waits_for_an_engine_that_may_come_back_with_its_model(mixed, ring):
+async def test_a_stream_waits_for_an_engine_that_may_return_with_its_model(mixed, ring):
     client = await mixed(OLD, NEW)
     task, script = await broken(client, ring)
     (old,), (new,) = engines_of(ring, OLD), engines_of(ring, NEW)
     die(old)
     await client.until(lambda: client.router.ring.dispatcher.between_attempts)
     ring.script = generate
-    # Meanwhile the other model serves what is new.
+    # In the meantime the other model serves new requests.
     assert (await client.events(text_spec("y")))[0].started.model_fingerprint == NEW
     assert [call.engine for call in ring.calls] == [old, new]
     assert not task.done()
@@ -108,8 +108,8 @@ async def test_a_stream_waits_for_an_engine_that_may_come_back_with_its_model(mi
 
 
 @pytest.mark.parametrize("first", [midway, begun])
-async def test_a_stream_ends_where_every_engine_serves_another_model(mixed, ring, first):
-    """Also one that has only been told that it began: Started names the model."""
+async def test_a_stream_fails_if_every_engine_serves_another_model(mixed, ring, first):
+    """Even a stream that has only received Started, which names the model."""
     client = await mixed(OLD, NEW)
     task, script = await broken(client, ring, first)
     (old,) = engines_of(ring, OLD)
@@ -126,7 +126,7 @@ async def test_a_stream_ends_where_every_engine_serves_another_model(mixed, ring
     assert client.lines()[0]["outcome"] == "MODEL_CHANGED"
 
 
-async def test_a_unary_answer_is_of_one_model_too(mixed, ring):
+async def test_a_unary_response_is_from_one_model_too(mixed, ring):
     client = await mixed(OLD, NEW)
     ring.script = script = Script(midway)
     task = asyncio.ensure_future(client.generate(text_spec()))
@@ -136,7 +136,7 @@ async def test_a_unary_answer_is_of_one_model_too(mixed, ring):
     assert (await asyncio.wait_for(refused(task), 60)).info.reason == "MODEL_CHANGED"
 
 
-async def test_a_request_of_which_nothing_was_told_may_change_its_model(mixed, ring):
+async def test_a_request_of_which_nothing_was_delivered_may_change_its_model(mixed, ring):
     client = await mixed(OLD, NEW)
     task, script = await broken(client, ring, silent)
     die(script.attempts[0].engine)
@@ -146,7 +146,7 @@ async def test_a_request_of_which_nothing_was_told_may_change_its_model(mixed, r
     assert events[0].started.model_fingerprint == NEW
 
 
-async def test_a_stream_that_waits_in_vain_ends_as_any_other(mixed, ring):
+async def test_a_stream_that_finds_no_engine_in_time_fails_like_any_other(mixed, ring):
     client = await mixed(OLD, NEW, recovery_timeout=0.5)
     task, script = await broken(client, ring)
     die(script.attempts[0].engine)
@@ -154,7 +154,7 @@ async def test_a_stream_that_waits_in_vain_ends_as_any_other(mixed, ring):
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ENGINE_LOST")
 
 
-async def test_where_models_may_be_mixed_streams_and_requests_go_anywhere(mixed, ring):
+async def test_if_models_may_be_mixed_any_engine_serves_any_request(mixed, ring):
     client = await mixed(OLD, NEW, allow_mixed_models=True)
     task, script = await broken(client, ring)
     first = script.attempts[0]
@@ -168,7 +168,7 @@ async def test_where_models_may_be_mixed_streams_and_requests_go_anywhere(mixed,
     assert {call.engine.fingerprint for call in ring.calls} == {OLD, NEW}
 
 
-async def test_a_stream_leaves_a_draining_engine_for_one_of_its_model_only(mixed, ring):
+async def test_a_stream_leaves_a_draining_engine_only_for_one_with_its_model(mixed, ring):
     client = await mixed(OLD, NEW)
     task, script = await broken(client, ring)
     (old,), ring.script = engines_of(ring, OLD), generate
@@ -176,14 +176,14 @@ async def test_a_stream_leaves_a_draining_engine_for_one_of_its_model_only(mixed
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 1)
     assert (await client.events(text_spec("y")))[0].started.model_fingerprint == NEW
     assert not client.lines("attempt_given_up")
-    # Its process ends, and a new one of the same model begins: a rolling restart.
+    # A rolling restart: the process ends, and a new one with the same model starts.
     come_back(old, OLD)
     check_whole(await asyncio.wait_for(task, 60), script.attempts[0].submit, 1)
     assert [call.engine.fingerprint for call in ring.calls] == [OLD, OLD, NEW]
 
 
 async def have(client, count=5):
-    """What a client has of a stream that broke after so many tokens."""
+    """What a client has received of a stream that broke after `count` tokens."""
     call = client.stream(text_spec(sampling=SEED, output=IDS))
     events = [await call.read(), *await rest(call)]
     ids = [token for event in events for token in event.delta.token_ids]
@@ -206,7 +206,7 @@ async def test_a_resume_names_its_model(mixed, ring):
     assert (await resumed(client, ids, ""))[0].started.model_fingerprint == NEW
 
 
-async def test_a_resume_of_a_model_that_is_not_served_ends_at_once(mixed, ring):
+async def test_a_resume_with_a_model_that_is_not_served_fails_immediately(mixed, ring):
     client = await mixed(NEW, NEW)
     details = await refused(resumed(client, [1, 2], OLD))
     assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "MODEL_CHANGED")
@@ -214,8 +214,8 @@ async def test_a_resume_of_a_model_that_is_not_served_ends_at_once(mixed, ring):
     await client.until(lambda: nothing_left(client))
 
 
-async def test_a_resume_of_a_model_that_may_come_back_is_tried_again(mixed, ring):
-    """By its client: a router that has not begun a stream holds its request for peer_wait only."""
+async def test_a_resume_with_a_model_that_may_return_is_retried(mixed, ring):
+    """By its client, because a router keeps a request that has not begun only for peer_wait."""
     client = await mixed(OLD, NEW, peer_wait=0.3)
     (old,) = engines_of(ring, OLD)
     die(old)
@@ -240,7 +240,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_a_resume_of_no_model_is_reported(mixed, ring, case):
+async def test_a_resume_with_an_invalid_model_is_refused(mixed, ring, case):
     client = await mixed(OLD)
     resume = BAD[case]
     details = await refused(client.events(text_spec(n=2, sampling=SEED, resume=resume)))
@@ -260,10 +260,10 @@ async def test_a_longer_context_of_the_other_model_does_not_count(mixed, ring):
     assert (await refused(client.events(long))).info.reason == "CONTEXT_OVERFLOW"
 
 
-async def test_a_mixed_ring_is_shown(mixed, ring):
+async def test_a_mixed_ring_is_reported(mixed, ring):
     client = await mixed(OLD, OLD, OLD)
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 3)
-    # Once the others are known: what is logged is what is known at that time.
+    # Wait until the other engines are known, because the log line lists the engines known at that time.
     come_back(list(ring.engines.values())[2], NEW)
     await client.until(lambda: client.lines("models_diverged"))
     await client.events(text_spec())

@@ -1,4 +1,4 @@
-"""What a router says of its peers and requests at a moment."""
+"""The router's snapshot of its peers and requests."""
 
 from router.requests.overview import MAX_LISTED
 from tests.fakes.ring_scripts import hang
@@ -27,7 +27,7 @@ async def test_peers(ring, start):
     assert states(overview.detokenizers()) == {"d": "serving"}
 
 
-async def test_the_open_requests_come_first_and_the_newest_of_each(client, ring):
+async def test_open_requests_come_first_newest_first(client, ring):
     overview = client.router.ring.overview
     for name in ("a", "b"):
         await client.generate(text_spec(request_id=name))
@@ -46,7 +46,7 @@ async def test_the_open_requests_come_first_and_the_newest_of_each(client, ring)
     assert {each.state for each in overview.latest_requests()[:2]} == {"CANCELLED"}
 
 
-async def test_only_so_many_are_listed(client):
+async def test_the_number_of_listed_requests_is_bounded(client):
     for _ in range(MAX_LISTED + 3):
         await client.generate(text_spec())
     assert len(client.router.ring.overview.latest_requests()) == MAX_LISTED

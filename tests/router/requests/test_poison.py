@@ -1,4 +1,4 @@
-"""Requests under which engines die: where a router runs them next, and when it ends them."""
+"""Requests that kill engines: where a router runs them next, and when it ends them."""
 
 import asyncio
 
@@ -18,14 +18,14 @@ POISON = 666
 
 
 class Mortal:
-    """Engines whose process ends, and begins again, when they get a prompt with POISON in it."""
+    """Engines that restart when they get a prompt that contains POISON."""
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
-        """The token before which they die."""
+        """The engine dies before this token."""
         self.deaths: list[Call] = []
         self.go_on = asyncio.Event()
-        """Not set: one that runs a request alone lives."""
+        """If not set, an engine that runs a request alone survives."""
         self.go_on.set()
 
     async def __call__(self, call: Call) -> None:
@@ -53,7 +53,7 @@ class Mortal:
 
 @pytest.fixture
 async def two(ring, start):
-    """Patient: a machine that has much else to do is no death."""
+    """Long timeouts, so that a busy machine does not look like a death."""
     for name in ("a", "b"):
         ring.add_engine(name)
         ring.add_detokenizer(f"detok-{name}")
@@ -83,8 +83,8 @@ async def test_after_two_deaths_in_a_row_it_ends(two, ring, at, deaths):
 @pytest.mark.parametrize(
     ("brought", "alone"), [([7, 7, 12], [False, False, True, True]), ([0, 12], [False, True, True])]
 )
-async def test_tokens_that_came_late_do_not_clear_it(two, ring, brought, alone):
-    """They were drawn, and lost, when engines died under its former attempts: here its 13th token kills each."""
+async def test_tokens_lost_earlier_do_not_clear_a_suspect(two, ring, brought, alone):
+    """They were sampled and lost when engines died under earlier attempts. Here the 13th token kills each engine."""
 
     class Lossy(Mortal):
         async def __call__(self, call):
@@ -102,7 +102,7 @@ async def test_tokens_that_came_late_do_not_clear_it(two, ring, brought, alone):
     assert [call.submit.alone for call in script.deaths] == alone
 
 
-async def test_one_that_was_aboard_by_chance_goes_on(two, ring):
+async def test_a_request_that_was_aboard_by_chance_continues(two, ring):
     class Once(Mortal):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
@@ -116,7 +116,7 @@ async def test_one_that_was_aboard_by_chance_goes_on(two, ring):
     assert two.router.ring.suspects._held is None
 
 
-async def test_an_engine_that_hung_up_and_fell_silent_has_died(two, ring):
+async def test_an_engine_that_disconnected_and_fell_silent_has_died(two, ring):
     class Once(Mortal):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
@@ -129,7 +129,7 @@ async def test_an_engine_that_hung_up_and_fell_silent_has_died(two, ring):
     assert {call.submit.attempt: call.submit.alone for call in ring.calls} == {0: False, 1: True}
 
 
-async def test_one_that_drained_before_its_end_has_not(two, ring):
+async def test_an_engine_that_drained_before_its_end_has_not_died(two, ring):
     class Once(Mortal):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
@@ -168,7 +168,7 @@ async def test_nothing_is_placed_beside_a_suspect(two, ring):
         assert (await other)[-1].HasField("done")
 
 
-async def test_a_refusal_for_a_quarantine_is_no_fruitless_attempt(client, ring):
+async def test_a_refusal_because_of_quarantine_does_not_count_as_a_fruitless_attempt(client, ring):
     refusals = 0
 
     async def busy(call):
@@ -184,16 +184,16 @@ async def test_a_refusal_for_a_quarantine_is_no_fruitless_attempt(client, ring):
     assert (await client.events(text_spec()))[-1].HasField("done")
 
 
-async def test_deaths_at_other_routers_are_brought_along(two, ring):
+async def test_deaths_at_other_routers_are_passed_on_by_the_client(two, ring):
     ring.script = script = Mortal()
     spec = poison(engine_deaths=1)
     details = await refused(two.events(spec))
     assert details.info.metadata["engine_deaths"] == "3"
-    # What a client says makes no suspect: it takes a death here to keep an engine for it.
+    # The client's count alone makes no suspect: an engine is reserved only after a death at this router.
     assert [call.submit.alone for call in script.deaths] == [False, True]
 
 
-async def test_an_error_that_is_not_final_says_how_many_died(ring, start):
+async def test_a_retryable_error_reports_the_number_of_deaths(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(recovery_timeout=0.3, peer_timeout=1.0)

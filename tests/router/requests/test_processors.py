@@ -1,4 +1,4 @@
-"""Requests that name logits processors go to engines that have them."""
+"""Requests with logits processors are placed on engines that have these."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def asking(*names: str):
     return text_spec(sampling=SamplingParams(logits_processors=names), client_id=5)
 
 
-async def test_they_go_to_engines_that_have_all_of_them(ring, start):
+async def test_requests_go_to_engines_that_have_all_their_processors(ring, start):
     having, partly, _ = map(ring.add_engine, ("having", "partly", "without"))
     having.logits_processors, partly.logits_processors = ["a", "b"], ["a"]
     ring.add_detokenizer()
@@ -27,7 +27,7 @@ async def test_they_go_to_engines_that_have_all_of_them(ring, start):
     assert list(info.model.logits_processors) == ["a", "b"]
 
 
-async def test_an_unknown_one_is_named_with_the_known_ones(ring, start):
+async def test_an_unknown_processor_is_named_with_the_known_ones(ring, start):
     ring.add_engine().logits_processors = ["a", "b"]
     ring.add_detokenizer()
     client = await start()
@@ -37,7 +37,7 @@ async def test_an_unknown_one_is_named_with_the_known_ones(ring, start):
     assert not ring.calls
 
 
-async def test_that_of_a_lost_engine_is_known_and_waited_for(ring, start):
+async def test_a_processor_of_a_lost_engine_is_known_and_waited_for(ring, start):
     having, _ = map(ring.add_engine, ("having", "without"))
     having.logits_processors = ["a"]
     ring.add_detokenizer()
@@ -53,7 +53,7 @@ async def test_that_of_a_lost_engine_is_known_and_waited_for(ring, start):
     assert len(having.calls) == 1
 
 
-async def test_names_that_no_engine_has_together(ring, start):
+async def test_processors_that_no_single_engine_has(ring, start):
     ring.add_engine("first").logits_processors = ["a"]
     ring.add_engine("second").logits_processors = ["b"]
     ring.add_detokenizer()
@@ -63,7 +63,7 @@ async def test_names_that_no_engine_has_together(ring, start):
     assert "that supports logits processors 'a', 'b'" in details.error.details()
 
 
-async def test_max_tokens_is_what_an_engine_that_has_them_holds(ring, start):
+async def test_max_tokens_depends_on_the_engines_that_have_the_processors(ring, start):
     having, larger = map(ring.add_engine, ("having", "larger"))
     having.logits_processors, having.max_sequence_tokens = ["a"], 256
     ring.add_detokenizer()
@@ -74,7 +74,7 @@ async def test_max_tokens_is_what_an_engine_that_has_them_holds(ring, start):
     assert not larger.calls
 
 
-async def test_no_engine_without_them_takes_over(ring, start, quick_recovery):
+async def test_no_engine_without_the_processors_continues_a_request(ring, start, quick_recovery):
     having, without = map(ring.add_engine, ("having", "without"))
     having.logits_processors = ["a"]
     ring.add_detokenizer()

@@ -1,4 +1,4 @@
-"""Streams go on: whatever is lost under them, and whenever, the client sees one stream, each offset once."""
+"""Whatever is lost, and whenever, the client sees one uninterrupted stream with each offset once."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def lose_tokens(ring, call, client):
 
 
 def lose_messages(ring, call, client):
-    """What the engine did not get may have been the submit."""
+    """The Submit may have been among the messages that the engine did not receive."""
     (peer,) = [peer for peer in client.router.ring.membership.engines.all if peer.epoch == call.engine.epoch]
     call.engine.missed = {peer.lane.epoch: 1, 7: 5}
 
@@ -89,7 +89,7 @@ DOUBTS = {
 
 @pytest.mark.parametrize("doubt", DOUBTS)
 @pytest.mark.parametrize("phase", PHASES)
-async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
+async def test_every_loss_in_every_phase(two_of_each, ring, phase, doubt):
     client = two_of_each
     ring.script = script = Script(PHASES[phase])
     task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
@@ -119,7 +119,7 @@ async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
     (line,) = client.lines()
     assert (line["attempts"], line["outcome"]) == (2, "LENGTH")
     assert len(client.lines("attempt_given_up")) == sum(client.router.ring.counters.recoveries.values()) == 1
-    # Whoever still lives was told that the first attempt is over.
+    # The peers that are still alive were notified that the first attempt was given up.
     if not doubt.startswith(("restart", "silence")):
         request = first.submit.request
         await client.until(lambda: any((c.request, c.attempt) == (request, 0) for c in ring.cancels))
@@ -127,7 +127,7 @@ async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
         await client.until(lambda: [(drop.request, drop.attempt) for drop in drops] == [(request, 0)])
 
 
-async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_of_each, ring):
+async def test_many_streams_move_and_late_rows_of_lost_attempts_are_ignored(two_of_each, ring):
     client = two_of_each
     firsts = []
 
@@ -144,7 +144,7 @@ async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_
     await client.until(lambda: len(ring.calls) == 32 + len(moved))
     for call in moved:
         await call.send(*(tokens(call, i, 5, LENGTH - 5)._replace(end=end(FinishReason.LENGTH)) for i in range(2)))
-    # Those of the other engine go on with an attempt of their own once it drains.
+    # The streams of the other engine continue with a second attempt once it drains.
     frozen.beating = True
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     next(engine for engine in ring.engines.values() if engine is not frozen).draining = True
@@ -155,7 +155,7 @@ async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_
     await client.until(lambda: client.router.ring.dispatcher.late_rows >= 2 * len(moved) and nothing_left(client))
 
 
-async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
+async def test_a_stalled_engine_that_makes_progress_again_is_usable(ring, start):
     engine = ring.add_engine()
     engine.moving = True
     ring.add_detokenizer()
@@ -172,7 +172,7 @@ async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
     assert line["reason"] == "ENGINE_LOST"
 
 
-async def test_an_engine_that_tells_no_progress_is_no_stalled_one(ring, start):
+async def test_an_engine_that_reports_no_progress_does_not_count_as_stalled(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(stall_timeout=0.1)
@@ -180,7 +180,7 @@ async def test_an_engine_that_tells_no_progress_is_no_stalled_one(ring, start):
     assert client.router.ring.membership.engines.usable
 
 
-async def test_what_drains_alone_keeps_its_streams(ring, start):
+async def test_a_lone_draining_engine_keeps_its_streams(ring, start):
     engine = ring.add_engine("a")
     ring.add_detokenizer()
     client = await start(engines=(engine.address, f"ipc://{ring.folder}/b"), wait=False)
@@ -192,7 +192,7 @@ async def test_what_drains_alone_keeps_its_streams(ring, start):
     await client.until(lambda: client.router.ring.membership.engines.all[0].should_empty)
     await asyncio.sleep(0.2)
     assert not client.lines("attempt_given_up")
-    # As soon as another one is there they move.
+    # They move as soon as there is another engine.
     ring.add_engine("b")
     check_whole(await task, script.attempts[0].submit, 1)
     assert [call.engine.name for call in ring.calls] == ["a", "b"]
@@ -206,7 +206,7 @@ async def test_a_ring_that_is_stopped_as_a_whole_keeps_its_streams(two_of_each, 
     call = script.attempts[0]
     own = {call.engine.address, ring.detokenizers[call.submit.detokenizer].address}
     membership = client.router.ring.membership
-    # The signal reaches one process after the other; those of this stream say so first.
+    # The signal reaches the processes one after the other, those of this stream first.
     peers = [*ring.engines.values(), *ring.detokenizers.values()]
     for peer in sorted(peers, key=lambda peer: peer.address not in own):
         peer.draining = True
@@ -238,7 +238,7 @@ async def test_an_aborted_stream_whose_engine_is_lost_ends_with_aborted(two_of_e
     await client.until(lambda: nothing_left(client))
 
 
-async def test_times_are_those_of_the_whole(two_of_each, ring):
+async def test_times_cover_all_attempts(two_of_each, ring):
     client = two_of_each
     ring.script = script = Script(midway)
     spec = text_spec(output=pb.OutputOptions(timings=True))
@@ -252,12 +252,12 @@ async def test_times_are_those_of_the_whole(two_of_each, ring):
     script.attempts[0].engine.epoch += 1
     timings = (await task)[-1].done.timings
     first, decode = timings.time_to_first_token.ToTimedelta(), timings.decode.ToTimedelta()
-    # 1.5 s is what the second attempt's engine tells of itself; half a second passed before it.
+    # The second attempt's engine reports 1.5 s; half a second had passed before it.
     assert first.total_seconds() < received
     assert decode.total_seconds() >= 1.9
 
 
-async def test_a_unary_answer_goes_on_too(two_of_each, ring):
+async def test_a_unary_request_is_recovered_too(two_of_each, ring):
     client = two_of_each
     ring.script = script = Script(midway)
     spec = text_spec(n=2, output=IDS, sampling=sampling_pb2.SamplingParams(seed=3))

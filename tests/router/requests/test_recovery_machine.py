@@ -54,7 +54,7 @@ WAITS = (
     (dispatch, "FULL_LANE_RETRY_SECONDS"),
     (cancel_queue, "CANCEL_RETRY_SECONDS"),
 )
-"""None: the machine takes no time."""
+"""None, because the machine runs without delays."""
 FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
 SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
 
@@ -66,13 +66,13 @@ def model():
 
 @dataclass
 class Client:
-    """One request, and what its client has seen."""
+    """One request, and what its client has received."""
 
     live: RequestState
     reading: asyncio.Event = field(default_factory=asyncio.Event)
     events: list[pb.GenerateStreamResponse] = field(default_factory=list)
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
-    """Of a unary call."""
+    """The response of a unary call."""
     error: RequestError | None = None
     task: asyncio.Task | None = None
 
@@ -88,7 +88,7 @@ class NoVocabulary:
 
 
 class Machine(RuleBasedStateMachine):
-    """The real dispatcher, recovery, requests, admission and placement over a ring in memory."""
+    """The real dispatcher, recovery, registry, admission and placement with an in-memory ring."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
 
     async def serve(self, client: Client) -> None:
-        """What the front door does with it."""
+        """What the pipeline does with the request."""
         live = client.live
         try:
             live.on_admitted(await self.admission.acquire(2, 1))
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
             self.requests.remove(live)
 
     def do(self, action=None, *arguments) -> None:
-        """On the event loop; then others have their turns."""
+        """Run `action` on the event loop, then let other tasks run."""
 
         async def turns():
             if action is not None:
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(DETOKENIZERS), data=st.data())
     def lose_tokens(self, name, data):
-        """Nobody has noticed yet: what comes next shows it, or the heartbeat after it."""
+        """The loss is not noticed yet: the next message or heartbeat shows it."""
         wire = self.ring.wires[name]
         if wire:
             epoch, _, _ = wire.popleft()
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def stop_reading(self, data):
-        """While all that has come goes on."""
+        """The client stops reading while everything else continues."""
         data.draw(st.sampled_from(self.clients)).reading.clear()
         for _ in range(2):
             for name in ENGINES:
@@ -326,7 +326,7 @@ class Machine(RuleBasedStateMachine):
                 assert live._permit is None
 
     def check_prompt(self, client):
-        """Whole in `Started`, unless it was aborted before."""
+        """The prompt's log-probabilities are complete in `Started`, unless the request was aborted before."""
         spec, prompt = client.live.spec, client.live.prompt
         starts = [event.started for event in client.events if event.HasField("started")]
         found = starts[0].prompt_logprobs if starts else client.prompt_logprobs
@@ -402,8 +402,8 @@ TestRecovery = Machine.TestCase
 TestRecovery.settings = examples(60, stateful_step_count=50, suppress_health_check=list(HealthCheck))
 
 
-def test_an_aborted_request_ends_however_slowly_its_client_reads():
-    """Rows that were on their way when it was cancelled do not pause it: after a pause it would be submitted again."""
+def test_an_aborted_request_with_a_slow_client_is_not_paused():
+    """Rows that were on their way when it was cancelled must not pause it: it would be submitted again afterwards."""
     machine = Machine()
     machine.ask(n=1, streaming=True, reading=False)
     (client,) = machine.clients

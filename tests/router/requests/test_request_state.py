@@ -1,4 +1,4 @@
-"""A request's phases: the table is the law, the documentation shows it, and nothing else writes the state."""
+"""A request's phases: TRANSITIONS is enforced, the documentation shows it, and only RequestState writes the state."""
 
 import ast
 from itertools import product
@@ -21,14 +21,14 @@ def state(checkpoint):
     return RequestState(1, spec_of(pb.GenerationSpec(text="t"), describe(checkpoint)))
 
 
-def test_the_documentation_shows_the_phases_as_they_are():
+def test_the_documentation_shows_the_current_phases():
     page = PAGE.read_text(encoding="utf-8")
     assert diagram() in page, "run: python -m tests.router.requests.states"
     assert phase_table() in page
 
 
 @pytest.mark.parametrize(("before", "after"), product(RequestPhase, RequestPhase))
-def test_a_change_of_phase_that_the_table_does_not_list_is_refused(state, before, after):
+def test_a_transition_that_the_table_does_not_list_is_refused(state, before, after):
     state.phase = before
     if after in TRANSITIONS[before]:
         state.move_to(after)
@@ -68,7 +68,7 @@ def test_two_attempts(state):
 
 
 @pytest.mark.parametrize("phase", [RequestPhase.PAUSED, RequestPhase.ENDED])
-def test_the_permit_is_returned_on_the_way_out(state, phase):
+def test_the_permit_is_released_on_pause_and_end(state, phase):
     held = permit()
     state.on_tokenized([1], state.spec.sampling, RetentionParams())
     state.on_admitted(held)
@@ -92,8 +92,8 @@ def test_there_is_no_attempt_before_the_first(state):
         _ = state.attempt
 
 
-def test_nothing_else_writes_it(state):
-    """No module assigns a field of this name of another object, nor reads it where it is private."""
+def test_no_other_module_writes_the_state(state):
+    """No other module assigns an attribute with the name of a field, or reads a private one."""
     for name, value in vars(RequestState).items():
         if isinstance(value, property):
             with pytest.raises(AttributeError):

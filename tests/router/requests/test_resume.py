@@ -1,4 +1,4 @@
-"""GenerationSpec.resume: a stream that broke with its router goes on at another one."""
+"""GenerationSpec.resume: a stream whose router was lost continues at another one."""
 
 import pytest
 from grpc import StatusCode
@@ -20,13 +20,13 @@ def of(events, kind, index=0):
 
 
 async def ids_of(client, n=1):
-    """What the undisturbed stream brings."""
+    """The token ids of the uninterrupted stream."""
     events = await client.events(text_spec(n=n, sampling=SEED, output=OutputOptions(token_ids=True)))
     return [[token for delta in of(events, "delta", i) for token in delta.token_ids] for i in range(n)]
 
 
 @pytest.mark.parametrize("have", [0, 1, 7, LENGTH - 1])
-async def test_a_stream_goes_on_where_it_broke(client, ring, have):
+async def test_a_stream_continues_where_it_broke(client, ring, have):
     (ids,) = await ids_of(client)
     spec = text_spec(
         sampling=SEED, output=OutputOptions(token_ids=True, echo=True), resume=[ResumeFrom(token_ids=ids[:have])]
@@ -45,7 +45,7 @@ async def test_a_stream_goes_on_where_it_broke(client, ring, have):
     assert client.router.ring.counters.completion_tokens == LENGTH + LENGTH - have
 
 
-async def test_each_output_on_its_own(client, ring):
+async def test_each_output_is_resumed_separately(client, ring):
     first, second, third = await ids_of(client, 3)
     spec = text_spec(
         n=3,
@@ -56,13 +56,13 @@ async def test_each_output_on_its_own(client, ring):
     events = await client.events(spec)
     assert [token for delta in of(events, "delta", 0) for token in delta.token_ids] == first[5:]
     assert [token for delta in of(events, "delta", 1) for token in delta.token_ids] == second
-    # The third has all of its tokens: its end comes at once, without a delta.
+    # The third output has all its tokens, so its end is sent immediately, without a delta.
     assert not of(events, "delta", 2)
     assert [of(events, "finished", i)[0].completion_tokens for i in range(3)] == [LENGTH] * 3
     assert "def f(x):" not in "".join(delta.text for i in range(3) for delta in of(events, "delta", i))
 
 
-async def test_a_unary_answer_holds_what_is_new(client, ring):
+async def test_a_unary_response_contains_only_new_tokens(client, ring):
     (ids,) = await ids_of(client)
     spec = text_spec(
         sampling=SEED, output=OutputOptions(token_ids=True, echo=True), resume=[ResumeFrom(token_ids=ids[:9])]
@@ -73,13 +73,13 @@ async def test_a_unary_answer_holds_what_is_new(client, ring):
     assert answer.usage.completion_tokens == LENGTH
 
 
-async def test_echo_comes_where_nothing_had_come_yet(client, ring):
+async def test_only_outputs_without_resumed_tokens_are_echoed(client, ring):
     events = await client.events(text_spec(n=2, output=OutputOptions(echo=True), resume=[ResumeFrom(index=0)]))
     assert "def f(x):" not in "".join(delta.text for delta in of(events, "delta", 0))
     assert of(events, "delta", 1)[0].text == "def f(x):"
 
 
-async def test_a_resumed_stream_survives_its_engine_too(client, ring):
+async def test_a_resumed_stream_survives_the_loss_of_its_engine(client, ring):
     (ids,) = await ids_of(client)
     ended = []
 
@@ -132,7 +132,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_what_cannot_be_resumed_is_reported(client, ring, case):
+async def test_invalid_resumes_are_refused(client, ring, case):
     fields, field = BAD[case]
     details = await refused(client.events(text_spec(**({"sampling": SEED} | fields))))
     assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])

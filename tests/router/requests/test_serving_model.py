@@ -1,4 +1,4 @@
-"""Which model new requests go to, as a rule; tests/router/requests/test_mixed_models.py has it over a ring."""
+"""The rule for the model of new requests. tests/router/requests/test_mixed_models.py tests it with a ring."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def engines(*models: str) -> list[Peer]:
 
 
 def versions(*labels: str) -> list[Peer]:
-    """Engines of these versions, each with the label as fingerprint of its model."""
+    """Engines with these versions, where the version is also the fingerprint of the model."""
     found = engines(*labels)
     for peer in found:
         peer.heartbeat = msgspec.structs.replace(peer.heartbeat, model_version=peer.heartbeat.fingerprint)
@@ -56,22 +56,22 @@ def models(peers: list[Peer]) -> list[str]:
     return [peer.heartbeat.fingerprint for peer in peers]
 
 
-def test_most_engines_decide(live):
+def test_the_model_of_most_engines_serves_new_requests(live):
     found, _ = serving()
     assert models(found.engines_for(live, engines("a", "b", "b"))) == ["b", "b"]
     assert models(found.engines_for(live, engines("a", "a", "a", "b", "b"))) == ["a", "a", "a"]
 
 
-def test_a_fresh_router_takes_the_smallest_of_equals(live):
+def test_on_a_tie_a_new_router_uses_the_smallest_fingerprint(live):
     assert serving()[0].choose(engines("b", "a", "c")) == "a"
     assert models(serving()[0].engines_for(live, engines("b", "a"))) == ["a"]
 
 
-def test_on_a_tie_requests_go_on_where_they_went(live):
+def test_on_a_tie_the_model_does_not_change(live):
     found, logs = serving()
     found.engines_for(live, engines("b"))
     assert models(found.engines_for(live, engines("a", "b"))) == ["b"]
-    # One engine of the other model comes and goes, as in a restart.
+    # One engine of the other model joins and leaves, as in a restart.
     for ring in (("a", "a", "b", "b"), ("a", "b", "b"), ("a", "a", "b", "b")):
         assert set(models(found.engines_for(live, engines(*ring)))) == {"b"}
     assert not logs
@@ -79,14 +79,14 @@ def test_on_a_tie_requests_go_on_where_they_went(live):
     assert [(line["model"], line["former"]) for line in logs] == [("a", "b")]
 
 
-def test_a_look_settles_nothing(live):
+def test_choose_does_not_change_the_state(live):
     found, _ = serving()
     assert found.choose(engines("b")) == "b"
     assert found.choose(engines("a", "b")) == "a"
     assert found.choose([]) == ""
 
 
-def test_a_bound_request_stays(live):
+def test_a_bound_request_keeps_its_model(live):
     submit(live, "b")
     live.log.mark_start_delivered()
     found, _ = serving()
@@ -95,7 +95,7 @@ def test_a_bound_request_stays(live):
     assert found.choose(engines("a", "a", "b")) == "a"
 
 
-def test_where_models_are_mixed_a_bound_request_prefers_its_own(live):
+def test_if_models_are_mixed_a_bound_request_prefers_its_own(live):
     found, _ = serving(mixing=True)
     assert models(found.engines_for(live, engines("a", "b"))) == ["a", "b"]
     submit(live, "b")
@@ -107,27 +107,27 @@ def test_where_models_are_mixed_a_bound_request_prefers_its_own(live):
 
 
 @pytest.mark.parametrize("mixing", [False, True])
-def test_new_requests_go_to_the_version_that_the_operator_names(live, mixing):
+def test_new_requests_go_to_the_version_that_the_operator_has_set(live, mixing):
     found, logs = serving(mixing, "v2")
     assert models(found.engines_for(live, versions("v1", "v1", "v2"))) == ["v2"]
     assert not logs
 
 
-def test_it_counts_among_engines_of_one_model_too(live):
+def test_the_version_counts_among_engines_of_one_model_too(live):
     found, _ = serving(version="v2")
     same = engines("a", "a")
     same[1].heartbeat = msgspec.structs.replace(same[1].heartbeat, model_version="v2")
     assert found.engines_for(live, same) == same[1:]
 
 
-def test_a_bound_request_stays_with_its_model_whatever_version_is_named(live):
+def test_a_bound_request_keeps_its_model_whichever_version_is_set(live):
     submit(live, "v1")
     live.log.mark_start_delivered()
     found, _ = serving(version="v2")
     assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v1"]
 
 
-def test_while_no_engine_has_the_version_most_decide_and_it_is_logged_once(live):
+def test_while_no_engine_has_the_version_the_most_common_model_serves_which_is_logged_once(live):
     found, logs = serving(version="v3")
     for _ in range(3):
         assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v2", "v2"]
@@ -137,7 +137,7 @@ def test_while_no_engine_has_the_version_most_decide_and_it_is_logged_once(live)
     assert events.count("serving_version_missing") == events.count("serving_version_found") == 1
 
 
-def test_a_version_may_be_named_at_any_time(live):
+def test_a_version_may_be_set_at_any_time(live):
     found, logs = serving(version="v1")
     ring = versions("v1", "v1", "v2")
     assert found.set_version("v2", ring) == "v1"
@@ -153,7 +153,7 @@ def test_a_version_may_be_named_at_any_time(live):
     assert logged == [("v1", "v2", 1), ("v2", "v1", 2), ("v1", "", 3)]
 
 
-def test_the_same_version_again_changes_nothing():
+def test_setting_the_same_version_again_has_no_effect():
     found, logs = serving()
     assert [found.set_version("v2", versions("v1", "v2")) for _ in range(3)] == ["", "v2", "v2"]
     assert len(logs) == 1
@@ -174,13 +174,13 @@ def test_a_version_that_no_engine_has_is_refused_and_nothing_changes(live):
     assert not logs
 
 
-def test_of_many_versions_some_are_named():
+def test_only_some_of_many_versions_are_named():
     with pytest.raises(RequestError) as error:
         serving()[0].set_version("v", versions(*(f"v{number:03}" for number in range(500))))
     assert error.value.message.endswith("'v014', 'v015', …")
 
 
-def test_whether_a_missing_version_was_logged_counts_for_that_version_alone(live):
+def test_each_missing_version_is_logged_once(live):
     found, logs = serving(version="v1")
     for ring in (("v2",), ("v2", "v3")):
         found.engines_for(live, versions(*ring))
@@ -198,7 +198,7 @@ def start_delivered(live):
     live.log.mark_start_delivered()
 
 
-def brought_tokens(live):
+def received_tokens(live):
     live.on_started(Started(1, 0, 1, 0))
     live.log.append(TextRow(1, 0, 0, 0, [5], [], "x", None))
 
@@ -207,8 +207,8 @@ def ended_a_sequence(live):
     live.on_terminal(0)
 
 
-@pytest.mark.parametrize("event", [start_delivered, brought_tokens, ended_a_sequence])
-def test_what_binds(live, event):
+@pytest.mark.parametrize("event", [start_delivered, received_tokens, ended_a_sequence])
+def test_events_that_bind_a_request(live, event):
     assert not live.bound
     submit(live, "a")
     assert not live.bound

@@ -1,4 +1,4 @@
-"""Clients that do not read: their requests pause and cost nothing; when they read on, they get all of it."""
+"""Clients that do not read: their requests pause at no cost and continue without loss once the client reads again."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ def text_at(sequence, offset):
 
 
 async def flood(call):
-    """A token per row and sequence, as fast as it goes, until it is cancelled."""
+    """Send one token per row and sequence, as fast as possible, until cancelled."""
     begin = {i: len(call.submit.resume.get(i, ())) for i in range(call.submit.n) if i not in call.submit.ended}
     await call.send(start=True)
     for offset in range(min(begin.values()), LENGTH):
@@ -39,7 +39,7 @@ async def flood(call):
 
 @asynccontextmanager
 async def patient(client):
-    """A stub whose connection takes 64 KiB ahead and no more, however quick it is."""
+    """A stub whose connection buffers at most 64 KiB, however fast it is."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
         yield GenerationServiceStub(channel)
@@ -48,12 +48,12 @@ async def patient(client):
 def paused(client):
     ring = client.router.ring
     waits = not ring.requests.on_ring and ring.dispatcher._recovery.waiting == 1
-    # One whose client has caught up is about to go on.
+    # Not a request whose client has caught up, which is about to continue.
     return waits and all(live.log.undelivered > MOST // 2 for live in ring.requests.open)
 
 
 async def until_paused(client):
-    """And still paused a moment later: on a loaded machine the connection accepts more text after the first pause."""
+    """Wait until the request stays paused: on a busy machine the connection accepts more text after the first pause."""
     await client.until(lambda: paused(client))
     await asyncio.sleep(0.3)
     await client.until(lambda: paused(client))
@@ -61,7 +61,7 @@ async def until_paused(client):
 
 @asynccontextmanager
 async def paused_call(ring, client, spec, **options):
-    """A stream of which no more is read than its first event, until its request is paused for that."""
+    """A stream of which only the first event is read, until its request is paused because of that."""
     ring.script = flood
     async with patient(client) as stub:
         call = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), **options)
@@ -82,7 +82,7 @@ def check_whole(deltas, n):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring, start, n):
+async def test_unread_data_is_bounded_and_the_client_misses_nothing(ring, start, n):
     engine = ring.add_engine()
     detokenizer = ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST, max_live=1)
@@ -94,7 +94,7 @@ async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring
         (live,) = client.router.ring.requests.open
         assert MOST // 2 < live.log.undelivered <= MOST + n
         assert sum(len(text) for log in live.log.sequences for text in log.text) == 100 * live.log.undelivered
-        # The engine and the detokenizer were told, the permit is somebody else's now.
+        # Engine and detokenizer were notified, and another request may have the permit.
         await client.until(lambda: engine.cancels and detokenizer.drops)
         assert client.router.ring.admission.live == 0
         ring.script = generate
@@ -112,7 +112,7 @@ async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring
     await client.until(lambda: nothing_left(client))
 
 
-async def test_one_that_reads_nothing_for_too_long_is_given_up(ring, start):
+async def test_a_client_that_reads_nothing_for_too_long_is_disconnected(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST, slow_client_timeout=3.0)
@@ -135,7 +135,7 @@ async def test_one_that_reads_nothing_for_too_long_is_given_up(ring, start):
         assert received == [offset % 4000 for offset in range(len(received))]
 
 
-async def test_streams_that_are_not_read_count_as_their_tenants(ring, start):
+async def test_unread_streams_count_towards_their_tenants_limit(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST, max_tenant_requests=1)
@@ -166,7 +166,7 @@ async def test_abort_while_paused(ring, start):
     await client.until(lambda: nothing_left(client))
 
 
-async def test_a_client_that_leaves_while_paused(ring, start):
+async def test_a_client_that_disconnects_while_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST)
@@ -187,7 +187,7 @@ async def test_the_engine_dies_while_a_stream_is_paused(ring, start):
     await client.until(lambda: nothing_left(client))
 
 
-async def test_a_unary_answer_is_never_paused(ring, start):
+async def test_a_unary_request_is_never_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST)

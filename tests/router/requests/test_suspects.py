@@ -1,4 +1,4 @@
-"""The rule by which a request ends for the engines that died under it."""
+"""The rule that convicts requests because of the engines that died under them."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def suspects(clock):
     return Suspects(PATIENCE, clock)
 
 
-def test_a_second_death_alone_is_its_doing(suspects):
+def test_a_second_death_in_quarantine_convicts(suspects):
     one, other = Suspicion(), Suspicion()
     assert not suspects.engine_died({one: False, other: True}, None)
     assert (one.suspected, other.suspected) == (True, False)
@@ -36,21 +36,21 @@ def test_a_second_death_alone_is_its_doing(suspects):
     assert suspects.poisoned == 1
 
 
-def test_deaths_in_company_make_suspects_and_no_more(suspects):
+def test_deaths_with_other_requests_aboard_only_make_suspects(suspects):
     both = [Suspicion(), Suspicion()]
     for _ in range(5):
         assert not suspects.engine_died(dict.fromkeys(both, False), None)
     assert all(each.suspected for each in both)
 
 
-def test_a_death_beside_the_one_that_ran_alone_says_nothing_of_others(suspects):
-    """They were on their way when the engine had taken it in already."""
+def test_a_death_under_a_quarantined_request_does_not_incriminate_others(suspects):
+    """The others were on their way when the engine had already accepted the quarantined request."""
     one, late = Suspicion(), Suspicion()
     suspects.engine_died({one: False, late: False}, one)
     assert (one.deaths, late.deaths, late.suspected) == (1, 0, False)
 
 
-def test_progress_clears(suspects):
+def test_progress_clears_a_suspect(suspects):
     one = Suspicion()
     suspects.engine_died({one: False}, None)
     suspects.clear(one)
@@ -68,7 +68,7 @@ def test_deaths_at_other_routers_count_but_make_no_suspect(suspects, clock):
     assert suspects.engine_died({one: False}, one)
 
 
-def test_a_router_that_has_just_started_asks_for_one_more_than_others_have_counted(suspects, clock):
+def test_a_router_that_has_just_started_requires_one_more_death(suspects, clock):
     one = Suspicion(deaths=1)
     assert [suspects.engine_died({one: False}, one) for _ in range(2)] == [False, True]
     progressed = Suspicion(deaths=1)
@@ -78,18 +78,18 @@ def test_a_router_that_has_just_started_asks_for_one_more_than_others_have_count
     assert suspects.engine_died({(late := Suspicion(deaths=1)): False}, late)
 
 
-def test_where_peers_die_without_it_one_more_is_asked_for(suspects, clock):
+def test_one_more_death_is_required_if_peers_die_without_the_request(suspects, clock):
     one = Suspicion()
     for _ in range(OTHER_DEATHS):
         suspects.peer_died({})
     assert [suspects.engine_died({one: False}, one) for _ in range(3)] == [False, False, True]
-    # Its own are explained now; the others are forgotten after a while.
+    # Its own deaths are explained now; the others are forgotten after a while.
     clock.now += OTHER_SECONDS
     next_one = Suspicion()
     assert [suspects.engine_died({next_one: False}, next_one) for _ in range(2)] == [False, True]
 
 
-def test_where_chance_explains_a_death_only_who_is_suspected_twice_waits_and_not_for_long(suspects, clock):
+def test_if_deaths_may_be_chance_only_a_second_death_leads_to_a_short_quarantine(suspects, clock):
     one = Suspicion()
     for _ in range(OTHER_DEATHS):
         suspects.peer_died({})
@@ -103,13 +103,13 @@ def test_where_chance_explains_a_death_only_who_is_suspected_twice_waits_and_not
     assert not suspects.is_quarantined(one, 2)
 
 
-def test_deaths_of_one_poison_do_not_excuse_the_next(suspects):
+def test_deaths_caused_by_one_poison_do_not_count_as_chance_for_the_next(suspects):
     for _ in range(3):
         one = Suspicion()
         assert [suspects.engine_died({one: False}, one) for _ in range(POISON_DEATHS)] == [False, True]
 
 
-def test_a_suspect_gets_the_emptiest_engine(suspects, clock):
+def test_a_suspect_gets_the_least_loaded_engine(suspects, clock):
     one, next_one = Suspicion(), Suspicion()
     suspects.engine_died(dict.fromkeys((one, next_one), False), None)
     assert suspects.is_quarantined(one, 2)
@@ -128,7 +128,7 @@ def test_a_suspect_gets_the_emptiest_engine(suspects, clock):
     assert not suspects.is_quarantined(next_one, 2)
 
 
-def test_the_only_engine_there_is_for_the_others(suspects):
+def test_the_only_usable_engine_is_not_vacated_for_a_suspect(suspects):
     one, other = Suspicion(), Suspicion()
     suspects.engine_died({one: False}, None)
     assert suspects.quarantine(one, {1: 3}, 2) is None
@@ -138,7 +138,7 @@ def test_the_only_engine_there_is_for_the_others(suspects):
     assert suspects.quarantine(one, {1: 0}, 2) == 1
 
 
-def test_in_a_ring_of_one_engine_the_others_wait_only_for_who_is_suspected_twice(suspects):
+def test_with_a_single_engine_others_wait_only_for_a_request_suspected_twice(suspects):
     one = Suspicion()
     suspects.engine_died({one: False}, None)
     assert not suspects.is_quarantined(one, 1)
@@ -147,7 +147,7 @@ def test_in_a_ring_of_one_engine_the_others_wait_only_for_who_is_suspected_twice
     assert suspects.quarantine(one, {1: 3}, 1) == 1
 
 
-def test_an_engine_is_kept_for_suspects_that_wait(suspects):
+def test_an_engine_is_reserved_for_waiting_suspects(suspects):
     one = Suspicion()
     suspects.engine_died({one: False}, None)
     assert suspects.reserved({1: 0, 2: 9}) is None
@@ -163,7 +163,7 @@ DEATHS = st.lists(st.tuples(st.frozensets(st.integers(0, COUNT - 1)), st.integer
 
 
 @given(DEATHS)
-def test_only_who_died_alone_ends_and_only_after_two_in_a_row(deaths):
+def test_only_a_quarantined_request_is_convicted_and_only_after_two_successive_deaths(deaths):
     requests = [Suspicion() for _ in range(COUNT)]
     suspects = Suspects(PATIENCE, Clock())
     in_row = [0] * COUNT
@@ -178,8 +178,8 @@ def test_only_who_died_alone_ends_and_only_after_two_in_a_row(deaths):
 
 
 @given(st.integers(0, 5), st.integers(0, 20), st.booleans())
-def test_a_poison_always_ends(company, others, joins):
-    """Whatever dies besides, and whether or not others are aboard at its first death."""
+def test_a_poison_request_is_always_convicted(company, others, joins):
+    """Whatever else dies, and whether or not other requests are aboard at its first death."""
     suspects = Suspects(PATIENCE, Clock())
     for _ in range(others):
         suspects.peer_died({})

@@ -1,4 +1,4 @@
-"""Prompt tables in the router: to engines that take them, by their own prefix, and again after a loss."""
+"""Prompt tables in the router: placement by features and by cached rows, and resubmission after a loss."""
 
 import asyncio
 from struct import pack
@@ -43,7 +43,7 @@ async def test_the_next_attempt_has_the_same_rows(client, ring):
     check_whole(events, second, 1)
 
 
-async def test_each_form_of_prompt(client, ring):
+async def test_each_kind_of_prompt(client, ring):
     ids = pb.TokenIds(ids=[5, VOCABULARY + 1, 6])
     specs = [
         pb.GenerationSpec(token_ids=ids, prompt_table=pb.PromptTable(embeddings=ROWS, token_extra_ids=[0, 7, 8])),
@@ -77,7 +77,7 @@ async def test_virtual_tokens_have_no_text(client):
 
 
 async def test_a_request_goes_where_its_own_rows_are_cached(ring, start):
-    """Not where other rows of the same ids are."""
+    """Not to the engine that has other rows with the same ids cached."""
     mine, other, _ = map(ring.add_engine, ("mine", "other", "without"))
     ring.add_detokenizer()
     client = await start()
@@ -93,7 +93,7 @@ async def test_a_request_goes_where_its_own_rows_are_cached(ring, start):
     assert {call.engine for call in ring.calls} == {mine}
 
 
-async def test_engines_that_take_no_rows_get_none(ring, start):
+async def test_engines_that_do_not_support_rows_get_none(ring, start):
     ring.add_engine("without").hidden_size = 0
     taking = ring.add_engine("taking")
     ring.add_detokenizer()

@@ -1,4 +1,4 @@
-"""The log of rows against a plain model of it: lists of the rows that came and were taken."""
+"""The tensor log compared with a simple model: lists of the received and delivered rows."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ KEYS = [(None, "a"), (0, "a"), (0, "b"), (1, "a"), (1, "b")]
 
 
 class TensorLogMachine(RuleBasedStateMachine):
-    """`came`: rows of each tensor; `given`: how many of them the client has."""
+    """`came`: received rows of each tensor; `given`: number of rows that the client has."""
 
     @initialize(context=st.integers(0, NUM_PROMPT), output=st.dictionaries(st.integers(0, 1), st.integers(1, 5)))
     def start(self, context, output):
@@ -53,7 +53,7 @@ class TensorLogMachine(RuleBasedStateMachine):
 
     @rule(sequence=st.integers(0, 1), tokens=st.integers(0, 20))
     def tokens_did_not_come(self, sequence, tokens):
-        """Rows of at least the tokens that the client has: it never has rows of others."""
+        """Keep at least the rows of the tokens that the client has."""
         keys = [(sequence, "a"), (sequence, "b")]
         tokens = max(tokens, *(self.given[key] for key in keys))
         self.log.truncate(sequence, tokens)
@@ -82,7 +82,7 @@ def test_any_order_of_rows():
     run_state_machine_as_test(TensorLogMachine, settings=examples(200))
 
 
-def test_what_was_not_asked_for_is_passed_over():
+def test_tensors_that_were_not_requested_are_ignored():
     log = TensorLog(WANTED, NUM_PROMPT, 1)
     for part in (tensor_rows(0, 1, "other"), tensor_rows(0, 1, "b", context=True), tensor_rows(0, 1, "a", sequence=1)):
         assert log.append(part) is Appended.SEEN
@@ -90,7 +90,7 @@ def test_what_was_not_asked_for_is_passed_over():
 
 
 @given(st.integers(1, 9))
-def test_nothing_is_kept_without_a_client(rows):
+def test_no_rows_are_kept_without_a_client(rows):
     log = TensorLog(WANTED, NUM_PROMPT, 1)
     log.append(tensor_rows(0, rows, "a"))
     log.clear()

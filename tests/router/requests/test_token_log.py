@@ -25,8 +25,8 @@ def started(n=1):
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.randoms())
-def test_each_token_once_whatever_is_repeated(sizes, random):
-    """Rows come in order, with any earlier ones again in between."""
+def test_each_token_is_appended_once_whatever_is_repeated(sizes, random):
+    """Rows arrive in order, interspersed with repetitions of earlier rows."""
     log, rows, at = started(), [], 0
     for size in sizes:
         rows.append(row(at, range(at, at + size), "x" * size))
@@ -47,7 +47,7 @@ def test_accepted_drafts_count_once():
     assert log.sequences[0].accepted == 2
 
 
-def test_holes_and_what_cannot_be_cut():
+def test_gaps_and_rows_that_cannot_be_split():
     log = started()
     log.append(row(0, [1, 2], "ab"))
     assert log.append(row(3, [4])) is Appended.HOLE
@@ -56,7 +56,7 @@ def test_holes_and_what_cannot_be_cut():
     assert RequestLog(1).append(row(0, [1])) is Appended.HOLE
 
 
-def test_nothing_comes_after_the_end():
+def test_nothing_is_appended_after_the_end():
     log = started()
     log.append(row(0, [1], "a", End(FinishReason.EOS, TIMES)))
     assert log.complete
@@ -67,8 +67,8 @@ def test_nothing_comes_after_the_end():
     assert log.sequences[0].end.reason is FinishReason.EOS
 
 
-def test_nothing_comes_after_a_fault():
-    """Whoever hands a request back stops it too: that must not look like an end to a reader who is in a write."""
+def test_nothing_is_appended_after_a_fault():
+    """A request that is handed back is also cancelled, which must not look like an end to a reader that is writing."""
     log = started(n=2)
     log.append(row(0, [1], "a"))
     log.fail(RequestError(ErrorCode.DRAINING, "the router is draining"))
@@ -87,7 +87,7 @@ def test_a_closed_log_keeps_nothing():
     assert not log.sequences[0].text
 
 
-def test_a_sequence_is_listed_once_until_it_was_looked_at():
+def test_a_sequence_is_listed_as_updated_once():
     log = started(2)
     for offset in range(3):
         log.append(row(offset, [1], "a"))
@@ -110,7 +110,7 @@ def scored(start: int, rows: int, top: int = 0) -> PromptLogprobs:
     return PromptLogprobs(1, 0, start, top, prompt_rows(start, rows))
 
 
-def test_a_prompt_is_part_of_the_start():
+def test_the_prompts_logprobs_are_part_of_the_start():
     log = started()
     log.expect_prompt_logprobs(5, 0)
     assert not log.can_start
@@ -125,8 +125,8 @@ def test_a_prompt_is_part_of_the_start():
     assert log.append(row(0, [1])) is Appended.TAKEN
 
 
-def test_a_prompt_comes_from_one_model():
-    """An attempt that has brought no token leaves nothing behind, as the next one may have another model."""
+def test_the_prompts_logprobs_come_from_one_model():
+    """An attempt without a token leaves nothing behind, because the next one may use a different model."""
     log = started()
     log.expect_prompt_logprobs(3, 0)
     log.append_prompt_logprobs(scored(0, 3))
@@ -140,7 +140,7 @@ def test_a_prompt_comes_from_one_model():
     assert log.append_prompt_logprobs(scored(0, 3)) is Appended.SEEN
 
 
-def test_the_end_of_a_request_without_its_prompt():
+def test_the_end_of_a_request_without_the_prompts_logprobs():
     log = started()
     log.expect_prompt_logprobs(3, 0)
     assert log.append(row(0, [], end=End(FinishReason.ABORTED, TIMES))) is Appended.TAKEN

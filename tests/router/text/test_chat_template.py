@@ -1,4 +1,4 @@
-"""Prompts of chats equal those of transformers' apply_chat_template."""
+"""Rendered chats equal those of transformers' apply_chat_template."""
 
 import json
 
@@ -136,12 +136,12 @@ def test_tools_and_variables(checkpoint, reference):
     assert render(TOOLS, chat, checkpoint) == expected(reference, TOOLS, CHATS[1], tools, **variables)
 
 
-def test_answers_of_tools(checkpoint):
+def test_tool_responses(checkpoint):
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="tool", content="42", tool_call_id="id-1")])
     assert render(TOOLS, chat, checkpoint).startswith("<tool id-1>42</tool>")
 
 
-def test_calls_of_tools_have_their_arguments_as_objects(checkpoint):
+def test_arguments_of_tool_calls_are_objects(checkpoint):
     call = pb.ToolCall(id="id-1", name="weather", arguments_json='{"city": "Köln", "days": 2}')
     asked = pb.ChatMessage(role="assistant", tool_calls=[call], reasoning_content="hm", name="helper")
     source = (
@@ -164,18 +164,18 @@ def test_calls_of_tools_have_their_arguments_as_objects(checkpoint):
         "{{ raise_exception('no') }}",
     ],
 )
-def test_what_a_template_refuses_is_the_chats_fault(checkpoint, source):
+def test_messages_that_a_template_rejects_are_the_callers_error(checkpoint, source):
     with pytest.raises(RequestError) as error:
         render(source, parsed(CHATS[0]), checkpoint)
     assert error.value.violations[0].field == "spec.chat"
 
 
-def test_a_template_that_cannot_be_read_is_the_checkpoints_fault():
+def test_an_invalid_template_is_an_error_of_the_checkpoint():
     with pytest.raises(CheckpointError, match="line 1"):
         ChatTemplate("{% for", {})
 
 
-async def test_ids_of_a_chat_go_round_the_ring(client, ring, reference):
+async def test_the_engine_gets_the_ids_of_a_chat(client, ring, reference):
     chat = parsed(CHATS[1])
     await client.events(pb.GenerationSpec(chat=chat))
     ids = reference.apply_chat_template(

@@ -48,7 +48,7 @@ async def test_offsets_are_code_points(client):
     assert not without.offsets
 
 
-async def test_broken_bytes_become_replacement_characters(client):
+async def test_invalid_utf8_becomes_replacement_characters(client):
     ids = list((await client.generation.Tokenize(pb.TokenizeRequest(text="😀"))).token_ids)
     if len(ids) > 1:
         request = pb.DetokenizeRequest(token_ids=ids[:1])
@@ -66,8 +66,8 @@ def test_tokens_of_other_vocabularies_have_bytes_too(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("scheme", ["always", "first"])
-async def test_words_are_spelled_at_the_start_of_a_text_and_within_it(tmp_path, scheme):
-    """With a tokenizer that puts a space before a text, only what follows something else shows a word without it."""
+async def test_words_are_tokenized_at_the_start_of_a_text_and_within_it(tmp_path, scheme):
+    """If the tokenizer prepends a space to texts, a word without a space only occurs after other text."""
     pieces = ["<unk>", "▁", "\n", "import", "▁import", "(", "▁("]
     tokenizer = Tokenizer(models.Unigram([(piece, -float(len(piece) < 4)) for piece in pieces], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
@@ -83,7 +83,7 @@ async def test_words_are_spelled_at_the_start_of_a_text_and_within_it(tmp_path, 
 
 
 @pytest.mark.parametrize("missing", [0, 1, 3])
-async def test_a_tokenizer_with_more_tokens_than_the_model_is_logged_at_the_start(ring, start, tmp_path, missing):
+async def test_a_tokenizer_that_exceeds_the_model_is_logged_at_the_start(ring, start, tmp_path, missing):
     folder = shutil.copytree(path(), tmp_path / "model")
     largest = max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values())
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Specs of requests that are wrong, each with its status and field."""
+"""Invalid specs of requests, each with its status and field."""
 
 import math
 from struct import pack
@@ -74,7 +74,7 @@ def table(*extra_ids):
 
 
 def embeds(name: str = "", path: str = "", **fields):
-    """A prompt of embeddings, and the field that is wrong: of them, or at `path` of the spec."""
+    """A prompt of embeddings, and its invalid field, or the one at `path` of the spec."""
     own = {key: fields.pop(key) for key in ("shape", "dtype", "data") if key in fields}
     return pb.GenerationSpec(prompt_embeds=rows_of(**own), **fields), INVALID, f"spec.{path or f'prompt_embeds.{name}'}"
 
@@ -86,7 +86,7 @@ def variables(**fields):
 
 
 def kept(*ranges, field="end", i=0, **fields):
-    """A prompt of ten tokens with these retention ranges, and the field that is wrong."""
+    """A prompt of ten tokens with these retention ranges, and the invalid field."""
     options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**found) for found in ranges])
     return ids(*[5] * 10, kv_cache=options, **fields), INVALID, f"spec.kv_cache.prompt_retention[{i}].{field}"
 
@@ -104,7 +104,7 @@ def speculation(**fields):
 
 
 def draft_logits(rows: int, dtype: str = "float16") -> pb.DraftLogits:
-    """Right for so many draft tokens if the dtype is."""
+    """Valid logits for `rows` draft tokens if the dtype is valid."""
     return pb.DraftLogits(dtype=dtype, data=bytes(rows * VOCABULARY * 2))
 
 

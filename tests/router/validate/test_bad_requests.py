@@ -1,4 +1,4 @@
-"""Every wrong request gets its documented status and field, and streams beside it never notice."""
+"""Every invalid request gets its documented status and field, and does not affect other streams."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ def check(details: Details, code, field):
     assert len(details.error.details()) <= 400
 
 
-async def test_each_wrong_request_gets_its_status_and_field_while_streams_go_on(client, ring):
+async def test_each_invalid_request_gets_its_status_and_field_while_streams_continue(client, ring):
     assert len(SPECS) >= 60
     ring.script = lambda call: generate(call, pause=0.01, most=200)
     beside = [asyncio.ensure_future(client.events(text_spec())) for _ in range(16)]
@@ -55,7 +55,7 @@ async def test_each_wrong_request_gets_its_status_and_field_while_streams_go_on(
     assert not client.router.ring.requests.open
 
 
-async def test_everything_wrong_is_reported_at_once(client):
+async def test_all_violations_are_reported_together(client):
     spec = pb.GenerationSpec(
         request_id="?",
         sampling=SamplingParams(temperature=9, top_p=9),
@@ -90,7 +90,7 @@ async def test_values_and_limits_are_named(client):
     assert "2048" in details.error.details()
 
 
-async def test_the_engines_own_limit_is_the_context(ring, start):
+async def test_the_engines_limit_is_the_context(ring, start):
     ring.add_engine().max_sequence_tokens = 100
     ring.add_detokenizer()
     client = await start()
@@ -102,7 +102,7 @@ async def test_the_engines_own_limit_is_the_context(ring, start):
     assert info.model.max_context_tokens == 100
 
 
-async def test_bytes_that_are_no_message_and_text_that_is_no_utf8(client):
+async def test_bytes_that_are_not_a_message_and_text_that_is_not_utf8(client):
     raw = client.channel.unary_unary("/sluice.v1.GenerationService/Generate")
     for data in (
         b"\xff\xff\xff\xff",
@@ -117,7 +117,7 @@ async def test_a_call_without_a_spec(client):
     assert details.fields == ["spec.prompt"]
 
 
-async def test_a_message_beyond_the_largest(ring, start):
+async def test_a_message_beyond_the_limit(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_message_bytes=1 << 17)

@@ -25,7 +25,7 @@ TAG = '{"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers
     ],
     ids=str,
 )
-def test_a_guide_as_it_was_sent(message, guide):
+def test_guides_are_passed_on_unchanged(message, guide):
     bad = Violations()
     assert parse_guide(message, LIMITS, bad) == guide
     assert bad.found == []
@@ -40,12 +40,12 @@ def test_choices_become_json():
     assert (guide.kind, json.loads(guide.text)) == (GuideKind.CHOICE, choices)
 
 
-def test_every_guide_of_the_contract_is_known():
+def test_every_guide_of_the_proto_is_known():
     names = {field.name for field in GuidedDecoding.DESCRIPTOR.oneofs_by_name["guide"].fields}
     assert names == {kind.value for kind in GuideKind}
 
 
-def test_what_is_wrong_with_a_schema_is_not_logged():
+def test_errors_of_a_schema_are_not_logged():
     bad = Violations()
     parse_guide(GuidedDecoding(json_schema='{"secret"'), LIMITS, bad)
     assert [violation.private for violation in bad.found] == [True]

@@ -1,4 +1,4 @@
-"""What one connection or one call may cost."""
+"""Limits of one connection and of one call."""
 
 import asyncio
 from dataclasses import replace
@@ -44,7 +44,7 @@ async def code_of(call):
     return error.value.code()
 
 
-async def test_calls_beyond_those_of_a_connection_wait_at_the_client(begin, ring, monkeypatch):
+async def test_calls_beyond_the_limit_of_a_connection_wait_at_the_client(begin, ring, monkeypatch):
     monkeypatch.setattr("router.api.listener.MAX_STREAMS", 2)
     ring.script = hang
     client = await begin()
@@ -58,7 +58,7 @@ async def test_calls_beyond_those_of_a_connection_wait_at_the_client(begin, ring
         assert await check(channel)
 
 
-async def test_connections_beyond_the_limit_are_refused_and_those_that_are_there_go_on(begin):
+async def test_connections_beyond_the_limit_are_refused_and_existing_ones_continue(begin):
     client = await begin(max_connections=3)
     await check(client.channel)
     channels = [connect(client) for _ in range(2)]
@@ -90,7 +90,7 @@ async def test_messages_beyond_the_limit(begin):
 
 
 @pytest.mark.slow
-async def test_a_client_that_pings_too_often_is_cut(begin):
+async def test_a_client_that_pings_too_often_is_disconnected(begin):
     client = await begin()
     often = ("grpc.keepalive_time_ms", 50), ("grpc.keepalive_permit_without_calls", 1)
     async with connect(client, *often, ("grpc.http2.max_pings_without_data", 0)) as channel:
@@ -123,7 +123,7 @@ NO_TEXT = b"\xff\xfe\xc3("
         (PATH, ((b"grpc-encoding", b"gzip"),)),
     ],
 )
-async def test_bytes_that_are_no_call_harm_nobody(begin, ring, path, metadata):
+async def test_bytes_that_are_not_a_call_do_not_affect_others(begin, ring, path, metadata):
     ring.script = hang
     client = await begin()
     call = client.stream(text_spec(request_id="r"))
@@ -143,14 +143,14 @@ async def test_a_call_without_a_message(begin):
     assert (details.code, details.info.reason) == (StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
 
 
-async def test_a_message_that_does_not_come(begin, monkeypatch):
+async def test_a_message_that_does_not_arrive(begin, monkeypatch):
     monkeypatch.setattr("router.api.rpc.MESSAGE_SECONDS", 0.1)
     client = await begin()
     details = await refused(client.channel.stream_unary("/sluice.v1.GenerationService/Generate")())
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "SLOW_CLIENT")
 
 
-async def test_calls_that_are_cancelled_at_once_say_nothing(begin, ring, caplog, capfd):
+async def test_calls_that_are_cancelled_immediately_log_nothing(begin, ring, caplog, capfd):
     client = await begin()
     calls = [client.stream(text_spec()) for _ in range(200)]
     for i, call in enumerate(calls):
@@ -187,7 +187,7 @@ EMPTY = pb.ChatMessage()
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_each_list_and_text_of_a_request_has_a_limit_that_is_reported(begin, monkeypatch, spec, field):
+async def test_the_limit_of_each_list_and_text_of_a_request_is_reported(begin, monkeypatch, spec, field):
     limits = ("prompt_bytes", "stop_strings", "stop_bytes", "logit_bias", "listed_ids", "guide_bytes")
     bounded = replace(limits_of(RouterSettings(model="m"), 2048), **dict.fromkeys(limits, 100))
     monkeypatch.setattr("router.app.limits_of", lambda *_: bounded)
@@ -198,7 +198,7 @@ async def test_each_list_and_text_of_a_request_has_a_limit_that_is_reported(begi
 
 
 @pytest.mark.parametrize("chat", [pb.ChatPrompt(messages=[EMPTY] * 101), pb.ChatPrompt(tools_json=f'"{LONG}"')])
-def test_of_a_chat_that_is_too_long_nothing_is_made(checkpoint, chat):
+def test_a_chat_that_is_too_long_is_not_converted(checkpoint, chat):
     limits = Limits(prompt_bytes=100 if chat.tools_json else 10**6, prompt_ids=1, messages=100)
     model, bad = describe(checkpoint), Violations()
     prompt = parse_prompt(pb.GenerationSpec(chat=chat), model, limits, bad)

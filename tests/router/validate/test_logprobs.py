@@ -8,7 +8,7 @@ LIMITS = Limits(1000, 1000)
 
 
 @pytest.mark.parametrize(("asked", "most"), [(0, 1 << 18), (3, 1 << 16)])
-def test_a_prompt_has_so_many_log_probabilities_at_most(asked, most):
+def test_the_log_probabilities_of_a_prompt_are_limited(asked, most):
     check_prompt_logprobs(asked, most, LIMITS)
     with pytest.raises(RequestError) as error:
         check_prompt_logprobs(asked, most + 1, LIMITS)
@@ -17,5 +17,5 @@ def test_a_prompt_has_so_many_log_probabilities_at_most(asked, most):
     assert all(str(number) in violation.description for number in (asked, most + 1, LIMITS.prompt_logprobs))
 
 
-def test_a_request_without_them_may_be_longer():
+def test_a_request_without_prompt_log_probabilities_may_be_longer():
     check_prompt_logprobs(None, 1 << 30, LIMITS)

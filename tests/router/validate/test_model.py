@@ -16,7 +16,7 @@ def test_defaults_of_generation_config(checkpoint):
     assert found == SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
 
 
-def test_the_documented_ones_without_it(checkpoint):
+def test_documented_defaults_without_generation_config(checkpoint):
     assert defaults(checkpoint) == SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
 
 
@@ -42,12 +42,12 @@ def test_null_is_unset(checkpoint):
         {"top_k": 1.5},
     ],
 )
-def test_nonsense_is_named(checkpoint, wrong):
+def test_invalid_values_are_named(checkpoint, wrong):
     with pytest.raises(CheckpointError, match=next(iter(wrong))):
         defaults(checkpoint, **wrong)
 
 
-def test_the_tokenizers_fingerprint_does_not_follow_the_weights(checkpoint, tmp_path):
+def test_the_tokenizers_fingerprint_does_not_depend_on_the_weights(checkpoint, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((checkpoint.path / name).read_bytes())
     copy = dataclasses.replace(checkpoint, path=tmp_path)

@@ -1,4 +1,4 @@
-"""Files of prompt adapters: which are refused, and that mutated ones are read or refused."""
+"""Files of prompt adapters: bad files are refused, and mutated files are either read or refused."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def test_bad_files(config, weights, expected):
 
 @examples(200)
 @given(st.data())
-def test_mutated_files_are_rows_or_refused(data):
+def test_mutated_files_are_read_or_refused(data):
     config, weights = bytearray(config_of(A)), bytearray(weights_of(A))
     for target in (config, weights):
         for _ in range(data.draw(st.integers(0, 3))):

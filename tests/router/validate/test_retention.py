@@ -1,4 +1,4 @@
-"""From kv_cache options to what the engine gets."""
+"""Translation of kv_cache options for the engine."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +32,7 @@ def ids(count, **fields):
     return pb.GenerationSpec(token_ids=pb.TokenIds(ids=[5] * count), **fields)
 
 
-async def test_the_engine_gets_what_was_asked_for(client, ring):
+async def test_the_engine_gets_the_requested_retention(client, ring):
     options = KvCacheOptions(
         prompt_retention=[
             TokenRangeRetention(start=20, priority=7),
@@ -49,7 +49,7 @@ async def test_the_engine_gets_what_was_asked_for(client, ring):
     assert ring.calls[1].submit.retention == RetentionParams()
 
 
-async def test_ranges_stay_with_their_tokens_when_the_prompt_is_cut(client, ring):
+async def test_ranges_stay_with_their_tokens_when_the_prompt_is_truncated(client, ring):
     ranges = [(0, 10), (10, 25), (25, 30)]
     options = KvCacheOptions(prompt_retention=[TokenRangeRetention(start=a, end=b, priority=b) for a, b in ranges])
     await client.generate(ids(30, kv_cache=options, truncate_prompt_tokens=18))
@@ -68,7 +68,7 @@ async def test_values_and_limits_are_named(client):
 
 
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=12, unique=True), st.integers(1, 40), st.randoms())
-def test_after_a_cut_each_token_has_the_range_that_it_had(edges, kept, random):
+def test_truncation_does_not_change_the_range_of_a_token(edges, kept, random):
     total = 40
     edges.sort()
     ranges = [{"start": start, "end": end, "priority": i} for i, (start, end) in enumerate(pairwise(edges)) if i % 3]
@@ -82,7 +82,7 @@ def test_after_a_cut_each_token_has_the_range_that_it_had(edges, kept, random):
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12) | st.none()), max_size=4))
-def test_what_is_taken_lies_in_the_prompt_and_does_not_overlap(ranges):
+def test_accepted_ranges_are_within_the_prompt_and_do_not_overlap(ranges):
     total = 10
     closed = [(start, total if end is None else end) for start, end in ranges]
     tokens = [token for start, end in closed for token in range(start, end)]

@@ -17,7 +17,7 @@ def test_words_of_one_token_are_token_ids():
     assert found.bad_words == ((4, 5), (6, 7))
 
 
-def test_words_with_tokens_that_the_model_does_not_have_are_left_out():
+def test_words_with_tokens_that_the_model_does_not_have_are_skipped():
     found = banned([[10], [3, 10]], [[10, 3], [4, 5]])
     assert found.bad_token_ids == ()
     assert found.bad_words == ((4, 5),)
@@ -33,7 +33,7 @@ def test_words_with_tokens_that_the_model_does_not_have_are_left_out():
         ([[[1]]], {"allowed_token_ids": (1,)}, "", "bans all 1 tokens in allowed_token_ids"),
     ],
 )
-def test_what_cannot_be_banned(spellings, sampling, field, description):
+def test_invalid_bans_are_refused(spellings, sampling, field, description):
     with pytest.raises(RequestError) as caught:
         banned(*spellings, **sampling)
     (violation,) = caught.value.violations

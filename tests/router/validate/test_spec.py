@@ -1,4 +1,4 @@
-"""Every field of the .proto is honoured or refused, and what is honoured changes the spec."""
+"""Every field of the .proto is either refused or changes the spec."""
 
 import uuid
 from dataclasses import replace
@@ -51,7 +51,7 @@ def spec_of(message, model, streaming=True):
 
 VOCABULARY = 4096
 NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "speculation", "stopping", "token_ids"}
-"""Messages whose fields are listed one by one."""
+"""Messages whose fields are listed separately."""
 
 
 def paths(descriptor, prefix=""):
@@ -70,7 +70,7 @@ def test_every_field_is_either_refused_or_has_a_sample_below():
 
 
 def at(path):
-    """A message with the field at `path` set to something; the smallest that is not its default."""
+    """A message with the field at `path` set to a minimal value that is not the default."""
     message = pb.GenerationSpec()
     parent, descriptor = message, pb.GenerationSpec.DESCRIPTOR
     *parents, name = path.split(".")
@@ -85,13 +85,13 @@ def at(path):
         getattr(parent, name).SetInParent()
     else:
         kinds = {FieldDescriptor.TYPE_STRING: "x", FieldDescriptor.TYPE_BOOL: True}
-        # An optional scalar is set even to zero.
+        # An optional scalar counts as set even if it is zero.
         setattr(parent, name, kinds.get(field.type, 0 if field.has_presence else 1))
     return message
 
 
 @pytest.mark.parametrize("path", ["client_id", "sampling.seed", *sorted(REJECTED)])
-def test_what_is_refused_is_named(path, model, monkeypatch):
+def test_refused_fields_are_named(path, model, monkeypatch):
     monkeypatch.setattr(unbuilt, "REJECTED", REJECTED | {path})
     monkeypatch.setattr(unbuilt, "GROUPS", {"sampling"})
     with pytest.raises(RequestError) as error:
@@ -112,7 +112,7 @@ OFF = [
 
 
 @pytest.mark.parametrize("fields", OFF, ids=str)
-def test_an_explicit_off_is_as_if_unset(fields, model):
+def test_an_explicit_off_equals_unset(fields, model):
     request = {"request_id": "r", "text": "t", "n": fields.get("n", 1)}
     seed = Sampling(seed=1)
     found = pb.GenerationSpec(**request, sampling=seed)
@@ -228,7 +228,7 @@ def comparable(spec, keep):
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES))
-def test_what_is_honoured_changes_the_spec(path, model):
+def test_supported_fields_change_the_spec(path, model):
     fields = SAMPLES[path]
     base = {} if {"token_ids", "chat", "prompt_embeds"} & fields.keys() else {"text": "t"}
     if path.startswith("chat."):
@@ -236,13 +236,13 @@ def test_what_is_honoured_changes_the_spec(path, model):
         before = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
     else:
         before = pb.GenerationSpec(text="t")
-    # Nothing can be chosen among once it is sent.
+    # A stream cannot choose among outputs that it has already sent.
     streaming = path != "best_of"
     changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model, streaming), path)
     assert changed != comparable(spec_of(before, model, streaming), path)
 
 
-def test_the_values_themselves(model):
+def test_values_of_the_spec(model):
     message = pb.GenerationSpec(text="t")
     for path, sample in SAMPLES.items():
         if not path.startswith(
@@ -304,7 +304,7 @@ def test_draft_logits(model):
 
 
 @pytest.mark.parametrize(("asked", "drawn"), [({}, 0), ({"logprobs": 3}, 3)])
-def test_sequences_to_choose_among_are_drawn_with_logprobs(model, asked, drawn):
+def test_sequences_to_choose_among_are_sampled_with_logprobs(model, asked, drawn):
     message = pb.GenerationSpec(text="t", n=2, best_of=5, output=OutputOptions(**asked))
     spec = spec_of(message, model, streaming=False)
     assert (spec.n, spec.num_outputs, spec.sampling.logprobs) == (5, 2, drawn)
@@ -322,17 +322,17 @@ def test_unset_is_the_models_default(model):
     assert spec_of(pb.GenerationSpec(text="t"), model).sampling.seed != spec.sampling.seed
 
 
-def test_a_unary_answer_needs_few_rows(model):
+def test_a_unary_request_needs_few_rows(model):
     message = pb.GenerationSpec(text="t", output=OutputOptions(stream_interval=4))
     assert spec_of(message, model, streaming=False).text.interval == UNARY_INTERVAL
 
 
-def test_more_than_the_vocabulary_is_all_of_it(model):
+def test_top_k_beyond_the_vocabulary_means_no_filter(model):
     message = pb.GenerationSpec(text="t", sampling=Sampling(top_k=2**32 - 1))
     assert spec_of(message, model).sampling.top_k == 0
 
 
-def test_a_sent_default_is_the_default(model):
+def test_an_explicit_default_equals_the_default(model):
     sent = Sampling(temperature=0.7, top_p=0.95, top_k=40)
     spec = spec_of(pb.GenerationSpec(text="t", sampling=sent), model)
     assert msgspec.structs.replace(spec.sampling, seed=0) == model.sampling
