@@ -35,7 +35,7 @@ def test_arguments(sluice, script, given, args, kwargs) -> None:
 
 
 @pytest.mark.parametrize("given", ["[", "1"])
-def test_arguments_that_are_none(sluice, script, given) -> None:
+def test_invalid_arguments_are_refused(sluice, script, given) -> None:
     result = sluice("call", "m", "--args", given)
     assert result.exit_code == 1
     assert "--args" in result.stderr

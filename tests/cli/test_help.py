@@ -57,7 +57,7 @@ def test_bash_completes(words, expected) -> None:
 
 
 def test_completion_is_shown_for_a_shell(monkeypatch) -> None:
-    """Named here; otherwise typer looks for the shell that the tests were started from, which may be make's."""
+    """The shell is named, because typer would otherwise detect the shell that started the tests."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     result = CliRunner().invoke(app, ["--show-completion", "bash"], prog_name="sluice")
     assert result.exit_code == 0

@@ -70,7 +70,7 @@ def test_list(sluice, script) -> None:
     ]
 
 
-def test_routers_that_differ_are_listed_apart(sluice, script, address) -> None:
+def test_routers_with_different_adapters_are_listed_separately(sluice, script, address) -> None:
     script.loras["a"] = admin_pb2.Lora(lora_id="a")
     with serve(Script()) as second:
         result = sluice("lora", "list", "--address", f"{address},{second}")

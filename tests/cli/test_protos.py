@@ -1,4 +1,4 @@
-"""`sluice protos export`: what is written is a complete contract."""
+"""`sluice protos export` writes a complete set of .proto files."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
 
 
 @pytest.mark.process
-def test_buf_accepts_what_was_exported(sluice, tmp_path) -> None:
+def test_buf_accepts_the_exported_files(sluice, tmp_path) -> None:
     sluice("protos", "export", str(tmp_path))
     buf = str(Path(sys.executable).with_name("buf"))
     for command in (["lint"], ["build"], ["breaking", "--against", str(RELEASED)]):

@@ -1,4 +1,4 @@
-"""`sluice top`: one look by the command, the screen by textual's Pilot."""
+"""`sluice top`: the command with --once, and the full-screen view with textual's Pilot."""
 
 import builtins
 import json
@@ -86,7 +86,7 @@ async def test_every_panel_is_filled(screen):
 
 
 @pytest.mark.parametrize("width", [80, 120, 150, 170])
-async def test_panels_are_whole_in_terminals_of_any_width(screen, width):
+async def test_panels_fit_into_terminals_of_any_width(screen, width):
     async with screen.run_test(size=(width, 40)) as pilot:
         await until(pilot, lambda: column(screen, "requests"))
         for name in ("detokenizers", "routers", "tenants"):
@@ -95,20 +95,20 @@ async def test_panels_are_whole_in_terminals_of_any_width(screen, width):
             assert table.region.right <= width
 
 
-async def test_in_a_low_terminal_requests_are_seen(screen):
+async def test_requests_are_visible_in_a_low_terminal(screen):
     async with screen.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: column(screen, "requests"))
         await until(pilot, lambda: 3 < screen.query_one("#requests", DataTable).region.bottom <= 23)
         assert screen.query_one("#requests", DataTable).size.height > 2
 
 
-async def test_an_answer_that_comes_while_it_ends(screen):
+async def test_an_answer_during_the_exit_is_ignored(screen):
     async with screen.run_test(size=(140, 40)) as pilot:
         await until(pilot, lambda: column(screen, "engines"))
     screen._on_snapshot(snapshot(9))
 
 
-async def test_sort_goes_through_the_orders(screen):
+async def test_s_cycles_through_the_orders(screen):
     async with screen.run_test(size=(140, 40)) as pilot:
         await until(pilot, lambda: column(screen, "engines"))
         await pilot.press("s")
@@ -148,7 +148,7 @@ def answer(router: str, states: dict[str, int], open_requests: int = 0) -> Answe
     return Answer(f"{router}:1", info, stats)
 
 
-def test_routers_together_make_one_picture():
+def test_answers_of_several_routers_are_combined():
     found = combine([
         answer("r0", {"e0": SERVING, "e1": LOST}, 2),
         answer("r1", {"e0": SERVING, "e1": SERVING}, 3),
@@ -164,7 +164,7 @@ def test_routers_together_make_one_picture():
     assert found.models == ["tiny"]
 
 
-def test_the_column_model_has_the_name_and_what_tells_it_from_others():
+def test_the_column_model_shows_the_name_and_version_or_fingerprint():
     (engine,) = combine([answer("r0", {"e0": SERVING})]).engines
     assert (engine.model, engine.model_version) == ("tiny", "v2")
     assert str(panels.model(engine)) == "tiny v2"

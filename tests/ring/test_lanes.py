@@ -56,7 +56,7 @@ def test_messages_arrive_in_order(context, inbox):
     lane.close()
 
 
-def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address):
+def test_a_watched_lane_detects_that_its_receiver_closes_and_returns(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
     lane = connected(Lane(context, inbox.address, security=INSECURE, watched=True))
     other = connected(Lane(context, inbox.address, security=INSECURE))
@@ -77,7 +77,7 @@ def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address
         each.close()
 
 
-def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context, tmp_path):
+def test_a_watched_lane_that_was_never_connected_has_not_hung_up(context, tmp_path):
     lane = Lane(context, f"ipc://{tmp_path}/nobody", watched=True)
     time.sleep(0.2)
     assert not lane.hung_up()
@@ -85,7 +85,7 @@ def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context
     lane.close()
 
 
-def test_a_receiver_that_only_the_way_was_cut_to_is_not_refused(context, tmp_path):
+def test_a_receiver_behind_a_cut_connection_is_not_refused(context, tmp_path):
     inbox = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer)
     with Wire(tmp_path / "wire", tmp_path / "inbox") as wire:
         lane = connected(Lane(context, f"ipc://{tmp_path}/wire", watched=True))
@@ -99,7 +99,7 @@ def test_a_receiver_that_only_the_way_was_cut_to_is_not_refused(context, tmp_pat
     inbox.close()
 
 
-def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
+def test_a_slow_consumer_makes_the_lane_full_without_loss(context, inbox):
     lane = connected(Lane(context, inbox.address, capacity=8, security=INSECURE))
     sent = refused = 0
     received = []
@@ -116,7 +116,7 @@ def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
     lane.close()
 
 
-def test_a_lane_is_full_until_its_receiver_is_there_and_then_loses_nothing(context, tmp_path):
+def test_a_lane_is_full_until_its_receiver_listens_and_loses_nothing(context, tmp_path):
     address = f"ipc://{tmp_path}/later"
     lane = Lane(context, address)
     assert not lane.send(pulse(0))
@@ -130,7 +130,7 @@ def test_a_lane_is_full_until_its_receiver_is_there_and_then_loses_nothing(conte
     inbox.close()
 
 
-def test_a_lane_is_full_once_its_receiver_has_gone(context, address):
+def test_a_lane_is_full_after_its_receiver_closed(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
     lane = connected(Lane(context, inbox.address, security=INSECURE))
     assert lane.send(pulse(0))
@@ -141,8 +141,8 @@ def test_a_lane_is_full_once_its_receiver_has_gone(context, address):
     lane.close()
 
 
-def test_what_a_lane_held_when_its_connection_ended_shows_as_a_gap(context, tmp_path):
-    """The receiver lives; only the way to it was cut."""
+def test_messages_queued_when_a_connection_ends_show_as_a_gap(context, tmp_path):
+    """The receiver is alive. Only the connection to it was cut."""
     inbox = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer, capacity=1)
     with Wire(tmp_path / "wire", tmp_path / "inbox") as wire:
         lane = connected(Lane(context, f"ipc://{tmp_path}/wire"))
@@ -178,7 +178,7 @@ def test_a_lost_frame_shows_as_a_gap(context, inbox):
     lane.close()
 
 
-def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context, tmp_path):
+def test_a_restarted_receiver_reports_frames_of_its_predecessor_as_a_gap(context, tmp_path):
     address = f"ipc://{tmp_path}/inbox"
     first = Inbox(context, address, ToDetokenizer)
     lane = connected(Lane(context, address))
