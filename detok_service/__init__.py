@@ -1,1 +1,1 @@
-"""The detokenizer: tokens in, text out, by exact incremental decoding with stop strings."""
+"""The detokenizer turns token ids into text: exact incremental decoding, with stop strings."""

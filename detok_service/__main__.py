@@ -40,14 +40,16 @@ from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, Statu
 from sluice.telemetry.status_report import DetokenizerReport, ServiceReport
 from sluice.telemetry.version import build_version
 
-# Longest wait for a message: the handler of a signal runs during the poll, but the poll goes on after it.
+# Longest poll of the inbox while idle. A signal handler runs during the poll but does not end it, so this bounds how
+# late the main loop notices SIGTERM.
 IDLE_SECONDS = 0.1
-# The same while a lane is full, or while draining: ZeroMQ does not wake us when a lane has room again.
+# Longest poll while a lane is full or the service is draining: ZeroMQ does not wake us when a lane has room again.
 BUSY_SECONDS = 0.01
 LINGER_SECONDS = 1.0
+"""Time to send what the lanes still hold at shutdown."""
 NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_LINKS * WATCHED_LANE_DESCRIPTORS
 MAX_MESSAGES = 256
-"""Per turn of the loop."""
+"""Messages handled per iteration of the main loop."""
 
 
 def main() -> None:
@@ -80,7 +82,7 @@ def main() -> None:
         beacon, partial(metrics.read, service, inbox), partial(unready, service), partial(report, service)
     )
     on_stop_signal(service.drain)
-    # The token tables live as long as the process: without this, every full collection would walk through them.
+    # The token tables are never freed. Without this, every full garbage collection would traverse them.
     gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
     serve(service, inbox, settings, beacon, status_file, log)
@@ -99,16 +101,16 @@ def serve(
 ) -> None:
     status = ServiceStatus("ready", service.identity.address, service.identity.epoch)
     status_file.report(status)
-    looked_at = time.monotonic()
+    last_read_at = time.monotonic()
     while not service.drained(settings.drain_timeout):
-        # What is there already came while the last messages were handled.
-        arrived = looked_at if inbox.waiting else None
+        # Messages already in the inbox may have arrived as early as the last read of the inbox.
+        arrived = last_read_at if inbox.waiting else None
         inbox.wait(wait_seconds(service))
-        looked_at = time.monotonic()
+        last_read_at = time.monotonic()
         messages = inbox.receive(MAX_MESSAGES)
         service.handle(messages, arrived)
         service.tick()
-        # A full look means a backlog: one that lasts makes the service unready.
+        # A full read means a backlog. A backlog that persists makes the service unready.
         beacon.touch(moving=len(messages) < MAX_MESSAGES)
         if service.draining_since is not None and status.state == "ready":
             status = msgspec.structs.replace(status, state="draining")
@@ -119,14 +121,14 @@ def serve(
 
 
 def unready(service: Detokenizer) -> str | None:
-    """Why it accepts no new streams; None if it does."""
+    """Why the detokenizer accepts no new streams; None if it does accept them."""
     return "it is draining" if service.draining_since is not None else None
 
 
 def report(service: Detokenizer) -> ServiceReport:
-    """For /status.json."""
+    """The content of /status.json."""
     identity = service.identity
-    own = DetokenizerReport(
+    detokenizer = DetokenizerReport(
         id=identity.name,
         state="serving" if service.draining_since is None else "draining",
         address=identity.address,
@@ -135,11 +137,12 @@ def report(service: Detokenizer) -> ServiceReport:
         queue_depth=service.backlog + service.waiting,
         tokens_per_second=service.tokens_per_second,
     )
-    return ServiceReport(identity.address, detokenizers=[own])
+    return ServiceReport(identity.address, detokenizers=[detokenizer])
 
 
 def wait_seconds(service: Detokenizer) -> float:
-    # Resumed tokens are work that needs no message.
+    """How long the next poll of the inbox may block."""
+    # Resumed tokens are pending work, whether or not a message arrives.
     if service.decode_loop.replaying:
         return 0.0
     busy = service.waiting or service.draining_since is not None

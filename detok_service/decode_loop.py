@@ -1,4 +1,4 @@
-"""From the rows of engines to text for the routers: begins streams, queues their tokens, and decodes what is queued."""
+"""Turns rows from engines into text for routers: opens streams, queues their tokens and decodes the queued tokens."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -14,16 +14,20 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
 from sluice.ring.rows import End, Open, Started, TokenBatch, TokenLogprob
 
-# Time for resumed tokens between two reads of the inbox: live streams are delayed by this much at most.
 REPLAY_SECONDS = 0.02
+"""Time spent on resumed tokens between two reads of the inbox. Live streams are delayed by at most this much."""
 REPLAY_TOKENS = 1024
-"""Of one stream before it is the next one's turn."""
+"""Resumed tokens decoded for one stream before the next stream gets its turn."""
 MAX_ROUTER_ROWS = 16_384
-"""Rows that wait for a router. Beyond it heartbeats report a loss instead of one error row for each unknown row."""
+"""Limit on rows waiting for one router. Beyond it, unknown rows are reported as a loss in heartbeats, not one by one
+as error rows."""
 
 
 class DecodeLoop:
-    """Takes streams from the table to their router links. At most `max_streams` live at a time."""
+    """Decodes the streams in the table and passes those with text to their router links.
+
+    At most `max_streams` streams are live at a time.
+    """
 
     def __init__(
         self,
@@ -35,8 +39,8 @@ class DecodeLoop:
         clock: Callable[[], float],
     ) -> None:
         self.tokens = 0
-        """Received since the start."""
-        # What these count is described in metrics.py.
+        """Tokens received since the start."""
+        # The counters below are described in metrics.py.
         self.unknown_rows = 0
         self.stale_opens = 0
         self.failed: Counter[str] = Counter()
@@ -48,30 +52,31 @@ class DecodeLoop:
         self._log = log
         self._clock = clock
         self._queued: list[TextStream] = []
-        """Streams with tokens to decode; each once, and marked `queued`."""
+        """Streams with tokens to decode, without duplicates. Their `queued` flag is set."""
         self._replays: deque[TextStream] = deque()
-        """Streams that must read resumed tokens first; marked `queued`, but on this list instead."""
+        """Streams that must decode resumed tokens first. Their `queued` flag is set, but they are not in `_queued`."""
         self._given_up: dict[int, int] = {}
-        """The last attempt given up since the last flush, by request."""
+        """By request: the last attempt that was given up since the last flush."""
 
     @property
     def replaying(self) -> bool:
-        """Whether there is work without new messages."""
+        """Whether resumed tokens are waiting to be decoded, which needs no new message."""
         return bool(self._replays)
 
     def ingest(self, batch: TokenBatch, engine: Engine, now: float) -> None:
         """Queue the rows of a batch; `advance` decodes them."""
         for opened in batch.opens:
             self._open(opened, engine, now)
-        for found in batch.prompt_logprobs:
-            # Otherwise the attempt was given up, or its rows will be unknown.
-            if (router := self._table.router(found.request, found.attempt)) is not None:
-                self._links.by_address[router].add_prompt_logprobs(found)
+        for logprobs_of_prompt in batch.prompt_logprobs:
+            # No router: the attempt was given up, or its Open was lost and its rows will be counted as unknown.
+            router = self._table.router(logprobs_of_prompt.request, logprobs_of_prompt.attempt)
+            if router is not None:
+                self._links.by_address[router].add_prompt_logprobs(logprobs_of_prompt)
         self.tokens += len(batch.tokens)
         # Reads the columns directly: this loop runs for every row of every step.
         find, queued = self._table.live.get, self._queued
         tokens, logprobs, ends = batch.tokens, batch.logprobs, batch.ends
-        none: list[TokenLogprob] = []
+        empty: list[TokenLogprob] = []
         start = 0
         keys = zip(batch.request, batch.attempt, batch.sequence, strict=True)
         for i, (key, offset, count) in enumerate(zip(keys, batch.offset, batch.count, strict=True)):
@@ -81,18 +86,19 @@ class DecodeLoop:
             if stream is None:
                 self._on_unknown_row(key, engine, end, now)
             else:
-                stream.ingest(offset, tokens[start:stop], logprobs.get(i, none) if logprobs else none, end)
+                stream.ingest(offset, tokens[start:stop], logprobs.get(i, empty) if logprobs else empty, end)
                 if not stream.queued:
                     stream.queued = True
                     queued.append(stream)
             start = stop
-        # Apart, because few batches have any.
+        # In a separate loop, because few batches contain accepted draft tokens.
         for i, count in batch.accepted.items():
             stream = find((batch.request[i], batch.attempt[i], batch.sequence[i]))
             if stream is not None:
                 stream.accepted += count
 
     def advance(self, now: float) -> None:
+        """Decode all queued tokens and pass streams with text to their router links."""
         queued = self._queued.copy()
         self._queued.clear()
         links = self._links.by_address
@@ -100,7 +106,7 @@ class DecodeLoop:
             stream.queued = False
             try:
                 due = stream.advance(now)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it ends this stream only
+            except Exception as error:  # noqa: BLE001 - a decoding error ends this stream only
                 self._fail_text(stream, error)
                 continue
             if due:
@@ -109,49 +115,49 @@ class DecodeLoop:
                     self._table.close(stream)
 
     def replay(self, now: float) -> None:
-        """Read resumed tokens for REPLAY_SECONDS, each stream a slice in turn."""
+        """Decode resumed tokens for at most REPLAY_SECONDS, taking turns among the streams."""
         until = self._clock() + REPLAY_SECONDS
         while self._replays and self._clock() < until:
             stream = self._replays.popleft()
-            # Closed while it waited for its turn.
+            # The stream was closed while it waited for its turn.
             if self._table.live.get(stream.key) is not stream:
                 continue
             try:
                 stream.replay(REPLAY_TOKENS, now)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - a decoding error ends this stream only
                 self._fail_text(stream, error)
                 continue
             (self._replays if stream.replaying else self._queued).append(stream)
         self.advance(now)
 
     def drop(self, request: int, attempt: int, now: float) -> None:
-        """Close a request's attempts up to this one without another row."""
+        """Close a request's attempts up to and including `attempt`, without sending another row."""
         self.advance(now)
         self.dropped += self._table.give_up(request, attempt)
-        # Rows that wait for a full lane are dropped at the next flush, all requests in one pass.
+        # The next flush drops rows that are waiting for a full lane, for all requests in one pass.
         self._given_up[request] = max(attempt, self._given_up.get(request, attempt))
 
     def end_engine_streams(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:
-        # First decode what has come: tokens that the client gets need not be computed again.
+        # Decode the queued tokens first: tokens that reach the client need not be computed again.
         self.advance(now)
         for stream in self._table.of_engine(engine):
             self.fail(stream, code, message)
 
     def end_router_streams(self, address: str, now: float) -> None:
-        """End the streams to a router that was replaced. The new process resubmits those that are its own."""
+        """End the streams to a router process that was replaced by a new one."""
         self.advance(now)
         for stream in self._table.of_router(address):
-            self.fail(stream, ErrorCode.ROWS_LOST, "the router has been started again")
+            self.fail(stream, ErrorCode.ROWS_LOST, "the router was restarted")
 
     def fail(self, stream: TextStream, code: ErrorCode, message: str) -> None:
-        """End a stream that is not queued."""
+        """End a stream with an error. The stream must not be queued."""
         stream.fail(code, message)
         self.failed[code.name] += 1
         self._links.add(stream)
         self._table.close(stream)
 
     def flush(self, arrived: float) -> None:
-        """`arrived`: when the rows came that have been decoded since the last flush."""
+        """Send to the routers. `arrived`: arrival time of the rows decoded since the last flush."""
         if self._given_up:
             self._links.drop(self._given_up)
             self._given_up.clear()
@@ -166,10 +172,10 @@ class DecodeLoop:
         if link is None:
             return
         link.start(Started(opened.request, opened.attempt, opened.prompt_tokens, opened.cached_tokens))
-        # One automaton for all sequences of the request: it is read-only.
+        # All sequences of the request share one automaton, which is read-only.
         stops = StopStrings(opened.text.stop) if opened.text.stop else None
         full = len(self._table.live) + len(keys) > self._max_streams
-        refusal = f"the detokenizer serves {self._max_streams} streams at most"
+        refusal = f"the detokenizer serves at most {self._max_streams} streams"
         for _, _, sequence in keys:
             search = StopSearch(stops, opened.text.include_stop) if stops else None
             decoder = self._decoders.new(opened.text.skip_special_tokens)
@@ -178,12 +184,12 @@ class DecodeLoop:
             if stream.replaying:
                 stream.queued = True
                 self._replays.append(stream)
-            # After it was added, so that the refusal is sent like any other end.
+            # Refuse only after adding the stream, so that the refusal is sent like any other end.
             if full:
                 self.fail(stream, ErrorCode.OVERLOADED, refusal)
 
     def _accepts(self, opened: Open, keys: list[Key], engine: Engine, now: float) -> bool:
-        """Whether this attempt is new and still wanted. An earlier live attempt is closed."""
+        """Whether this attempt is new and was not given up. Closes an earlier live attempt."""
         live = self._table.attempt(opened.request)
         if self._table.is_late(opened.request, opened.attempt):
             for key in keys:
@@ -196,9 +202,10 @@ class DecodeLoop:
         return False
 
     def _on_unknown_row(self, key: Key, engine: Engine, end: End | None, now: float) -> None:
-        """After our own terminal, or after a Drop, rows are ignored. Any other row means that its Open was lost.
+        """Report a row without a live stream, unless the stream ended here or was dropped: its Open was lost.
 
-        A row does not name its router, so all of them get an error row; those that do not know the request ignore it.
+        A row does not name its router, so the error row goes to every router; routers ignore requests that they do not
+        know.
         """
         if self._table.ignores(key, end):
             return
@@ -212,7 +219,7 @@ class DecodeLoop:
                 continue
             opened = Open(request, attempt, 1, TextParams(), address, 0, 0)
             stream = TextStream(opened, sequence, engine, self._decoders.new(True), None, now)
-            stream.fail(ErrorCode.ROWS_LOST, "the stream's start never came")
+            stream.fail(ErrorCode.ROWS_LOST, "the start of the stream was never received")
             link.add(stream)
 
     def _fail_text(self, stream: TextStream, error: Exception) -> None:

@@ -1,8 +1,8 @@
-"""Incremental decoders: the text that they return, joined, equals the tokenizer's decode of all tokens.
+"""Incremental decoders. The concatenated text that they return equals the tokenizer's decoding of all tokens.
 
-One decoder serves one sequence. `feed` takes the next tokens and returns the text that is now certain; `flush` returns
-the rest at the end of the sequence. How tokens are split into calls does not change the text. The tables that
-`load_decoders` builds from tokenizer.json are shared by all sequences.
+One decoder serves one sequence. `feed` takes the next tokens and returns the text that later tokens cannot change;
+`flush` returns the rest at the end of the sequence. The text does not depend on how tokens are split into calls. All
+sequences share the tables that `load_decoders` builds from tokenizer.json.
 """
 
 from codecs import utf_8_decode
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from sluice.ring.vocabulary import Family, Vocabulary
 
 Pieces = Mapping[int, str | bytes]
-"""By token id; `bytes` for a token that is one byte. Ids without text are missing."""
+"""Text by token id; `bytes` for a token that stands for one byte. Ids without text are absent."""
 REPLACEMENT = "\ufffd"
 MAX_UNSETTLED = 16
 """Tokens after which a `WindowDecoder` stops waiting for the rest of a character."""
@@ -34,22 +34,23 @@ class BytesByToken(dict[int, bytes]):
 
 
 class ByteDecoder:
-    """Tokens are bytes of UTF-8; invalid bytes become U+FFFD as soon as they are known to be invalid.
+    """For byte-level tokenizers. Invalid UTF-8 becomes U+FFFD as soon as it is known to be invalid.
 
-    Rust's from_utf8_lossy and Python's "replace" both put one U+FFFD for each maximal ill-formed subpart (Unicode 3.9).
+    Rust's from_utf8_lossy and Python's "replace" both write one U+FFFD for each maximal ill-formed subpart (The Unicode
+    Standard, section 3.9).
     """
 
     __slots__ = ("_bytes_of", "_rest", "_text_of")
 
     def __init__(self, bytes_of: BytesByToken, text_of: Mapping[int, str]) -> None:
-        """`text_of`: only tokens that are complete UTF-8 by themselves."""
+        """`text_of` has only tokens whose bytes are complete UTF-8 characters."""
         self._bytes_of = bytes_of
         self._text_of = text_of
         self._rest = b""
 
     def feed(self, tokens: Sequence[int]) -> str:
         rest = self._rest
-        # Fast path for the usual step: one token that is whole characters.
+        # Fast path for the usual step: one token that consists of complete characters.
         if not rest and len(tokens) == 1:
             text = self._text_of.get(tokens[0])
             if text is not None:
@@ -66,17 +67,17 @@ class ByteDecoder:
 
 
 class PieceDecoder:
-    """Tokens are pieces of text, or single bytes for other characters (SentencePiece's byte fallback).
+    """For tokenizers whose tokens are pieces of text, or single bytes (SentencePiece's byte fallback).
 
-    A run of byte tokens is text if the whole run is valid UTF-8, else one U+FFFD per byte. So it is held until it ends
-    or turns out to be invalid.
+    A run of byte tokens is text if the whole run is valid UTF-8, otherwise one U+FFFD per byte. So the run is held back
+    until it ends or turns out to be invalid.
     """
 
     __slots__ = ("_first", "_pieces", "_run", "_strip", "_strip_left")
 
     def __init__(self, pieces: Pieces, first: Pieces | None = None, strip: str = "", strip_count: int = 0) -> None:
-        """`first`: the pieces at the start of a sequence, None if they do not differ. `strip`: a character of which at
-        most `strip_count` are dropped from the start of the text."""
+        """`first`: pieces to use for the first token of a sequence; None if they equal `pieces`. `strip`: a character
+        that is removed from the start of the text, up to `strip_count` times."""
         self._pieces = pieces
         self._first = first
         self._strip = strip
@@ -110,7 +111,7 @@ class PieceDecoder:
 
     def _stripped(self, text: str) -> str:
         dropped = min(len(text) - len(text.lstrip(self._strip)), self._strip_left)
-        # Any other character ends the start of the text.
+        # Stop stripping at the first other character.
         self._strip_left = self._strip_left - dropped if dropped == len(text) else 0
         return text[dropped:]
 
@@ -145,10 +146,10 @@ class _ByteRun:
 
 
 class WindowDecoder:
-    """For any other tokenizer: decodes the last tokens with and without the new one; the difference is its text.
+    """For all other tokenizers: decodes the latest tokens with and without the new one; the difference is its text.
 
-    Exact if a token's text depends on the tokens just before it and on no later ones. Text that ends in U+FFFD waits
-    for the rest of its character, for at most MAX_UNSETTLED tokens, so the work per token is bounded.
+    Exact if a token's text depends only on the tokens just before it. Text that ends in U+FFFD is held back for the
+    rest of its character, but for at most MAX_UNSETTLED tokens, so the work per token is bounded.
     """
 
     __slots__ = ("_decode", "_known", "_settled", "_window")
@@ -178,8 +179,8 @@ class WindowDecoder:
         return text
 
     def _new_text(self) -> str:
-        before = self._decode(self._window[: self._settled]) if self._settled else ""
-        return self._decode(self._window)[len(before) :] if self._window else ""
+        settled_text = self._decode(self._window[: self._settled]) if self._settled else ""
+        return self._decode(self._window)[len(settled_text) :] if self._window else ""
 
     def _settle(self) -> None:
         del self._window[: self._settled]
@@ -246,7 +247,7 @@ def _byte_tables(pieces: Pieces) -> tuple[BytesByToken, dict[int, str]]:
 
 def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
     try:
-        # A WindowDecoder's `known` has no special tokens if these are to be skipped, so the library need not skip them.
+        # If special tokens are to be skipped, they are not in the WindowDecoder's `known` and never get here.
         return str(tokenizer.decode(tokens, skip_special_tokens=False))
     except BaseException as error:
         # A panic in the library's Rust code is a BaseException in Python.

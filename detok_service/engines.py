@@ -1,26 +1,26 @@
-"""The engines that send here: their latest frames, lost frames, restarts, silence."""
+"""The engines that send to this detokenizer: their latest frames, lost frames, restarts and silence."""
 
 from collections import OrderedDict
 
 from detok_service.stream import Engine
 from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 
-# Names and epochs come off the wire: without a bound, forged ones would fill the memory.
 MAX_ENGINES = 4096
-# Counts stay within what the wire can carry.
+"""Names and epochs come from the network: without a limit, forged ones would fill the memory."""
 MAX_MISSED = 1 << 62
+"""Largest count of lost frames that a heartbeat can carry."""
 
 
 class Engines:
-    """When the latest frame of each engine came, and how many were lost."""
+    """When the latest frame of each engine arrived, and how many frames were lost."""
 
     def __init__(self) -> None:
         self._last_frame_at: OrderedDict[Engine, float] = OrderedDict()
-        """Time of the latest frame; the longest silent first."""
+        """Arrival time of each engine's latest frame, oldest first."""
         self._latest: dict[str, int] = {}
-        """The newest epoch by name."""
+        """Newest epoch by engine name."""
         self.missed: dict[int, int] = {}
-        """See `DetokenizerHeartbeat.missed`."""
+        """Lost frames by epoch, as in `DetokenizerHeartbeat.missed`."""
         self._router_gap_at = -1.0
 
     @property
@@ -28,11 +28,11 @@ class Engines:
         return {epoch for _, epoch in self._last_frame_at}
 
     def on_frame(self, engine: Engine, now: float) -> Engine | None:
-        """Returns the engine that this one replaced, if the frame is the first of a new process."""
+        """Record a frame. If it is the first of a new process, return the engine that this process replaced."""
         known = engine in self._last_frame_at
         self._last_frame_at[engine] = now
         self._last_frame_at.move_to_end(engine)
-        # So late frames of a former epoch, after the first of the new one, replace nothing.
+        # Late frames of a former epoch return here, so they do not count as a restart.
         if known:
             return None
         name, epoch = engine
@@ -47,7 +47,7 @@ class Engines:
         self.missed[epoch] = min(self.missed.get(epoch, 0) + frames, MAX_MISSED)
 
     def on_router_gap(self, now: float) -> None:
-        """Frames of a router were lost, perhaps a Drop: an engine that stays silent from now on is lost sooner."""
+        """Frames of a router were lost, perhaps a Drop. Engines that stay silent from now on count as lost sooner."""
         self._router_gap_at = now
 
     def exclude_pause(self, seconds: float, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a detokenizer; docs/metrics.md lists them. Called from the thread of a scrape."""
+"""Prometheus metrics of a detokenizer; docs/metrics.md lists them. `read` is called from the scrape's thread."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Lanes to the routers: text batches, one per router and read of the inbox, and heartbeats."""
+"""Lanes to the routers. They carry heartbeats, and one text batch per router for each read of the inbox."""
 
 import time
 from collections import Counter, OrderedDict
@@ -17,17 +17,19 @@ from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256
-"""Each takes a lane."""
-# Keeps a batch far below lane.MAX_FRAME_BYTES, also with 20 logprobs per token.
+"""Each link has a lane of its own."""
 MAX_BATCH_TOKENS = 16_384
-# More than a ring has: only forged epochs can reach it.
+"""Keeps a batch far below lane.MAX_FRAME_BYTES, even with 20 logprobs per token."""
 MAX_LOST_ENGINES = 4096
+"""Engine epochs counted per link. More than any ring has, so only forged epochs can reach this limit."""
 MAX_LOST = 256
+"""Removed routers whose losses are remembered."""
 DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Histogram buckets."""
 
 
 class Delay:
-    """From a row's arrival to its text being handed to a lane. A batch counts as late as its oldest row."""
+    """Time from a row's arrival to its text being handed to a lane. All rows of a batch count as its oldest row."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = Histogram(DELAY_SECONDS)
@@ -38,21 +40,21 @@ class Delay:
 
 
 class RouterLink:
-    """The lane to one router and what waits for it.
+    """The lane to one router, and everything that waits to be sent on it.
 
-    While the lane is full each stream keeps its own text, joined, and the link only a list of these streams. So memory
-    is bounded by the live tokens, and a slow router does not delay others.
+    While the lane is full, each stream accumulates its own text and the link keeps only a list of these streams. So
+    memory is bounded by the live tokens, and a slow router does not delay the others.
     """
 
     def __init__(self, lane: WatchedLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
         self.lost = lost
-        """By engine epoch, how often everything on its way to this router was dropped: see `RouterLinks.remove`."""
+        """By engine epoch: how often everything queued for this router was dropped, see `RouterLinks.remove`."""
         self.last_hello = now
-        """Or when a stream first named the router."""
+        """Time of the latest hello; before the first one, when a stream first named the router."""
         self.wants_heartbeats = False
-        """It has sent a hello."""
+        """Whether the router has sent a hello."""
         self.drain_sent_at: float | None = None
-        """When its lane first took a heartbeat that says draining."""
+        """When the lane first accepted a heartbeat with `draining` set."""
         self.lane = lane
         self._epochs = Epochs()
         self._detokenizer = detokenizer
@@ -62,16 +64,16 @@ class RouterLink:
         self._unsent: TextBatch | None = None
         self._delay = delay
         self._arrived: float | None = None
-        """When the oldest of what waits here came; None if nothing waits."""
+        """Arrival time of the oldest row that waits here; None if nothing waits."""
 
     @property
     def waiting(self) -> int:
-        """Rows that the lane has not taken yet."""
+        """Rows that the lane has not accepted yet."""
         built = len(self._unsent.request) + len(self._unsent.prompt_logprobs) if self._unsent else 0
         return len(self._started) + len(self._prompt_logprobs) + len(self._streams) + built
 
     def on_hello(self, epoch: int, now: float) -> bool:
-        """Whether the router is a new process, which replaced the one that sent the hellos before."""
+        """Record a hello. Returns whether a new router process has replaced the one that sent the previous hellos."""
         self.last_hello, self.wants_heartbeats = now, True
         former, self._epochs = self._epochs, self._epochs.after(epoch)
         return former.replaced_by(epoch)
@@ -79,8 +81,8 @@ class RouterLink:
     def start(self, started: Started) -> None:
         self._started.append(started)
 
-    def add_prompt_logprobs(self, found: PromptLogprobs) -> None:
-        self._prompt_logprobs.append(found)
+    def add_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        self._prompt_logprobs.append(logprobs)
 
     def add(self, stream: TextStream) -> None:
         if not stream.in_link:
@@ -94,24 +96,25 @@ class RouterLink:
             self.lost[epoch] += 1
 
     def drop(self, attempts: dict[int, int]) -> None:
-        """Do not send rows of these requests up to the given attempt. A batch that was built already may still go."""
+        """Drop waiting rows of these requests, up to the given attempt. A batch that is already built may still be
+        sent."""
 
         def wanted(request: int, attempt: int) -> bool:
             return attempt > attempts.get(request, -1)
 
-        self._started = [one for one in self._started if wanted(one.request, one.attempt)]
-        self._prompt_logprobs = [one for one in self._prompt_logprobs if wanted(one.request, one.attempt)]
+        self._started = [start for start in self._started if wanted(start.request, start.attempt)]
+        self._prompt_logprobs = [rows for rows in self._prompt_logprobs if wanted(rows.request, rows.attempt)]
         self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
 
     def flush(self, arrived: float) -> None:
-        """Send what the lane takes. `arrived`: when the rows came that have been added since the last flush."""
+        """Send what the lane accepts. `arrived`: arrival time of the rows added since the last flush."""
         if not self.waiting:
-            # What waited may have been dropped.
+            # Waiting rows may have been dropped.
             self._arrived = None
             return
         since = self._arrived = arrived if self._arrived is None else self._arrived
         while self.waiting and self.lane.ready():
-            # A built batch cannot go back into its streams, so it is kept if the lane refuses it after all.
+            # A built batch cannot be returned to its streams, so keep it if the lane does not accept it after all.
             batch = self._unsent or self._batch()
             self._unsent = None if self.lane.send(batch) else batch
             if self._unsent is None:
@@ -123,22 +126,22 @@ class RouterLink:
         rows: list[Row] = []
         accepted: dict[int, int] = {}
         scored, tokens = 0, 0
-        for found in self._prompt_logprobs:
+        for prompt in self._prompt_logprobs:
             if tokens >= MAX_BATCH_TOKENS:
                 break
-            scored, tokens = scored + 1, tokens + found.rows
-        # A prompt's log-probabilities must not come after its tokens.
+            scored, tokens = scored + 1, tokens + prompt.rows
+        # A prompt's log-probabilities must not be sent after the request's tokens.
         for stream in self._streams if scored == len(self._prompt_logprobs) else ():
             if tokens >= MAX_BATCH_TOKENS:
                 break
             stream.in_link = False
             row = stream.row()
             if stream.accepted:
-                # A stop string may have cut some of its tokens.
+                # A stop string may have cut off some of the accepted tokens.
                 accepted[len(rows)], stream.accepted = min(stream.accepted, len(row[2])), 0
             tokens += len(row[2])
             rows.append(row)
-        # All of them go with the first batch: a stream's Started must not come after its rows.
+        # Put all Started into the first batch: a stream's Started must not be sent after its rows.
         started, self._started = self._started, []
         self._streams = self._streams[len(rows) :]
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs[:scored], self._prompt_logprobs[scored:]
@@ -146,7 +149,7 @@ class RouterLink:
 
 
 class RouterLinks:
-    """Links by router address: opened when a router is first named, closed when it is silent."""
+    """Links by router address. A link is opened when its router is first named, and closed when it falls silent."""
 
     def __init__(
         self,
@@ -158,52 +161,54 @@ class RouterLinks:
         """`open_lane` raises ValueError for an invalid address."""
         self.delay = Delay(clock)
         self.by_address: dict[str, RouterLink] = {}
-        """Read-only for others."""
+        """Only this class changes it."""
         self._lost: OrderedDict[str, Counter[int]] = OrderedDict()
-        """`RouterLink.lost` of the MAX_LOST routers removed last, by address."""
+        """By address: `RouterLink.lost` of the latest MAX_LOST routers that were removed."""
         self._open_lane = open_lane
         self._detokenizer = detokenizer
         self._log = log
 
     @property
     def waiting(self) -> int:
-        """Rows that full lanes hold up."""
-        # A copy: scrapes call this from another thread.
+        """Rows waiting for full lanes."""
+        # Iterate over a copy: scrapes call this from another thread.
         return sum(link.waiting for link in list(self.by_address.values()))
 
     def link_to(self, address: str, now: float) -> RouterLink | None:
-        """None for an invalid address or one too many: rows for it are lost, with a warning."""
+        """The link to a router, opened if needed. If the address is invalid or MAX_LINKS is reached, logs a warning and
+        returns None: rows for this router are lost."""
         link = self.by_address.get(address)
         if link is None:
             try:
                 if len(self.by_address) >= MAX_LINKS:
-                    raise ValueError(f"{MAX_LINKS} routers are known already")
+                    raise ValueError(f"there are already lanes to {MAX_LINKS} routers, the limit")
                 lane = self._open_lane(address)
             except ValueError as error:
                 self._log.warning("bad_address", address=address, error=str(error))
                 return None
-            # A router that was removed and is back must still learn what it lost.
+            # A router that was removed and has returned must still be told of its losses.
             lost = self._lost.pop(address, Counter())
             link = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost, self.delay)
         return link
 
     def listening(self) -> Iterator[tuple[str, RouterLink]]:
-        """By address."""
+        """Links to the routers that have sent a hello, with their addresses."""
         return ((address, link) for address, link in self.by_address.items() if link.wants_heartbeats)
 
     def add(self, stream: TextStream) -> None:
         self.by_address[stream.router].add(stream)
 
     def heartbeat(self, heartbeat: DetokenizerHeartbeat, now: float) -> None:
-        """Send it to all routers that want heartbeats, to each with its own losses."""
+        """Send it to all listening routers, adding to each copy the losses on that router's link."""
         for _, link in self.listening():
-            own = msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
-            # Never queued: a heartbeat that waited behind a full lane would be out of date.
-            if link.lane.send(own) and heartbeat.draining and link.drain_sent_at is None:
+            addressed = msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
+            # Never queued: a heartbeat that has waited for a full lane would be out of date.
+            if link.lane.send(addressed) and heartbeat.draining and link.drain_sent_at is None:
                 link.drain_sent_at = now
 
     def drain_noticed(self, now: float) -> bool:
-        """Whether all listening routers know of the drain, and nothing placed before is still on its way."""
+        """Whether all listening routers were notified of the drain long enough ago that no request placed earlier is
+        still on its way."""
         return all(
             link.drain_sent_at is not None and now - link.drain_sent_at >= DRAIN_NOTICE_SECONDS
             for _, link in self.listening()
@@ -224,17 +229,17 @@ class RouterLinks:
             link.last_hello = min(now, link.last_hello + seconds)
 
     def silent(self, seconds: float, now: float) -> list[str]:
-        """Addresses of routers without a hello for this long."""
+        """Addresses of routers that have sent no hello for `seconds`."""
         return [address for address, link in self.by_address.items() if now - link.last_hello > seconds]
 
     def ended(self) -> list[str]:
-        """Addresses of routers whose processes have ended. To be called regularly; see `has_ended`."""
+        """Addresses of routers whose processes have ended. Must be called regularly, see `has_ended`."""
         return [address for address, link in self.by_address.items() if has_ended(link.lane)]
 
     def remove(self, address: str, engines: Iterable[int]) -> int:
-        """Close the lane to a router. Returns how many rows are lost with it.
+        """Close the lane to a router. Returns the number of waiting rows that are lost.
 
-        If the router lives after all, heartbeats will report a loss for each of these engine epochs.
+        If the router turns out to be alive, heartbeats to it will report a loss for each of these engine epochs.
         """
         link = self.by_address.pop(address)
         link.lane.close()
@@ -244,7 +249,7 @@ class RouterLinks:
         return link.waiting
 
     def close(self, linger: float) -> None:
-        """Close all lanes, each after at most `linger` seconds to send what it holds."""
+        """Close all lanes, giving each at most `linger` seconds to send what it holds."""
         for link in self.by_address.values():
             link.lane.close(linger)
 

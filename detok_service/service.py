@@ -1,4 +1,5 @@
-"""The detokenizer: token batches from any engines in, text batches to any routers out. One thread, no sockets."""
+"""The detokenizer's state: receives token batches from engines, sends text batches to routers. Single-threaded; all
+sockets belong to the inbox and the lanes that it is given."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ from sluice.ring.wire import Drop
 from sluice.telemetry.histogram import Histogram
 
 PAUSE_SECONDS = 2.0
-"""A heartbeat that is later than this shows that this process was paused."""
+"""If a heartbeat is later than this, the process was paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Identity:
     tokenizer: str = ""
     """Fingerprint of the tokenizer files."""
     version: str = ""
-    """Of this build."""
+    """Version of this build."""
 
 
 class Detokenizer:
-    """Owner of all streams. The main loop calls `handle` with what the inbox received, then `tick`."""
+    """Owns all streams. The main loop calls `handle` with the messages of the inbox, then `tick`."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class Detokenizer:
     ) -> None:
         """`open_lane` raises ValueError for an invalid address."""
         self.draining_since: float | None = None
-        """By `clock`."""
+        """When the drain began, by `clock`."""
         self.max_streams = max_streams
         self.backlog = 0
-        """Messages in the latest call of `handle`."""
+        """Number of messages in the latest call of `handle`."""
         self.tokens_per_second = 0.0
-        """Between the latest two heartbeats."""
+        """Rate of tokens received between the latest two heartbeats."""
         self.identity = identity
         self._log = log
         self._clock = clock
@@ -70,7 +71,7 @@ class Detokenizer:
         self._engines = Engines()
         self.decode_loop = DecodeLoop(self._table, self._links, decoders, max_streams, log, clock)
         self.heartbeat_at = clock()
-        """When `tick` next has a heartbeat to send, by `clock`."""
+        """When the next heartbeat is due, by `clock`."""
         self._last_heartbeat_at = self.heartbeat_at
         self._last_heartbeat_tokens = 0
 
@@ -90,16 +91,16 @@ class Detokenizer:
     def handle(
         self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap], arrived: float | None = None
     ) -> None:
-        """Ingest all messages, then decode, so that rows of one sequence are joined. Sends what the lanes take.
+        """Ingest all messages, then decode, so that rows of one sequence are joined. Sends what the lanes accept.
 
-        `arrived`: by the clock, the earliest time at which they may have come; default: now.
+        `arrived`: the earliest time, by `clock`, at which the messages may have arrived; default: now.
         """
         now = self._clock()
         missed = self.backlog = 0
         for message in messages:
             self.backlog += 1
             if isinstance(message, Gap):
-                # The frame after a gap is of the same lane, so it shows whose frames were lost.
+                # The next message is from the same lane, so its sender is the one whose frames were lost.
                 missed = message.missed
                 self._log_gap(message)
                 continue
@@ -122,7 +123,7 @@ class Detokenizer:
         self.decode_loop.flush(now if arrived is None else arrived)
 
     def tick(self) -> None:
-        """Send heartbeats, and drop silent engines and routers. To be called at `heartbeat_at` or a little later."""
+        """Send heartbeats, and drop silent engines and routers. Must be called at `heartbeat_at` or a little later."""
         now = self._clock()
         if now < self.heartbeat_at:
             return
@@ -136,23 +137,24 @@ class Detokenizer:
         self.decode_loop.flush(now)
 
     def drain(self) -> None:
-        """Ask routers, by heartbeats from now on, to place nothing more here. What still comes is served."""
+        """Announce in heartbeats that routers should place no more streams here. Streams that still arrive are
+        served."""
         if self.draining_since is None:
-            # The next tick sends a heartbeat at once, so that routers stop placing streams here.
+            # Make the next tick send a heartbeat, so that routers stop placing streams here immediately.
             self.draining_since = self.heartbeat_at = self._clock()
 
     def drained(self, timeout: float) -> bool:
-        """Whether all routers know of the drain and no stream is left; in any case after `timeout` seconds of it."""
+        """Whether all routers know of the drain and no stream is left, or the drain has lasted `timeout` seconds."""
         if self.draining_since is None:
             return False
         now = self._clock()
-        left = self._table.live or self.waiting
-        return now - self.draining_since >= timeout or (not left and self._links.drain_noticed(now))
+        unfinished = self._table.live or self.waiting
+        return now - self.draining_since >= timeout or (not unfinished and self._links.drain_noticed(now))
 
     def close(self, linger: float) -> None:
         """End the live streams with DRAINING and close all lanes."""
         for stream in list(self._table.live.values()):
-            self.decode_loop.fail(stream, ErrorCode.DRAINING, "the detokenizer stops")
+            self.decode_loop.fail(stream, ErrorCode.DRAINING, "the detokenizer is stopping")
         self.decode_loop.flush(self._clock())
         self._links.close(linger)
 
@@ -163,18 +165,18 @@ class Detokenizer:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
 
     def _on_engine_frame(self, engine: Engine, missed: int, now: float) -> None:
-        """A frame came, after `missed` lost ones."""
+        """Handle the arrival of a frame that follows `missed` lost frames."""
         former = self._engines.on_frame(engine, now)
         if former is not None:
             self._log.warning("engine_restarted", engine=engine[0], former=former[1], epoch=engine[1])
-            self.decode_loop.end_engine_streams(former, ErrorCode.ENGINE_LOST, "the engine has been started again", now)
+            self.decode_loop.end_engine_streams(former, ErrorCode.ENGINE_LOST, "the engine was restarted", now)
         if missed:
             self._engines.count_missed(engine, missed)
-            self.decode_loop.end_engine_streams(engine, ErrorCode.ROWS_LOST, "messages of the engine were lost", now)
+            self.decode_loop.end_engine_streams(engine, ErrorCode.ROWS_LOST, "messages from the engine were lost", now)
 
     def _drop_silent_engines(self, now: float) -> None:
         for engine in self._engines.silent(now):
-            # An idle engine closes its lane, and is as silent as a dead one.
+            # An idle engine closes its lane, so its silence need not mean that it is dead.
             streams = len(self._table.of_engine(engine))
             log = self._log.warning if streams else self._log.info
             log("engine_lost", engine=engine[0], epoch=engine[1], streams=streams)
@@ -185,14 +187,14 @@ class Detokenizer:
     def _drop_silent_routers(self, now: float) -> None:
         lost, ended = self._links.silent(ROUTER_SILENCE_SECONDS, now), self._links.ended()
         if self.draining_since is not None:
-            # A dead router must not keep this process until its timeout.
+            # A dead router must not prolong the drain until its timeout.
             lost = list(dict.fromkeys([*ended, *self._links.silent(DRAINING_ROUTER_SILENCE_SECONDS, now)]))
         for address in lost:
             dropped = self._table.of_router(address)
             for stream in dropped:
                 self._table.close(stream)
             rows = self._links.remove(address, self._engines.epochs)
-            # A ring that stops as a whole ends its routers first: nothing to warn of if they left nothing behind.
+            # When the whole ring stops, its routers stop first. Nothing to warn about if no stream or row was lost.
             expected = self.draining_since is not None and not dropped and not rows
             log = self._log.info if expected else self._log.warning
             reason = "ended" if address in ended else "silent"

@@ -1,7 +1,8 @@
-"""Search for stop strings in streamed text, also where they span several pieces.
+"""Search for stop strings in streamed text, including matches that span several pieces.
 
-The match that ends first wins; of those that end together, the longest. Text that may still become a stop string is
-held back: the longest suffix that is a prefix of one. Nothing is held back if the stop string itself is shown.
+The match that ends first wins; of matches that end together, the longest. Text that may still become a stop string is
+held back: the longest suffix that is a prefix of a stop string. If the output includes the stop string, nothing is
+held back.
 """
 
 from collections import deque
@@ -16,19 +17,19 @@ class StopStrings:
     def __init__(self, stops: Iterable[str]) -> None:
         self.children: list[dict[str, int]] = [{}]
         self.depth = [0]
-        """By state: the length in code points of the prefix that it stands for."""
+        """By state: length, in code points, of the prefix that the state represents."""
         self.fail = [0]
-        """By state: the state of its longest proper suffix."""
+        """By state: the state of the longest proper suffix of its prefix."""
         self.match: list[str | None] = [None]
-        """By state: the longest stop string that ends here."""
+        """By state: the longest stop string that ends in this state."""
         for stop in stops:
             self._add(stop)
         self._link()
         self.first = frozenset(self.children[0])
 
     def walk(self, state: int, text: str, start: int) -> tuple[int, int]:
-        """From `state` through text[start:] until a stop string ends. Returns the state there and the next index."""
-        # Amortized constant work per code point: each step down in `fail` was paid for by a step up.
+        """Read text[start:] from `state` on, until a stop string ends. Returns the state there and the next index."""
+        # Amortized constant work per code point: following `fail` reduces the depth, and a character adds at most one.
         children, fail, match = self.children, self.fail, self.match
         for at in range(start, len(text)):
             char = text[at]
@@ -40,7 +41,7 @@ class StopStrings:
         return state, len(text)
 
     def open_end(self, state: int) -> int:
-        """The longest suffix of this state that can still grow into a stop string, unlike one that is complete."""
+        """The state of the longest suffix that can still grow into a longer stop string."""
         while state and not self.children[state]:
             state = self.fail[state]
         return state
@@ -70,7 +71,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """The search in one sequence: text goes in, text that may be shown comes out."""
+    """The search in the text of one sequence."""
 
     __slots__ = ("_held", "_include", "_state", "_stops", "found")
 
@@ -83,8 +84,8 @@ class StopSearch:
         """The stop string that ended the text."""
 
     def feed(self, text: str, counts: bool) -> str:
-        """Returns what may be shown now. A stop string that is completed while `counts` is false is ordinary text."""
-        # Fast path: no character begins a stop string, so the automaton would stay in the root.
+        """Returns the text that may be shown now. While `counts` is false, a stop string is treated as other text."""
+        # Fast path: no character begins a stop string, so the automaton would stay at the root.
         if not self._state and self._stops.first.isdisjoint(text):
             return text
         stops = self._stops
@@ -105,7 +106,7 @@ class StopSearch:
         return text[:shown]
 
     def flush(self) -> str:
-        """What was held back. No text may come after it."""
+        """Return the text that was held back, at the end of the sequence."""
         text, self._held, self._state = self._held, "", 0
         return text
 

@@ -7,18 +7,18 @@ from detok_service.stops import StopSearch
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.rows import End, Open, Times, TokenLogprob
 
-# At most this many tokens wait for uncertain text: the router needs their ids, to resume the stream after a loss.
 MAX_TEXTLESS = 64
+"""Tokens after which a row is sent even without text: the router needs their ids to resume the stream after a loss."""
 
 Key = tuple[int, int, int]
-"""Request, attempt, sequence."""
+"""(request, attempt, sequence)"""
 Engine = tuple[str, int]
-"""Name and epoch."""
+"""(name, epoch)"""
 Row = tuple[Key, int, list[int], list[TokenLogprob], str, End | None]
-"""A `TextRow` as a plain tuple, built in a third of the time: key, offset, tokens, logprobs, text, end."""
+"""A `TextRow` as a plain tuple, which is three times as fast to build: key, offset, tokens, logprobs, text, end."""
 NEVER = 1 << 62
 BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH})
-"""Reasons that come with a token, in the same row."""
+"""Finish reasons that are sent in the same row as the token that ended the sequence."""
 
 
 def _by_token(end: End) -> bool:
@@ -26,13 +26,13 @@ def _by_token(end: End) -> bool:
 
 
 class TextStream:
-    """`ingest` queues rows, so that a backlog is joined; `advance` decodes them; `row` takes the result.
+    """`ingest` queues rows, `advance` decodes all queued rows together, and `row` returns the result.
 
-    Decoded text waits in the stream, joined, until `row` is called. After its end (`end` is set) it gets nothing more.
+    Decoded text accumulates in the stream until `row` is called. Once `end` is set, nothing more is added.
 
-    Invariant: the text shown after n tokens depends on these n tokens alone. Text that only an end releases comes with
-    that end (`End.held`). So a resumed stream decodes the tokens that its caller has without output (`replay`), and
-    goes on as if it had shown their text.
+    Invariant: the text shown after n tokens depends on these n tokens alone. Text that is released only by the end of
+    the sequence is sent with that end (`End.held`). So a resumed stream decodes the tokens that its caller already has
+    without output (`replay`), then continues as if it had shown their text.
     """
 
     __slots__ = (
@@ -54,54 +54,55 @@ class TextStream:
         self.router = opened.router
         self.engine = engine
         self.accepted = 0
-        """Draft tokens that were accepted, since the last row."""
+        """Draft tokens accepted since the last row."""
         self.complete = False
-        """The engine's terminal has come."""
+        """Whether the engine's terminal row has arrived."""
         self.end: End | None = None
         """This stream's terminal, once it is decided."""
         self.queued = False
-        """It is on the decode loop's list of streams with tokens to decode."""
+        """Whether the decode loop lists this stream as one with tokens to decode."""
         self.in_link = False
-        """It is on its router link's list of streams with a row to send."""
+        """Whether the router link lists this stream as one with a row to send."""
         self._params = opened.text
         self._interval = opened.text.interval or NEVER
         self._decoder = decoder
         self._stops = stops
         self._resumed = opened.resume.get(sequence, [])
-        """Tokens that the caller has; emptied once the last of them has been decoded."""
+        """Tokens that the caller already has; cleared once the last of them has been decoded."""
         self._replayed = 0
-        """How many of these have been decoded."""
+        """Number of resumed tokens that have been decoded."""
         self._offset = len(self._resumed)
-        """Index of the first waiting token in the continuation."""
+        """Index in the continuation of the first waiting token."""
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._decoded = 0
-        """How many of the waiting tokens have been decoded, into `_text`."""
+        """Number of waiting tokens that have been decoded into `_text`."""
         self._text = ""
         self._last: End | None = None
-        """The end after the waiting tokens."""
+        """The end that follows the waiting tokens."""
         self._opened = now
         self._queue_time = opened.queue
         self._first: float | None = None
-        """When the first token was decoded."""
+        """Time at which the first token was decoded."""
 
     def ingest(self, offset: int, tokens: list[int], logprobs: list[TokenLogprob], end: End | None) -> None:
-        """Queue a row. Known tokens are dropped; a hole ends the stream with ROWS_LOST, after the tokens before it."""
+        """Queue a row. Known tokens are dropped; a gap ends the stream with ROWS_LOST, after the tokens before it."""
         if end is not None:
             self.complete = True
-        # Rows after the end, or after a hole, add nothing: the stream ends there.
+        # Rows after the end, or after a gap, are ignored.
         if self._last is not None:
             return
         seen = self._offset + len(self._tokens)
         if offset != seen:
             if offset > seen:
-                self._last = _failed(ErrorCode.ROWS_LOST, f"tokens {seen} to {offset - 1} never came")
+                self._last = _failed(ErrorCode.ROWS_LOST, f"tokens {seen} to {offset - 1} were never received")
                 return
             tokens = tokens[seen - offset :]
             logprobs = logprobs[seen - offset :]
         if logprobs or self._logprobs:
             if len(self._logprobs) + len(logprobs) != len(self._tokens) + len(tokens):
-                self._last = _failed(ErrorCode.ROWS_LOST, f"some tokens around {seen} came without log-probabilities")
+                message = f"log-probabilities of some tokens around {seen} were never received"
+                self._last = _failed(ErrorCode.ROWS_LOST, message)
                 return
             self._logprobs += logprobs
         self._tokens += tokens
@@ -109,24 +110,25 @@ class TextStream:
 
     @property
     def replaying(self) -> bool:
-        """Whether `replay` must come before `advance`."""
-        # It leaves the last resumed token to the next row, because it matters whether an end follows.
+        """Whether `replay` must be called before `advance`."""
+        # The last resumed token is decoded with the next row, because an end may follow it.
         return self.end is None and self._replayed + 1 < len(self._resumed)
 
     def replay(self, count: int, now: float) -> None:
-        """Decode the next `count` resumed tokens. Raises whatever the decoder raises: call `fail` then."""
+        """Decode the next `count` resumed tokens. Any exception of the decoder is passed on: call `fail` then."""
         start = self._replayed
         self._replayed = min(start + count, len(self._resumed) - 1)
         self._reread(self._resumed[start : self._replayed], start, now)
 
     def advance(self, now: float) -> bool:
-        """Decode what is queued. Returns whether a row is due. Raises whatever the decoder raises: call `fail` then."""
+        """Decode the queued rows. Returns whether a row is due. Any exception of the decoder is passed on: call `fail`
+        then."""
         if self._resumed and not self._end_replay(now):
             return self.end is not None
         tokens = self._tokens
         if self._decoded:
             tokens = tokens[self._decoded :]
-        # The usual case, without stop strings and end: nothing below can end the stream.
+        # The usual case: without stop strings and without an end, nothing can end the stream here.
         if self._stops is None and self._last is None:
             text = self._text = self._text + self._decoder.feed(tokens)
         else:
@@ -135,12 +137,12 @@ class TextStream:
         return (count >= self._interval and (text != "" or count >= MAX_TEXTLESS)) or self.end is not None
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """End now. Decoded text is still sent, queued tokens are dropped."""
+        """End the stream with an error. Decoded text is still sent; queued tokens are dropped."""
         self._cut(self._decoded)
         self.end = _failed(code, message)
 
     def row(self) -> Row:
-        """What is to be sent, each part once. Nothing may be queued."""
+        """Return everything not yet sent, and clear it. Nothing may be queued."""
         offset, tokens, logprobs, text = self._offset, self._tokens, self._logprobs, self._text
         self._offset = offset + len(tokens)
         self._tokens = []
@@ -151,19 +153,19 @@ class TextStream:
         return self.key, offset, tokens, logprobs, text, self.end
 
     def _end_replay(self, now: float) -> bool:
-        """Decode the last resumed token once it is known what follows it. Returns whether the stream goes on."""
+        """Decode the last resumed token once it is known what follows it. Returns whether the stream continues."""
         if self.end is not None or (not self._tokens and self._last is None):
             return False
         last, self._resumed = self._resumed[-1:], []
         if not self._tokens and self._last is not None and _by_token(self._last):
-            # That token was the end, so its row has already shown all of the text, including what was held back.
+            # That token was the end, so its row has already shown the whole text, including text that was held back.
             self._read(last, now)
         else:
             self._reread(last, self._offset - 1, now)
         return self.end is None
 
     def _reread(self, tokens: list[int], start: int, now: float) -> None:
-        """Decode resumed tokens, the first of index `start`. Their text has been shown."""
+        """Decode resumed tokens, of which the first has index `start`. Their text has already been shown."""
         if self._stops is None:
             self._decoder.feed(tokens)
             return
@@ -192,13 +194,15 @@ class TextStream:
             if _by_token(last):
                 text += self._flush(now)
             elif last.reason is not FinishReason.ERROR:
-                # Kept apart: if this end is lost, the stream resumes after the same tokens, and other text may follow.
+                # Sent separately: if this end is lost, the stream resumes after the same tokens, and the text that
+                # follows may differ.
                 held = self._flush(now)
                 self.end = msgspec.structs.replace(self.end, held=held)
         return text
 
     def _search(self, stops: StopSearch, tokens: list[int], start: int) -> tuple[str, int]:
-        """Text of tokens from index `start` on, up to a stop string, and the index after the last token used."""
+        """Text of `tokens`, which begin at index `start`, up to a stop string; and the index after the last token
+        used."""
         shown = []
         feed = self._decoder.feed
         short = self._params.min_tokens - start
@@ -223,7 +227,7 @@ class TextStream:
         del self._logprobs[count:]
 
     def _stopped(self, stop: str, now: float) -> End:
-        """With the engine's times if its terminal is here, else its queue time and our own clock."""
+        """The end at a stop string. Its times are the engine's if its terminal has arrived, otherwise our own."""
         if self._last is not None:
             times = self._last.times
         else:

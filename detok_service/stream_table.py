@@ -1,4 +1,4 @@
-"""Which streams live, and what is remembered of those that have ended."""
+"""The live streams, and what must be remembered of streams that have ended."""
 
 from collections import OrderedDict
 
@@ -7,35 +7,35 @@ from sluice.ring.rows import End
 
 
 class StreamTable:
-    """The live streams, at most one attempt of each request, and what must be remembered of others.
+    """The live streams, with at most one attempt per request, and a memory of ended ones.
 
-    A sequence that ended here before the engine's own terminal came is remembered until then, so that its rows are not
-    mistaken for those of a lost stream. So are attempts that were given up, since a Drop may overtake the attempt's
-    Open. At most `capacity` of each are remembered.
+    A sequence that ended here before the engine's terminal arrived is remembered until that terminal arrives, so that
+    its rows are not mistaken for those of a stream whose Open was lost. Attempts that were given up are remembered
+    too, since a Drop may overtake the attempt's Open. At most `capacity` of each are remembered.
     """
 
     def __init__(self, capacity: int) -> None:
         self.live: dict[Key, TextStream] = {}
-        """Read-only for others."""
+        """Only this class changes it."""
         self._requests: dict[int, list[TextStream]] = {}
-        """The live streams by request."""
+        """Live streams by request."""
         self._closed: OrderedDict[Key, Engine] = OrderedDict()
-        """Sequences that ended here and not yet at their engine, by key."""
+        """Sequences that have ended here but not yet at their engine."""
         self._given_up: OrderedDict[int, int] = OrderedDict()
-        """The last attempt that was given up, by request; the latest requests last."""
+        """By request: the last attempt that was given up. Most recently updated requests come last."""
         self._capacity = capacity
 
     def attempt(self, request: int) -> int | None:
-        """The live attempt of this request."""
+        """The live attempt of this request; None if there is none."""
         streams = self._requests.get(request)
         return streams[0].key[1] if streams else None
 
     def router(self, request: int, attempt: int) -> str | None:
-        """Where the text of this attempt goes; None if it does not live."""
+        """Address of the router that gets the text of this attempt; None if the attempt is not live."""
         streams = self._requests.get(request)
         return streams[0].router if streams and streams[0].key[1] == attempt else None
 
-    # A scan over all streams: an engine or a router is lost too rarely to pay for an index in every `add`.
+    # These scan all streams: engines and routers are lost too rarely to justify maintaining an index in every `add`.
     def of_engine(self, engine: Engine) -> list[TextStream]:
         return [stream for stream in self.live.values() if stream.engine == engine]
 
@@ -57,7 +57,8 @@ class StreamTable:
             self.remember(stream.key, stream.engine)
 
     def give_up(self, request: int, last: int) -> int:
-        """Close all attempts of a request up to `last`, and refuse their rows. Returns how many streams that closed."""
+        """Close all attempts of a request up to `last` and ignore their rows from now on. Returns the number of closed
+        streams."""
         streams = [stream for stream in self._requests.get(request, ()) if stream.key[1] <= last]
         for stream in streams:
             self.close(stream)
@@ -67,18 +68,18 @@ class StreamTable:
         return len(streams)
 
     def is_late(self, request: int, attempt: int) -> bool:
-        """Whether this attempt was given up, or a later one lives."""
+        """Whether this attempt was given up, or a later one is live."""
         live = self.attempt(request)
         return attempt <= self._given_up.get(request, -1) or (live is not None and live > attempt)
 
     def remember(self, key: Key, engine: Engine) -> None:
-        """Further rows of this sequence are to be ignored."""
+        """Ignore further rows of this sequence."""
         self._closed[key] = engine
         if len(self._closed) > self._capacity:
             self._closed.popitem(last=False)
 
     def ignores(self, key: Key, end: End | None) -> bool:
-        """Whether a row of a sequence that does not live can be ignored. Its end clears the memory of the sequence."""
+        """Whether a row of a sequence that is not live can be ignored. A row with an end also forgets the sequence."""
         if key in self._closed:
             if end is not None:
                 del self._closed[key]
@@ -86,6 +87,6 @@ class StreamTable:
         return self.is_late(*key[:2])
 
     def forget(self, engine: Engine) -> None:
-        """No more rows will come from this engine."""
+        """Forget the closed sequences of an engine that will send no more rows."""
         for key in [key for key, owner in self._closed.items() if owner == engine]:
             del self._closed[key]

@@ -4,7 +4,7 @@ from sluice.ring.extras import require_extra
 from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
-    # Before the imports below, which take a second.
+    # Before the imports below, which take about a second.
     exit_on_signals()
     require_extra("engine_worker", "engine")
 
@@ -51,10 +51,11 @@ NEEDED_DESCRIPTORS = (
     + MAX_ROUTERS * WATCHED_LANE_DESCRIPTORS
 )
 PROGRESS_SECONDS = 0.1
+"""Interval between two log events of progress."""
 
 
 def main() -> None:
-    """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start."""
+    """Load the model, serve until SIGTERM or SIGINT, then drain. Exit status 0 after a drain, 1 if it cannot start."""
     protect_stderr()
     die_with_parent()
     settings = load_settings(EngineSettings)
@@ -64,14 +65,14 @@ def main() -> None:
         try:
             rank_env = read_rank_env(settings.tensor_parallel, os.environ)
             if rank_env.rank:
-                # Started by torchrun: only rank 0 serves, the process of any other ends in `follow`.
+                # Started by torchrun: only rank 0 serves. `follow` does not return.
                 from engine_worker.parallel.follower import follow
 
                 follow(rank_env, settings.rank_start_timeout, log)
             check_ports(settings.ports)
             find_classes(settings)
             settings.security.check(settings.listen)
-            # Before the model is loaded: probes and scrapes show how far that is.
+            # Before the model is loaded, so that probes and metrics show the progress.
             metrics_port = open_metrics_port(settings)
             checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision)
             runner = load(settings, rank_env, checkpoint, metrics_port.startup, log, stack)
@@ -83,12 +84,12 @@ def main() -> None:
 def serve(
     settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger, metrics_port: MetricsPort
 ) -> None:
-    """Serve until a signal has arrived and the engine has drained. Raises SystemExit if it cannot listen."""
+    """Serve until a signal arrives and the engine has drained. Raises SystemExit if it cannot listen."""
     try:
         worker = Worker(settings, checkpoint, runner, log, metrics_port)
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
-    # What was loaded lives as long as the process: the collector need not look at it again in the middle of a step.
+    # Objects created so far live as long as the process: exclude them from garbage collection, which interrupts steps.
     gc.collect()
     gc.freeze()
     on_stop_signal(worker.stop)
@@ -104,17 +105,19 @@ def load(
     log: BoundLogger,
     stack: ExitStack,
 ) -> Runner:
-    """`stack` will shut the other ranks down. Raises as `load_runner`, and ChannelError if a rank does not connect."""
+    """The runner. `stack` gets callbacks that end the other ranks and the processes of guided decoding. Raises as
+    `load_runner`, and ChannelError if a rank does not connect."""
     # If cores are shared, a thread that spins at a barrier takes the core from the thread it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here because torch takes seconds to import: invalid settings are reported before that.
-    # The collector would search all that is imported again and again, for a sixth of the time.
+    # Garbage collections would take a sixth of that time, because imports create many objects.
     gc.disable()
-    from engine_worker.backend import check_openvino, load_runner, wants_openvino
+    from engine_worker.backend import check_openvino, load_runner, requires_openvino
     from engine_worker.guided.guides import Guides, why_unavailable
     from engine_worker.guided.processes import Model
     from engine_worker.runner.config import DraftConfig, RunnerConfig
     from engine_worker.runner.debug_tensors import DebugTensors
+    from engine_worker.runner.extensions import Extensions
     from engine_worker.sampling.processors import find_processors
 
     gc.freeze()
@@ -123,18 +126,25 @@ def load(
     def warn(event: str, reason: str) -> None:
         log.warning(event, reason=reason)
 
-    # Before the model, which takes time to load.
-    processors = find_processors(settings, warn)
-    debug = DebugTensors.of(settings, settings.id, warn)
+    guides = Guides(Model.of(checkpoint), settings)
+    # Its processes end with the engine.
+    stack.callback(guides.close)
+    # Built before the model, which takes long to load, so that invalid settings are reported early.
+    extensions = Extensions(
+        processors=find_processors(settings, warn),
+        output_tensors=settings.output_tensors,
+        debug=DebugTensors.of(settings, settings.id, warn),
+        guides=guides,
+    )
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
-    if (wish := wants_openvino(config)) is not None:
-        check_openvino(config, wish, settings.tensor_parallel)
+    if (setting := requires_openvino(config)) is not None:
+        check_openvino(config, setting, settings.tensor_parallel)
     if settings.tensor_parallel == 1:
         draft = None
         if settings.draft_model is not None:
             draft = DraftConfig(open_checkpoint(settings.draft_model), settings.max_draft_batch)
-        runner = load_runner(checkpoint, config, progress, capturing, warn, draft)
+        runner = load_runner(checkpoint, config, progress, capturing, warn, draft, extensions)
     else:
         from engine_worker.parallel.leader import Leader
 
@@ -142,21 +152,17 @@ def load(
             closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
         )
         replicated = section_of(settings, ProcessorNames) if settings.logits_processor_replicate else None
-        runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision, replicated)
-    runner.processors = processors
-    runner.debug = debug
-    runner.find_tensors(settings.output_tensors)
-    runner.guides = Guides(Model.of(checkpoint), settings)
+        runner = leader.load(
+            settings.model, checkpoint, config, progress, capturing, settings.revision, replicated, extensions
+        )
     runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"
-    # Its processes end with the engine.
-    stack.callback(runner.guides.close)
     return runner
 
 
 def progress_log(
     log: BoundLogger, event: str, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int, int], None]:
-    """A callback for (done, total) that logs the first, the last, and one each PROGRESS_SECONDS between them."""
+    """A callback for (done, total) that logs the first and the last call, and one every PROGRESS_SECONDS in between."""
     next_at = clock()
 
     def progress(done: int, total: int) -> None:
@@ -169,7 +175,7 @@ def progress_log(
 
 
 def reported(startup: Startup, stage: str, log_progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """A callback for (done, total) that updates probes too."""
+    """A callback for (done, total) that also updates `startup`, which probes show."""
 
     def progress(done: int, total: int) -> None:
         startup.report(stage, done, total)

@@ -1,8 +1,9 @@
-"""Chooses what computes a model, and says why."""
+"""Chooses the backend that computes a model, torch or OpenVINO, and records the reason."""
 
 from importlib import import_module
 
 from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
 from engine_worker.runner.runner import ModelRunner
@@ -11,7 +12,7 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.draft_model import check_draft_model
 
 TOKENS_PER_BLOCK = 32
-"""Of OpenVINO's attention."""
+"""Block size of OpenVINO's attention."""
 
 
 def load_runner(
@@ -21,17 +22,18 @@ def load_runner(
     capturing: Progress,
     warn: Warn,
     draft: DraftConfig | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
-    """A runner on the backend of the settings; see `engine_worker.runner.load.load_runner`.
+    """A runner on the backend that the settings select; see `engine_worker.runner.load.load_runner`.
 
-    Raises CheckpointError if the draft model does not fit the model, and ValueError, with the reason, if OpenVINO
-    cannot run, and is wanted by name or for what only it can.
+    Raises CheckpointError if the draft model does not fit the model, and ValueError if a setting requires OpenVINO and
+    OpenVINO cannot serve the model.
     """
     if draft is not None:
         check_draft_model(checkpoint, draft.checkpoint)
-    runner = _load(checkpoint, config, progress, capturing, warn, draft)
+    runner = _load(checkpoint, config, progress, capturing, warn, draft, extensions)
     if runner.choices["device"] == "cpu":
-        # Compiles its kernel, so that no step waits for that.
+        # The import compiles a kernel, for which the first step would otherwise wait.
         import_module("engine_worker.sampling.cpu_logprobs")
     if draft is not None:
         runner.choices["draft_model"] = draft.checkpoint.name
@@ -45,25 +47,29 @@ def _load(
     capturing: Progress,
     warn: Warn,
     draft: DraftConfig | None,
+    extensions: Extensions,
 ) -> ModelRunner:
-    wish = wants_openvino(config)
-    if wish is not None:
-        check_openvino(config, wish)
-        return _selected(checkpoint, config, progress, draft, wish)
+    setting = requires_openvino(config)
+    if setting is not None:
+        check_openvino(config, setting)
+        return _selected(checkpoint, config, progress, draft, extensions, setting)
     reason = "selected by the setting"
     if config.backend == "auto":
         try:
-            return _by_openvino(checkpoint, config, progress, draft, "the default on a CPU")
+            return _by_openvino(checkpoint, config, progress, draft, extensions, "the default on a CPU")
         except _NoOpenVinoError as error:
             reason = str(error)
-    runner = load_torch(checkpoint, config, progress, capturing=capturing, warn=warn, draft=draft)
+    runner = load_torch(
+        checkpoint, config, progress, capturing=capturing, warn=warn, draft=draft, extensions=extensions
+    )
     runner.choices |= {"backend": "torch", "backend_reason": reason}
     return runner
 
 
-def wants_openvino(config: RunnerConfig) -> str | None:
-    """The setting that wants it; None: none does. Raises ValueError if settings contradict each other."""
-    only_there = [
+def requires_openvino(config: RunnerConfig) -> str | None:
+    """The setting that requires OpenVINO, as `name = value`; None if no setting does. Raises ValueError if settings
+    contradict each other."""
+    required_by = [
         f"{name} = {value}"
         for name, value, off in (
             ("quantize", config.quantize, "none"),
@@ -73,31 +79,31 @@ def wants_openvino(config: RunnerConfig) -> str | None:
         if value != off
     ]
     if config.dtype == "bfloat16" and config.backend != "torch" and find_device(config).type == "cpu":
-        only_there.append("dtype = bfloat16")
+        required_by.append("dtype = bfloat16")
     if config.backend == "openvino":
         return "backend = openvino"
-    if config.backend == "torch" and only_there:
-        raise ValueError(f"{only_there[0]} needs backend = openvino, not torch")
-    return only_there[0] if only_there else None
+    if config.backend == "torch" and required_by:
+        raise ValueError(f"{required_by[0]} needs backend = openvino, not torch")
+    return required_by[0] if required_by else None
 
 
-def check_openvino(config: RunnerConfig, wish: str, ranks: int = 1) -> None:
-    """Raises ValueError on settings that OpenVINO cannot follow. `wish`: from `wants_openvino`."""
-    for setting, limit in _contradictions(config, ranks):
-        raise ValueError(f"{setting} contradicts {wish}: OpenVINO {limit}")
+def check_openvino(config: RunnerConfig, required_by: str, ranks: int = 1) -> None:
+    """Raises ValueError on settings that OpenVINO does not support. `required_by`: from `requires_openvino`."""
+    for setting, reason in _unsupported(config, ranks):
+        raise ValueError(f"{setting} contradicts {required_by}: OpenVINO {reason}")
 
 
-def _contradictions(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str]]:
-    """Settings that OpenVINO cannot follow, each with the reason."""
+def _unsupported(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str]]:
+    """Settings that OpenVINO does not support, each with the reason."""
     device = find_device(config).type
     return [
-        (f"{name} = {value}", limit)
-        for name, value, good, limit in (
+        (f"{name} = {value}", reason)
+        for name, value, supported, reason in (
             ("lora", config.lora, not config.lora, "has no adapters in its graphs"),
             ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
             ("device", device, device == "cpu", "computes on a CPU"),
             ("dtype", config.dtype, config.dtype != "float16", "computes in float32 or bfloat16"),
-            ("attention", config.attention, config.attention == "auto", "has an attention of its own"),
+            ("attention", config.attention, config.attention == "auto", "has its own attention"),
             (
                 "tokens_per_block",
                 config.tokens_per_block,
@@ -105,7 +111,7 @@ def _contradictions(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str
                 f"has blocks of {TOKENS_PER_BLOCK} tokens",
             ),
         )
-        if not good
+        if not supported
     ]
 
 
@@ -114,17 +120,22 @@ class _NoOpenVinoError(Exception):
 
 
 def _by_openvino(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None, reason: str
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    draft: DraftConfig | None,
+    extensions: Extensions,
+    reason: str,
 ) -> ModelRunner:
-    """Raises _NoOpenVinoError before the weights are read."""
-    for setting, limit in _contradictions(config):
-        raise _NoOpenVinoError(f"{setting}; OpenVINO {limit}")
+    """`reason`: why OpenVINO is chosen. Raises _NoOpenVinoError, before the weights are read."""
+    for setting, unsupported in _unsupported(config):
+        raise _NoOpenVinoError(f"{setting}; OpenVINO {unsupported}")
     try:
         from engine_worker.openvino.load import RefusedError, load_openvino
     except ImportError as error:
         raise _NoOpenVinoError(f"the package openvino is not installed ({error})") from error
     try:
-        runner = load_openvino(checkpoint, config, progress, draft)
+        runner = load_openvino(checkpoint, config, progress, draft, extensions)
     except RefusedError as error:
         raise _NoOpenVinoError(f"OpenVINO cannot serve this model here: {error}") from error
     runner.choices["backend_reason"] = f"{reason}; {runner.choices['backend_reason']}"
@@ -132,9 +143,15 @@ def _by_openvino(
 
 
 def _selected(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None, wish: str
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    draft: DraftConfig | None,
+    extensions: Extensions,
+    setting: str,
 ) -> ModelRunner:
+    """`setting`: from `requires_openvino`. Raises ValueError."""
     try:
-        return _by_openvino(checkpoint, config, progress, draft, f"selected by the setting {wish}")
+        return _by_openvino(checkpoint, config, progress, draft, extensions, f"selected by the setting {setting}")
     except _NoOpenVinoError as error:
-        raise ValueError(f"{wish} cannot be followed: {error}") from error
+        raise ValueError(f"{setting} cannot be used: {error}") from error

@@ -1,6 +1,7 @@
-"""The rules of beam search, which are those of transformers' `generate`: who goes on from whom, and when it ends.
+"""The rules of beam search: which beams continue with which tokens, and when a search ends. The same as those of
+transformers' `generate`.
 
-Knows tokens and log-probabilities, no sequences and no memory.
+Depends on tokens and log-probabilities only, not on sequences or memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,17 +14,17 @@ from sluice.ring.rows import TokenLogprob
 
 
 class Path(NamedTuple):
-    """The tokens of a beam, linked from the last one backwards, so that beams share what they have in common."""
+    """The tokens of a beam, linked from the last to the first, so that beams share common prefixes."""
 
     parent: "Path | None"
-    """None: this is the prompt, and the other fields are without meaning, but for `total`."""
+    """None: this is the prompt, and only `total` has a meaning."""
     token: int
     logprob: TokenLogprob
     total: float
-    """Sum of the log-probabilities."""
+    """Sum of the log-probabilities of all tokens."""
 
     def steps(self) -> "list[Path]":
-        """One for each token, the first token first."""
+        """The path after each token, the first token first."""
         return list(self._backwards())[::-1]
 
     def _backwards(self) -> "Iterator[Path]":
@@ -37,7 +38,7 @@ class Child(NamedTuple):
     """A beam of the next round."""
 
     parent: int
-    """Index of the beam that it continues."""
+    """Index of the beam that this one continues."""
     token: int
 
 
@@ -52,10 +53,10 @@ class Hypothesis:
 
 class _Candidate(NamedTuple):
     score: float
-    """The sum, and what diversity adds to it."""
+    """Sum of the log-probabilities, plus diversity."""
     parent: int
     rank: int
-    """Among the next tokens of its parent, from 1."""
+    """Rank among the next tokens of its parent, from 1."""
     token: int
     logprob: float
 
@@ -64,32 +65,33 @@ ROOT = Path(None, 0, TokenLogprob(0.0, 0, []), 0.0)
 
 
 class BeamSearch:
-    """`advance` takes the candidates of all live beams, in order, and returns the beams of the next round, the best
-    first. There is one live beam at first: the prompt."""
+    """State of one search. Each call of `advance` is a round: from the candidates of all live beams it computes the
+    live beams of the next round. The first round has one beam: the prompt."""
 
     def __init__(self, params: BeamSearchParams, stopping: StopParams, alternatives: int = 0) -> None:
         """`alternatives`: most likely tokens to report with each token."""
         self.width = params.width
         self.finished: list[Hypothesis] = []
-        """The best so far, at most `width`, the best first."""
+        """The best finished beams so far, at most `width`, the best first."""
         self.ended = False
-        """No round follows."""
+        """Whether the last round has been computed."""
         self._params = params
         self._stopping = stopping
         self._ends = frozenset(stopping.eos_token_ids + stopping.stop_token_ids)
         self._alternatives = alternatives
         self._live: list[Path] = [ROOT]
         self._length = 0
-        """Tokens of each live beam."""
+        """Number of tokens of each live beam."""
 
     @property
     def num_candidates(self) -> int:
-        """Most likely next tokens that each beam has to bring: enough for `width` that do not end it."""
+        """Most likely next tokens that each beam must deliver: enough for `width` tokens that do not end it."""
         return max(self.width + max(self.width, len(self._ends)), self._alternatives)
 
     def advance(self, best: Sequence[Sequence[tuple[int, float]]]) -> list[Child]:
-        """`best`: of each live beam the most likely next tokens with their log-probabilities, the best first. Returns
-        nothing once the search has ended."""
+        """Compute a round. `best`: for each live beam, in order, its most likely next tokens with their
+        log-probabilities, the best first. Returns the beams of the next round, the best first; none if the search has
+        ended."""
         self._length += 1
         children: list[Child] = []
         paths: list[Path] = []
@@ -98,7 +100,7 @@ class BeamSearch:
             if reason is FinishReason.RUNNING and len(paths) < self.width:
                 children.append(Child(candidate.parent, candidate.token))
                 paths.append(self._extended(candidate, best))
-            # An end counts only if it is among the best: the other candidates merely replace those that end.
+            # An end counts only among the first `width` candidates: the further ones only replace those that end.
             elif reason is not FinishReason.RUNNING and place < self.width:
                 self._finish(self._extended(candidate, best), reason)
         del self.finished[self.width :]
@@ -107,14 +109,14 @@ class BeamSearch:
         return [] if self.ended else children
 
     def _ranked(self, best: Sequence[Sequence[tuple[int, float]]]) -> list[_Candidate]:
-        found = [
+        candidates = [
             _Candidate(path.total + logprob + self._params.diversity_rate * parent, parent, rank, token, logprob)
             for parent, (path, tokens) in enumerate(zip(self._live, best, strict=True))
             for rank, (token, logprob) in enumerate(tokens, 1)
             # Neither -inf nor NaN.
             if logprob > -float("inf")
         ]
-        return sorted(found, key=lambda candidate: -candidate.score)
+        return sorted(candidates, key=lambda candidate: -candidate.score)
 
     def _extended(self, candidate: _Candidate, best: Sequence[Sequence[tuple[int, float]]]) -> Path:
         parent = self._live[candidate.parent]
@@ -127,16 +129,17 @@ class BeamSearch:
 
     def _finish(self, path: Path, reason: FinishReason) -> None:
         self.finished.append(Hypothesis(path, self._score(path.total, self._length), reason))
-        # Stable, so that the earlier one stays ahead of its equals.
+        # The sort is stable: of equal scores the earlier one comes first.
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
 
     def _is_decided(self, best_total: float) -> bool:
-        """Whether the finished beams are `width`, and the live ones shall not replace any of them."""
+        """Whether there are `width` finished beams that no live beam may replace. `best_total`: the highest sum of a
+        live beam."""
         if len(self.finished) < self.width:
             return False
         if self._params.early_stopping:
             return True
-        # The length at which a live beam is expected to end; exhaustive: the one that would be best for it.
+        # The score is estimated at the current length or, in an exhaustive search, at the length with the best score.
         longest = self._params.exhaustive and self._params.length_penalty > 0
         possible = self._score(best_total, self._stopping.max_tokens if longest else self._length)
         return possible <= self.finished[-1].score

@@ -1,4 +1,4 @@
-"""Kernels for a CPU, compiled by numba when their module is imported."""
+"""Compiles CPU kernels by numba, when the kernel's module is imported."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,13 @@ import numba
 
 
 def compiled(signature: Any, options: dict[str, Any]) -> Callable[[Callable[..., None]], Any]:
-    def compile_it(function: Callable[..., None]) -> Any:
+    """A decorator; `signature` and `options` as of `numba.njit`."""
+
+    def decorate(function: Callable[..., None]) -> Any:
         try:
             return numba.njit(signature, cache=True, **options)(function)
         except RuntimeError:
-            # No folder is writable: every process compiles it, which takes up to 2 s.
+            # No folder is writable for numba's cache: each process compiles the kernel itself, in up to 2 s.
             return numba.njit(signature, **options)(function)
 
-    return compile_it
+    return decorate

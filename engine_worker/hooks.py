@@ -1,6 +1,6 @@
 """The interface between the engine's core and its driver: four callables, named after TensorRT-LLM's batch manager.
 
-The core calls them from the thread that calls `Engine.step`; none may block. Arguments and results are plain data.
+The core calls them in the thread that calls `Engine.step`; none may block. Arguments and results are plain data.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,28 +17,31 @@ from sluice.ring.tensors import TensorRows
 from sluice.ring.wire import Submit
 
 UNLIMITED = 1 << 62
+"""Bytes that no request's tensors reach."""
 
 
 class Stop(NamedTuple):
-    """Asks to end a request, or one of its sequences, with ABORTED."""
+    """A command to end a request, or one of its sequences, with ABORTED."""
 
     request: int
     attempt: int
     sequence: int | None = None
+    """None: all sequences of the request."""
 
 
 class Responses(msgspec.Struct, frozen=True):
-    """What a step produced. The receiver owns the lists. A row with an end is the last of its sequence."""
+    """The output of a step. The receiver owns the lists. A row with an end is the last one of its sequence."""
 
     opened: list[Open] = []
-    """Requests that were first scheduled, or ended before that. Precede their first row."""
+    """Requests that were scheduled for the first time, or ended before that. An Open precedes all rows of its request.
+    """
     prompt_logprobs: list[PromptLogprobs] = []
-    """All of a prompt precede the first row of their request with tokens."""
+    """Those of a prompt precede the first row with tokens of their request."""
     tensors: list[TensorRows] = []
-    """In order, for each request, and for each of its tensors without a gap."""
+    """In order for each request, and without gaps for each tensor."""
     rows: list[TokenRow] = []
     refused: list[tuple[Submit, Fault]] = []
-    """Requests that get no rows. If the number of one is in use, the live request is unaffected."""
+    """Requests that have no rows. If such a request has the number of a live one, the live one is unaffected."""
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.opened or self.refused or self.prompt_logprobs or self.tensors)
@@ -48,7 +51,7 @@ class Report(NamedTuple):
     step: StepStats | None
     """None if nothing was computed."""
     requests: list[RequestStats]
-    """Requests that arrived, began or ended, each once; running ones are refreshed now and then."""
+    """Requests that arrived, were first scheduled or ended, each once; running ones are refreshed periodically."""
 
     def __bool__(self) -> bool:
         return self.step is not None or bool(self.requests)
@@ -59,10 +62,10 @@ class Hooks:
     get_requests: Callable[[int], Iterable[Submit]]
     """Returns new requests, oldest first, at most the given number."""
     send_responses: Callable[[Responses], None]
-    """Called only if there are any."""
+    """Called only with responses that are not empty."""
     poll_stop_ids: Callable[[], Iterable[Stop]]
     """Called after get_requests, so a request and its stop may arrive together."""
     report_stats: Callable[[Report], None]
-    """Called after each step that computed something, and when a request changed without one."""
+    """Called after each step that computed something, and when a request changed without a step."""
     tensor_room: Callable[[Submit], int] = lambda _: UNLIMITED
-    """Bytes of tensors that this request may bring now; at 0 it waits."""
+    """Returns the bytes of tensors that the request may send now; at 0 its sequences wait."""

@@ -1,8 +1,8 @@
-"""Where tokens of a request with images stand for multimodal rotary embedding (M-RoPE, arXiv:2409.12191).
+"""Positions of the tokens of a request with images, for multimodal rotary embedding (M-RoPE, arXiv:2409.12191).
 
-A token has three positions: time, line, column. Those of text are equal and count on. The rows of an image share a
-time, and their lines and columns count from it. What follows stands behind the longest side, so that all later text has
-smaller positions than indexes.
+A token has three positions: time, line and column. For text the three are equal and increase by one per token. The rows
+of an image share a time; their lines and columns count from that time. The token after an image continues after the
+image's longer side, so positions of later text are smaller than the tokens' indexes.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class SplitImageError(ValueError):
 
 
 class PlacedGrid(NamedTuple):
-    """An image in a prompt."""
+    """The grid of an image in a prompt."""
 
     start: int
     """Index of its first row."""
@@ -36,23 +36,23 @@ class PlacedGrid(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """By how much the positions behind it are less than the indexes."""
+        """How much smaller than their indexes it makes the positions of later text."""
         return self.rows - max(self.rows // self.columns, self.columns)
 
 
 class Positions:
-    """Of the tokens of a request; output tokens included, however many there will be."""
+    """Positions of all tokens of a request, output tokens included."""
 
     def __init__(self, grids: Sequence[PlacedGrid]) -> None:
         """`grids`: in the order of the prompt, at least one."""
         self._grids = tuple(grids)
         self._saved = tuple(accumulate((grid.saved for grid in grids), initial=0))
-        """Before each grid, and behind all."""
+        """Sums of `PlacedGrid.saved` before each grid, and after the last one."""
         self._end = grids[-1].end
 
     @staticmethod
     def of(prompt: Sequence[int], virtual: VirtualTokens | None) -> "Positions | None":
-        """None: they are the indexes. Raises SplitImageError."""
+        """None if all positions equal the tokens' indexes. Raises SplitImageError."""
         if virtual is None:
             return None
         grids = []
@@ -63,19 +63,20 @@ class Positions:
         return Positions(sorted(grids)) if grids else None
 
     def behind(self, start: int) -> int | None:
-        """What to add to the indexes from `start` on; None: there are images at or behind it."""
+        """The difference between positions and indexes from `start` on; None if that is not constant, because images
+        follow."""
         return -self._saved[-1] if start >= self._end else None
 
     def between(self, start: int, end: int) -> NDArray[np.int64]:
-        """[3, end - start]: of the tokens with these indexes."""
+        """[3, end - start]: positions of the tokens `start` to `end` - 1."""
         indexes = np.arange(start, end)
-        found = np.tile(indexes, (AXES, 1))
+        positions = np.tile(indexes, (AXES, 1))
         for grid, saved in zip(self._grids, self._saved, strict=False):
-            found[:, indexes >= grid.end] -= grid.saved
+            positions[:, indexes >= grid.end] -= grid.saved
             inside = (indexes >= grid.start) & (indexes < grid.end)
             numbers, origin = indexes[inside] - grid.start, grid.start - saved
-            found[:, inside] = origin + np.stack((np.zeros_like(numbers), *np.divmod(numbers, grid.columns)))
-        return found
+            positions[:, inside] = origin + np.stack((np.zeros_like(numbers), *np.divmod(numbers, grid.columns)))
+        return positions
 
 
 def _start_of(ids: range, prompt: Sequence[int]) -> int:
@@ -85,5 +86,5 @@ def _start_of(ids: range, prompt: Sequence[int]) -> int:
     except ValueError:
         start = -1
     if start < 0 or prompt[start : start + len(ids)] != list(ids):
-        raise SplitImageError(f"the ids {ids[0]} to {ids[-1]} of an image must stand together in the prompt")
+        raise SplitImageError(f"the ids {ids[0]} to {ids[-1]} of an image must be consecutive in the prompt")
     return start

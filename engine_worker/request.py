@@ -1,4 +1,4 @@
-"""A request as the engine holds it: plain state."""
+"""The engine's state of a request."""
 
 from collections import abc
 from math import inf
@@ -17,10 +17,10 @@ from sluice.ring.wire import Submit
 
 
 class Request:
-    """What was submitted, and those of its n sequences that did not end in an earlier attempt.
+    """A submitted request with those of its n sequences that did not end in an earlier attempt.
 
-    The first sequence without output computes the prompt; the others without output await it. A resumed sequence brings
-    output and is treated like one that was preempted after it.
+    The first sequence without output computes the prompt; the others without output await it. A resumed sequence starts
+    with output and is treated like one that was preempted after it.
     """
 
     def __init__(
@@ -35,40 +35,40 @@ class Request:
         virtual: VirtualTokens | None = None,
         positions: Positions | None = None,
     ) -> None:
-        """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`.
-        `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: tokens that may be drafted per
-        sequence and step. `virtual`: of its tables and images. `positions`: see `Slice`."""
+        """`root`: parent hash of the first block. `number`: arrival number. `aging_seconds`: see `place_in_line`.
+        `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: limit on draft tokens per
+        sequence and step. `virtual`: ids of its tables and images. `positions`: see `Slice`."""
         self.spec = spec
         self.root = root
         self.virtual = virtual
         self.positions = positions
         self.num_prompt = len(spec.prompt)
         self.max_tokens = self.num_prompt + spec.stopping.max_tokens
-        """Of prompt plus output."""
+        """Limit on prompt plus output of a sequence."""
         self.banned = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids if spec.stopping.min_tokens else ()
-        """Token ids that may not be drawn before min_tokens."""
+        """Token ids that must not be sampled before min_tokens."""
         self.stops = frozenset(spec.stopping.eos_token_ids + spec.stopping.stop_token_ids)
         """Token ids that may end a sequence."""
         self.retention = spec.retention if spec.retention != RetentionParams() else None
-        """None: the request does not say how long to keep its blocks."""
+        """How long to keep its blocks; None: the default."""
         self.arrived_at = now
         self.max_drafts = max_drafts
         self.lookup: Lookup | None = None
-        """Of what is known before the output; made with the first drafter, shared by all."""
+        """Lookup over the prompt and the caller's draft; created with the first drafter, shared by all."""
         self.proposals = Proposals.of(spec)
-        """None: all tokens are drawn plainly."""
+        """The caller's draft tokens with logits; None: plain sampling."""
         self.adapter = None if spec.adapter is None else spec.adapter.version
         """Version of its LoRA adapter."""
         self.has_tensors = bool(spec.tensors)
         self.num_scored = 0
-        """Of the prompt's log-probabilities, how many are among the responses."""
+        """Log-probabilities of the prompt that are among the responses."""
         self.num_context_rows = spec.tensors.context_rows
-        """Of the prompt's tensors, how many rows are among the responses."""
+        """Rows of the prompt's tensors that are among the responses."""
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         beams = spec.sampling.beam_search
         self.search = None if beams is None else BeamSearch(beams, spec.stopping, spec.sampling.logprobs or 0)
-        """None: its tokens are sampled. Else `sequences` are the live beams, the best first; a later attempt searches
-        again from the prompt, and finds the same."""
+        """Set for beam search: `sequences` are then the live beams, the best first. A later attempt starts the search
+        again from the prompt, with the same result. None: tokens are sampled."""
         self.opened = False
         """Whether its Open is among the responses."""
         self.begun = False
@@ -76,16 +76,16 @@ class Request:
         self.scheduled_at: float | None = None
         """When its first step was scheduled."""
         self.first_iteration = 0
-        """Number of that step."""
+        """Number of its first step."""
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache at its first step."""
         self.last_token_at: float | None = None
         self.preemptions = 0
         self.blocks_allocated = 0
         self.blocks_reused = 0
-        """Found in the prefix cache instead of allocated."""
+        """Blocks found in the prefix cache instead of allocated."""
         self.blocks_missed = 0
-        """Full prompt blocks looked for in the prefix cache and not found."""
+        """Full prompt blocks that were looked up in the prefix cache and not found."""
         place = place_in_line(spec.priority, now, aging_seconds)
         programs = programs or [None] * spec.n
         if self.search is not None:
@@ -102,12 +102,12 @@ class Request:
 
     @property
     def scoring(self) -> bool:
-        """Whether log-probabilities of the prompt are still wanted; then none of its sequences has output."""
+        """Whether log-probabilities of the prompt are still missing; then none of its sequences has output."""
         return self.spec.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def keeper(self) -> Sequence | None:
-        """The sequence that keeps the prompt's rows of tensors."""
+        """The sequence that keeps the rows of the prompt's tensors: the first that has not ended."""
         return next((sequence for sequence in self.sequences if sequence.state is not State.ENDED), None)
 
     def awaiting(self) -> list[Sequence]:
@@ -117,12 +117,13 @@ class Request:
         output = list(self.spec.resume.get(index, ()))
         forced = output.pop() if self._lacks_rows(index, output) else None
         state = State.WAITING if output else State.AWAITING
-        found = Sequence(self, index, state, order, self.num_prompt + len(output), program, None, output, len(output))
-        found.num_rows, found.forced = self.spec.tensors.output_rows.get(index, 0), forced
-        return found
+        num_tokens = self.num_prompt + len(output)
+        sequence = Sequence(self, index, state, order, num_tokens, program, None, output, len(output))
+        sequence.num_rows, sequence.forced = self.spec.tensors.output_rows.get(index, 0), forced
+        return sequence
 
     def _lacks_rows(self, index: int, output: abc.Sequence[int]) -> bool:
-        """Whether a resumed sequence is complete, and rows of tensors are not."""
+        """Whether a resumed sequence is complete but rows of its tensors are missing."""
         tensors, stopping = self.spec.tensors, self.spec.stopping
         if not output or not tensors or stopping.finish_reason(output[-1], len(output)) is FinishReason.RUNNING:
             return False
@@ -137,7 +138,7 @@ def remaining(spec: Submit) -> list[int]:
 
 
 def opening(spec: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
-    """The request's Open. `queue`: seconds that it waited."""
+    """The request's Open. `queue`: seconds that it waited for its first step."""
     return Open(
         request=spec.request,
         attempt=spec.attempt,

@@ -1,10 +1,10 @@
-"""A step, as the engine asks a runner for it, and its results. Plain data, no tensors.
+"""A step that the engine passes to a runner, and its results. Plain data, no tensors.
 
-A step is a list of slices, one per sequence, context and generation alike: the tokens whose keys and values are
-computed now. A slice that reaches the sequence's last token also samples.
+A step is a list of slices, one per sequence, for context and generation alike: the tokens whose keys and values the
+step computes. A slice that reaches the sequence's last token also samples.
 
-These are msgspec Structs because several are created per sequence and step: a Struct takes a tenth of the time of a
-frozen dataclass. The garbage collector need not look at them: no cycle leads through them.
+The types are msgspec Structs because several are created per sequence and step: creating a Struct takes a tenth of the
+time of a frozen dataclass. Where `gc` is off, the garbage collector skips them, because they cannot be part of a cycle.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,22 @@ from sluice.ring.tensors import DType
 
 
 class SequenceProgram(Protocol):
-    """What makes a sequence's logits depend on its tokens."""
+    """State of a sequence that changes its logits depending on its tokens: penalties, bans, a guide."""
 
     def fork(self) -> "SequenceProgram":
-        """Its copy, for another sequence that begins with the same tokens. Not while a draw with it is in flight."""
+        """A copy for another sequence that begins with the same tokens. Must not be called while a draw with this
+        program is in flight."""
 
 
 class Proposal(msgspec.Struct, frozen=True, eq=False):
-    """A token that was drawn from another distribution, to be accepted or rejected; see `sampling.rejection`."""
+    """A draft token that was sampled from another distribution, to be accepted or rejected by `sampling.rejection`."""
 
     token: int
     logits: NDArray[np.float32]
-    """[vocab], of that distribution."""
+    """[vocab]: logits of that distribution."""
     threshold: float | None
-    """None: random."""
+    """Ratio of the model's probability of the token to that distribution's from which on the token is accepted; None:
+    accepted at random, as in rejection sampling."""
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
@@ -45,48 +47,48 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
 
     sampling: SamplingParams
     sequence: int
-    """Index of the sequence in its request; with seed and position the key of the sampling noise."""
+    """Index of the sequence in its request; together with seed and position the key of the sampling noise."""
     position: int
     """Offset of the new token in the continuation, from 0."""
     output: Sequence[int] = ()
-    """Token ids so far. The engine's own list, which only grows. Read only by a program."""
+    """Known output tokens: the engine's list itself, which only grows. Only a program reads it."""
     program: SequenceProgram | None = None
-    """The sequence's own, from `Runner.programs`."""
+    """The sequence's program, from `Runner.programs`."""
     banned: tuple[int, ...] = ()
-    """Token ids that may not be drawn: end and stop ids before min_tokens."""
+    """Token ids that must not be sampled: end and stop ids before min_tokens."""
     drafted: Sequence[int] = ()
-    """Guesses between `output` and this token."""
+    """Draft tokens between `output` and this token."""
     candidates: int = 0
-    """Of a beam: how many of the most likely tokens are wanted, instead of one that is chosen."""
+    """For a beam: the number of most likely tokens to return instead of a sampled one. 0: sample a token."""
     proposal: Proposal | None = None
-    """Accepted, or the token is drawn from what remains; None: drawn plainly."""
+    """If it is rejected, the token is sampled from the rest of the distribution. None: plain sampling."""
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Prompt tokens whose log-probabilities are wanted, given those before each."""
+    """Prompt tokens whose log-probabilities a slice computes."""
 
     start: int
-    """Position of the first token that is followed by one of them, in this slice."""
+    """Position of the token before the first of them; it is in the slice."""
     tokens: Sequence[int]
-    """The tokens themselves, from position start + 1 on: at least one."""
+    """The prompt tokens, from position start + 1 on: at least one."""
     top: int
-    """Number of alternatives."""
+    """Number of alternatives per token."""
 
 
 LOGITS = "logits"
-"""The tensor of `Runner.tensors` that every model has: [vocab] float32, as the model computed them."""
+"""The tensor of `Runner.tensors` that every model has: [vocab] float32 per position, before any logit edits."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Consecutive positions whose rows of tensors are wanted."""
+    """Consecutive positions of a slice whose rows of tensors the step keeps for the client."""
 
     start: int
-    """The first of them, in this slice."""
+    """The first position."""
     count: int
     names: tuple[str, ...]
-    """Of `Runner.tensors`."""
+    """Keys of `Runner.tensors`."""
     context: bool
-    """Wanted as rows of the prompt; else as rows of the output."""
+    """Whether these are rows of the prompt's tensors; otherwise of the output's."""
 
 
 class KeptRows(NamedTuple):
@@ -105,64 +107,65 @@ class AdapterLoad(NamedTuple):
     """Copies a LoRA adapter from host memory to the device."""
 
     number: int
-    """By which slices name it from this step on; from 1, never used twice."""
+    """Identifies the adapter in slices from this step on; from 1, never reused."""
     version: str
-    """By which it is found in host memory."""
+    """Identifies the adapter in host memory."""
     pages: tuple[int, ...]
-    """Where it goes: pages of its modules, in the order of the model's targets."""
+    """Device pages for its modules, in the order of the model's targets."""
     dropped: tuple[int, ...] = ()
-    """Numbers of adapters that were evicted before."""
+    """Numbers of adapters that were evicted before this load."""
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
     """Consecutive tokens of one sequence."""
 
     tokens: Sequence[int]
-    """At least one token id."""
+    """Token ids, at least one."""
     start: int
-    """Position of the first of them; everything before it is in the KV cache."""
+    """Position of the first token; keys and values of all tokens before it are in the KV cache."""
     block_table: Sequence[int]
     """Blocks of positions 0 to start + len(tokens) - 1, possibly more."""
     draws: tuple[Draw, ...] = ()
-    """All from the logits of the last token: none in the middle of a context, one for each sequence that shares a
-    prompt at the prompt's end, else one. With drafts one from each of the last tokens."""
+    """Without drafts all are from the logits of the last token: none in the middle of a context, at the end of a prompt
+    one for each sequence that shares it, otherwise one. With drafts one for each of the last 1 + `drafts` tokens."""
     follows: int | None = None
-    """Set when the last of `tokens` is still being drawn: index of its draw in the step launched before this one. The
-    id in `tokens` is then a placeholder, and the draws' `output` lacks that token."""
+    """Set while the last token is still being sampled: index of its draw in the step launched before this one. Its id
+    in `tokens` is then a placeholder, and the draws' `output` lacks it."""
     drafts: int = 0
-    """So many of `tokens`, the last ones, are guesses: each of them, and the token before them, has a draw."""
+    """Number of draft tokens at the end of `tokens`."""
     scored: Scored | None = None
     kept: tuple[Kept, ...] = ()
     adapter: int = 0
-    """Number of its LoRA adapter; 0: none."""
+    """Number of the LoRA adapter; 0: none."""
     virtual: VirtualTokens | None = None
-    """What ids from the size of the vocabulary on stand for; None: `tokens` has none."""
+    """Table rows and images for ids beyond the vocabulary; None: `tokens` has no such ids."""
     positions: Positions | None = None
-    """Where the rotary embedding puts them; None: at their indexes."""
+    """Positions for the rotary embedding; None: the tokens' indexes."""
 
     @property
     def rows(self) -> list[range]:
-        """Indexes, in `tokens`, of those whose rows are wanted beside the draws': for `scored`, then for `kept`."""
-        found = []
+        """Indexes in `tokens` of the rows that are needed in addition to the draws': for `scored`, then for `kept`."""
+        ranges = []
         if self.scored is not None:
             first = self.scored.start - self.start
-            found.append(range(first, first + len(self.scored.tokens)))
+            ranges.append(range(first, first + len(self.scored.tokens)))
         for kept in self.kept:
             first = kept.start - self.start
-            found.append(range(first, first + kept.count))
-        return found
+            ranges.append(range(first, first + kept.count))
+        return ranges
 
 
 class MoveKind(Enum):
     COPY = "copy"
     """Within the device: a forked sequence gets its own copy of a partly filled block."""
     OFFLOAD = "offload"
-    """Device to host: an evicted block stays findable."""
+    """Device to host: the content of an evicted block stays in the prefix cache."""
     ONLOAD = "onload"
+    """Host to device."""
 
 
 class Move(NamedTuple):
-    """Copies the content of one block, all layers, from `source` to `target`."""
+    """Copies the content of one block, in all layers, from block `source` to block `target`."""
 
     kind: MoveKind
     source: int
@@ -170,7 +173,8 @@ class Move(NamedTuple):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """Moves first, in order (a later one may read what an earlier one wrote), and loads, then the slices."""
+    """Computed in this order: moves, one after the other (a later one may read what an earlier one wrote), loads,
+    slices."""
 
     slices: tuple[Slice, ...]
     moves: tuple[Move, ...] = ()
@@ -186,18 +190,18 @@ class Drawn(msgspec.Struct, frozen=True, gc=False):
     fault: Fault | None = None
     """Ends the sequence; `token` is then meaningless."""
     complete: bool = False
-    """Nothing can follow the tokens before this draw: the sequence ends with them; `token` is then meaningless."""
+    """The guide allows no token here: the sequence ends with the tokens before. `token` is then meaningless."""
     best: Sequence[tuple[int, float]] = ()
-    """The draw's `candidates` that are possible, with their log-probabilities after all edits, the best first. `token`
-    is then meaningless."""
+    """For a beam: at most `Draw.candidates` possible tokens with their log-probabilities after all edits, the best
+    first. `token` is then meaningless."""
     postponed: bool = False
-    """The sequence's guide is not ready: prepare its request, then draw again. `token` is then meaningless."""
+    """The sequence's guide is not ready: prepare the request, then sample again. `token` is then meaningless."""
 
     @property
     def drew(self) -> bool:
-        """Whether a token was chosen."""
+        """Whether a token was sampled."""
         return self.fault is None and not (self.complete or self.best or self.postponed)
 
 
 class DeviceLostError(RuntimeError):
-    """The device has failed irrecoverably: no step of this process can succeed any more."""
+    """The device has failed irrecoverably: no later step of this process can succeed."""

@@ -1,1 +1,1 @@
-"""The HTTP gateway: OpenAI's API for a ring, of which it is an ordinary client."""
+"""The HTTP gateway serves OpenAI's API. It is an ordinary client of the ring's routers."""

@@ -9,8 +9,8 @@ if __name__ == "__main__":
     # Before the imports below, which take a second.
     exit_on_signals()
     require_extra("gateway", "gateway")
-    # gRPC reads it when it is imported. Without its event engine, it reads in the thread that waits for its events,
-    # and does not hand each message from thread to thread: a chunk costs the gateway some 10 µs less.
+    # gRPC reads this variable at import. Without the event engine, the thread that waits for events also reads the
+    # sockets, so messages are not passed between threads. That saves about 10 µs per chunk.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
 
 import asyncio
@@ -30,7 +30,7 @@ from sluice.telemetry.server import MetricsPort
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Exits with a clear message if it cannot start."""
+    """Serve until SIGTERM or SIGINT, then drain. Exits with an error message if the gateway cannot start."""
     protect_stderr()
     die_with_parent()
     settings = load_settings(GatewaySettings)
@@ -39,7 +39,7 @@ def main() -> None:
     try:
         check_ports(settings.ports)
         metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
-        # What is there now lives as long as the process: without this, every full collection would walk through it.
+        # Objects created so far are never freed. Without this, every full garbage collection would traverse them.
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, log, metrics_port))

@@ -1,4 +1,4 @@
-"""The ASGI application: its routes."""
+"""The ASGI application and its routes."""
 
 import msgspec
 from starlette.applications import Starlette
@@ -58,11 +58,13 @@ def build_app(gateway: Gateway) -> Starlette:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What Starlette itself raises: the path is unknown, or has no such method."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - how it is registered
-    asked = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
+    """Errors raised by Starlette itself: unknown paths, and methods that a path does not support."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class only
+    target = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
     if error.status_code in (404, 405):
-        found = ApiError(error.status_code, f"{asked} is not served here: there are {SERVED}", code="unknown_url")
+        api_error = ApiError(
+            error.status_code, f"{target} is not served; the gateway serves {SERVED}", code="unknown_url"
+        )
     else:
-        found = ApiError(error.status_code, error.detail)
-    return Response(found.body, error.status_code, error.headers, JSON)
+        api_error = ApiError(error.status_code, error.detail)
+    return Response(api_error.body, error.status_code, error.headers, JSON)

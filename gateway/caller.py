@@ -1,4 +1,4 @@
-"""The id of an HTTP request, and the headers that are passed on to the ring."""
+"""The id of an HTTP request, and the headers that are forwarded to the ring."""
 
 import re
 import uuid
@@ -10,8 +10,8 @@ from gateway.errors import invalid
 from sluice.client import Metadata
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}", re.ASCII)
-"""Shorter than on the ring, where each prompt of a list has its number appended."""
-PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
+"""Shorter than the ring's limit, because the id of each prompt of a list gets a number appended."""
+FORWARDED = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
 VALUE = re.compile(r"[\x20-\x7e]{0,8192}", re.ASCII)
 
 
@@ -25,8 +25,8 @@ def caller_of(headers: Headers) -> Caller:
     """Raises ApiError."""
     request_id = headers.get("x-request-id") or uuid.uuid4().hex
     if not REQUEST_ID.fullmatch(request_id):
-        raise invalid("must be 1 to 120 of [A-Za-z0-9._:-]", "x-request-id")
-    metadata = tuple((name, headers[name]) for name in PASSED_ON if name in headers)
+        raise invalid("must be 1 to 120 characters of [A-Za-z0-9._:-]", "x-request-id")
+    metadata = tuple((name, headers[name]) for name in FORWARDED if name in headers)
     for name, value in metadata:
         if not VALUE.fullmatch(value):
             raise invalid("must be printable ASCII, at most 8192 characters", name)

@@ -1,4 +1,4 @@
-"""HTTP connections with bounds that the HTTP server lacks."""
+"""HTTP connections with time and size limits that uvicorn lacks."""
 
 import asyncio
 import socket
@@ -7,15 +7,16 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 30.0
-"""For the request line and the headers, from the first byte on; also for the first byte of a new connection."""
+"""Timeout for the request line and headers, from their first byte on; also for the first byte of a new connection."""
 MAX_HEAD_BYTES = 64 << 10
+"""Maximum size of the request line and headers."""
 
 
 class Connection(HttpToolsProtocol):
-    """Closes connections that send no request, or too long a head, or whose client has stopped reading."""
+    """Closes a connection if it sends no request, if the request's head is too long, or if its client stops reading."""
 
     slow_client_timeout = 900.0
-    """Seconds."""
+    """Seconds after which a connection is closed whose client does not read."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -27,7 +28,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # The kernel keeps this time, also for a client that is connected and does not read.
+            # The kernel enforces this timeout, even for a client that stays connected without reading.
             milliseconds = int(1000 * self.slow_client_timeout)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
@@ -40,7 +41,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         self._head_bytes += len(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The head of a request has at most {MAX_HEAD_BYTES} bytes.")
+            self.send_400_response(f"The request line and headers exceed {MAX_HEAD_BYTES} bytes, the limit.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -1,4 +1,4 @@
-"""Errors as HTTP clients see them: a status, and a body in OpenAI's form."""
+"""Errors as HTTP clients see them: a status, and a body in OpenAI's format."""
 
 import math
 import re
@@ -49,7 +49,7 @@ PARAMS = {
     "token_ids": "tokens",
     "text": "prompt",
 }
-"""Names here of fields that have another name on the ring."""
+"""Fields of the ring's requests whose names differ in the HTTP API, with the HTTP names."""
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 MESSAGES = "spec.chat.messages"
 IMAGE_PART = re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$")
@@ -68,7 +68,7 @@ class ErrorBody(msgspec.Struct):
 
 @dataclass
 class ApiError(Exception):
-    """Ends a request with this status, or a stream that has begun with this body."""
+    """Ends a request with this status, or a stream that has already begun with an event that has this body."""
 
     status: int
     message: str
@@ -85,13 +85,13 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        found = {} if self.may_retry else {"x-should-retry": "false"}
+        headers = {} if self.may_retry else {"x-should-retry": "false"}
         if self.retry_after is not None:
-            found |= {
+            headers |= {
                 "retry-after": str(math.ceil(self.retry_after)),
                 "retry-after-ms": str(math.ceil(1000 * self.retry_after)),
             }
-        return found
+        return headers
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
@@ -99,8 +99,10 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 
 
 def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiError:
-    """`params`: fields of the request by those of the ring's that came of them, where PARAMS does not say it."""
-    status, kind = next(((status, kind) for of, status, kind in KINDS if isinstance(error, of)), (503, "server_error"))
+    """`params`: HTTP names by the names of the ring's fields, in addition to PARAMS."""
+    status, kind = next(
+        ((status, kind) for error_type, status, kind in KINDS if isinstance(error, error_type)), (503, "server_error")
+    )
     unknown_model = "spec.model" if isinstance(error, ModelNotFound) else ""
     field = error.violations[0].field if error.violations else unknown_model
     param = _param(field, {**PARAMS, **params})
@@ -122,7 +124,7 @@ def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiE
 
 
 def _param(field: str, params: Mapping[str, str]) -> str:
-    """What a field of the ring's request is called here."""
+    """The HTTP API's name for a field of the ring's request."""
     if field.startswith(MESSAGES):
         return IMAGE_PART.sub(r".content[\1].image_url.url", field.removeprefix("spec.chat."))
     known = [name for name in params if field == name or field.startswith((f"{name}.", f"{name}["))]

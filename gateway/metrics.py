@@ -1,4 +1,4 @@
-"""What a gateway shows to Prometheus; docs/metrics.md lists it."""
+"""Prometheus metrics of a gateway; docs/metrics.md lists them."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ P = "sluice_gateway_"
 
 
 def read(counters: Counters) -> Iterator[Metric]:
-    """Called in the thread of a scrape."""
+    """Called from the scrape's thread."""
     text = "Requests that ended, by path and HTTP status (499: the client disconnected before the end)."
     yield counter(P + "requests", text, counters.requests, ("path", "status"))
     yield gauge(P + "requests_open", "Requests in progress.", counters.open)

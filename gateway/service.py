@@ -1,4 +1,4 @@
-"""The process around the application: its HTTP server, its client of the ring, its signals and probes."""
+"""The gateway's process: HTTP server, client of the ring, signals and health probes."""
 
 import asyncio
 import logging
@@ -23,15 +23,18 @@ from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, Statu
 from sluice.telemetry.status_report import ServiceReport
 
 KEEP_ALIVE_SECONDS = 60
-"""Of an idle connection."""
+"""After this time an idle connection is closed."""
 TICK_SECONDS = 0.5
 HEALTH_SECONDS = 2.0
-"""For a router to say that it is ready, or what it serves."""
+"""Timeout for a router's health check, and for the question which model it serves."""
 BACKLOG = 1024
 
 
 async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: MetricsPort) -> None:
-    """Until a signal comes; then open requests have `drain_timeout` seconds. Raises OSError, ValueError."""
+    """Serve until a signal arrives; open requests then have `drain_timeout` seconds to finish.
+
+    Raises OSError or ValueError if the server cannot start, RuntimeError if a background task has failed.
+    """
     _check_certificate(settings)
     async with AsyncClient(settings.routers, **_client_options(settings)) as client:
         gateway = Gateway(client, settings, log)
@@ -49,7 +52,7 @@ async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: Metri
         metrics_port.show(beacon, read, unready, lambda: report)
         background = (watch, tick)
         for task in background:
-            # Without them a gateway only seems to work: exit, so that it is restarted.
+            # Without these tasks the gateway cannot report its health: exit, so that it is restarted.
             task.add_done_callback(lambda done: None if done.cancelled() else server.stop())
         try:
             await server.serve(sockets=[listener])
@@ -90,11 +93,11 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """They are handled by `stop`."""
+        """Leaves signals alone: `stop` handles them."""
         yield
 
     def stop(self) -> None:
-        # The second signal ends open requests at once.
+        # The second signal ends open requests immediately.
         self.force_exit = self.should_exit
         self.should_exit = True
         self._log.info("draining", seconds=self.config.timeout_graceful_shutdown)
@@ -108,7 +111,7 @@ def _client_options(settings: GatewaySettings) -> ClientOptions:
 
 
 def _check_certificate(settings: GatewaySettings) -> None:
-    """uvicorn loads it, too, but its errors do not name the files. Raises ValueError."""
+    """Load the certificate before uvicorn does, whose errors do not name the files. Raises ValueError."""
     if settings.tls_certificate is None:
         return
     try:
@@ -126,10 +129,10 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 async def _watch(gateway: Gateway, server: Server, status: StatusFile, address: str) -> None:
     """Keep `gateway.ready` and the status file up to date."""
     while True:
-        was, gateway.ready = gateway.ready, await _has_router(gateway)
+        was_ready, gateway.ready = gateway.ready, await _has_router(gateway)
         if gateway.ready and not gateway.served_model:
-            await _learn_model(gateway)
-        if gateway.ready != was:
+            await _fetch_served_model(gateway)
+        if gateway.ready != was_ready:
             gateway.log.info("ready" if gateway.ready else "routers_lost", address=address)
         if server.should_exit:
             status.report(ServiceStatus("draining", address))
@@ -144,9 +147,8 @@ async def _has_router(gateway: Gateway) -> bool:
     return False
 
 
-async def _learn_model(gateway: Gateway) -> None:
-    # A first answer has another effect: from then on the client waits for routers that are gone.
-    # Bounded, since the client itself would wait for routers that have just gone.
+async def _fetch_served_model(gateway: Gateway) -> None:
+    # The timeout is needed because the client, once a router has answered, waits for lost routers to return.
     with suppress(SluiceError, TimeoutError):
         async with asyncio.timeout(HEALTH_SECONDS):
             models = await gateway.client.models()

@@ -1,1 +1,1 @@
-"""gRPC in, ring out: validate → tokenize → admit → place → dispatch → stream."""
+"""The router serves the gRPC API: validate → tokenize → admit → place → dispatch → stream."""

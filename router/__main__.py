@@ -1,4 +1,4 @@
-"""python -m router"""
+"""`python -m router`: one router process."""
 
 from sluice.ring.extras import require_extra
 from sluice.ring.process import exit_on_signals
@@ -30,13 +30,13 @@ from sluice.telemetry.server import MetricsPort
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT. Exits with a clear message if it cannot start."""
+    """Serve until SIGTERM or SIGINT, then drain. Exits with an error message if the router cannot start."""
     protect_stderr()
     settings = load_settings(RouterSettings)
     die_with_parent()
     try:
         check_ports(settings.ports)
-        # Before all that takes long: probes get an answer.
+        # Open before anything that takes long, so that health probes get an answer.
         metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -49,12 +49,12 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint, metrics_port:
     logger = telemetry.configure("router", settings.log_level)
     settings = fit_connections(settings, raise_limit(), logger)
     router = RouterApp(settings, checkpoint, logger, metrics_port)
-    # After what takes long: until then a signal ends the process at once.
+    # Install the handlers after the slow part of the start, so that until then a signal ends the process immediately.
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await router.start()
-    # What is there now lives as long as the process: without this, every full collection would walk through it.
+    # Objects created so far are never freed. Without this, every full garbage collection would traverse them.
     gc.freeze()
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({stop, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +62,7 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint, metrics_port:
     logger.info("draining", seconds=settings.drain_timeout)
     await router.stop()
     if not stop.done():
-        # Without heartbeats or a listener a router only seems to work: exit, so that it is restarted.
+        # A router without heartbeats or a listener cannot serve requests: exit, so that it is restarted.
         raise RuntimeError(f"a background task failed: {[task.exception() or task.get_name() for task in failed]}")
 
 

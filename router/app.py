@@ -1,4 +1,4 @@
-"""The router as a process: its gRPC services in front of the ring, what starts in which order, and how it stops."""
+"""The router as a whole: assembles the gRPC services and the ring side, and starts and stops them in order."""
 
 import asyncio
 import time
@@ -38,24 +38,24 @@ GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 MODELS = admin_pb2.DESCRIPTOR.services_by_name["ModelService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 Service = tuple[ServiceDescriptor, object, Admit]
-"""A service of the .proto files, the object that answers its calls, and the check of who may make them."""
+"""A service of the .proto files, the object that implements it, and the function that authenticates its callers."""
 
 BEACON_SECONDS = 0.25
 RELOAD_SECONDS = 1.0
-"""Between two checks of certificates and tokens, each a stat of a few files."""
+"""Interval between checks for changed certificates and tokens. A check is a stat of a few files."""
 STOP_SECONDS = 0.5
-"""Before endless calls are cut, such as Watch and StreamSteps."""
+"""Time before endless calls such as Watch and StreamSteps are cut."""
 NOTICE_SECONDS = 0.5
-"""From NOT_SERVING until calls are refused, if clients watch the health: time to switch to other routers."""
+"""Time from NOT_SERVING until calls are refused, for clients that watch the health to switch to other routers."""
 ACCEPTED_SECONDS = 0.1
-"""For calls that have just arrived to become requests, which the drain waits for."""
+"""Time for calls that have just arrived to be registered as requests, so that the drain waits for them."""
 
 
 class RouterApp:
     """One router. Create it on a running event loop.
 
     Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError, and RuntimeError if
-    otlp_endpoint needs packages that are missing; `start` raises RuntimeError if a port cannot be bound.
+    otlp_endpoint is set and its packages are missing. `start` raises RuntimeError if a port cannot be bound.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class RouterApp:
         self._model = describe(checkpoint)
         self._limits = limits_of(settings, self._model.max_context_tokens)
         self._text = TokenizerPool(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
+        self._check_vocabulary()
         self._stats_broadcast = StatsBroadcast()
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
-        # Before the ring: when it raises, no socket is open yet.
+        # Create before the ring: if this raises, no socket is open yet.
         self._traces = open_traces(settings, log)
         self.ring = RingSide(
             settings,
@@ -96,27 +97,27 @@ class RouterApp:
         self._listeners = self._make_listeners()
         self._leaving: asyncio.Task[None] | None = None
         self._drains = set[asyncio.Task[int]]()
-        """Those that run."""
+        """Drains in progress."""
         self.tasks: list[asyncio.Task[None]] = []
-        """Run from `start` to `stop`: it is a fault if one ends before."""
+        """Background tasks that run from `start` to `stop`. If one ends earlier, the router is broken."""
 
     @property
     def port(self) -> int:
-        """Of the main gRPC server."""
+        """Port of the main gRPC server."""
         return self._listeners[0].port
 
     @property
     def admin_port(self) -> int | None:
-        """Of AdminService, if it has its own."""
+        """Port of AdminService, if it has a separate one."""
         return self._listeners[1].port if len(self._listeners) > 1 else None
 
     async def start(self) -> None:
-        """Bind every port, then say hello to peers, then take calls."""
+        """Bind every port, then connect to the peers, then accept calls."""
         self._metrics_port = self._metrics_port or MetricsPort(self.settings, owner=PortOwner.of(self.settings))
         self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because, self._report)
         for listener in self._listeners:
             listener.bind()
-        forever = [
+        background = [
             self.ring.start(),
             self.ring.adapters.run(),
             self._prompt_adapters.run(),
@@ -125,8 +126,8 @@ class RouterApp:
         ]
         for listener in self._listeners:
             await listener.start()
-            forever.append(listener.ended())
-        self.tasks = [asyncio.create_task(each) for each in forever]
+            background.append(listener.ended())
+        self.tasks = [asyncio.create_task(coroutine) for coroutine in background]
         has_admin = self.settings.admin_port is not None or self.settings.admin_on_main
         self._log.info(
             "ready",
@@ -140,18 +141,19 @@ class RouterApp:
         self._report_peers()
 
     async def drain(self, seconds: float) -> int:
-        """Refuse new calls, wait until the open requests have ended, and hand back the late ones.
+        """Refuse new calls, wait for open requests, and hand back those still open after `seconds`. Returns how many.
 
-        Irreversible. Health says NOT_SERVING, then the main listener refuses new calls: `RingSide.drain` has the rest.
-        AdminService keeps its own listener, if it has one.
+        Irreversible. First health reports NOT_SERVING, then the main listener refuses new calls, then `RingSide.drain`
+        handles the requests. A separate listener of AdminService stays open.
         """
         drain = asyncio.create_task(self._drain(seconds))
         self._drains.add(drain)
         drain.add_done_callback(self._drains.discard)
-        # The client that asked for the drain may disconnect: the drain continues.
+        # The drain continues even if the client that requested it disconnects.
         return await asyncio.shield(drain)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
+        """Drain, for `drain_timeout` by default, then close everything."""
         ring = self.ring
         handed_back = await self.drain(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))
@@ -162,7 +164,7 @@ class RouterApp:
         ring.close()
         self._text.close()
         if self._traces is not None:
-            # In a thread: it waits for the collector, and the calls' last answers are on their way.
+            # In a thread, because it waits for the collector while the last responses of calls are still being sent.
             await asyncio.to_thread(self._traces.close)
         if self._metrics_port is not None:
             self._metrics_port.close()
@@ -173,6 +175,13 @@ class RouterApp:
             late_rows=ring.dispatcher.late_rows,
             unknown_heartbeats=ring.membership.engines.unknown + ring.membership.detokenizers.unknown,
         )
+
+    def _check_vocabulary(self) -> None:
+        """Warn if the tokenizer does not fit the model. Not an error: prompts may never use the extra tokens."""
+        vocab_size = self._model.vocab_size
+        if count := self._text.num_tokens_beyond(vocab_size):
+            effect = "prompts with these tokens will be refused"
+            self._log.warning("tokenizer_exceeds_model", extra_tokens=count, vocab_size=vocab_size, effect=effect)
 
     def _make_pipeline(self) -> RequestPipeline:
         ring = self.ring
@@ -193,7 +202,7 @@ class RouterApp:
         )
 
     def _make_listeners(self) -> list[Listener]:
-        """The main one, then that of AdminService if it has its own port."""
+        """The main listener, then that of AdminService if it has a separate port."""
         settings, ring, text, log = self.settings, self.ring, self._text, self._log
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(self._make_pipeline(), text, self._model, self._limits, writes, log)
@@ -220,7 +229,8 @@ class RouterApp:
         return [self._listener("", main + administration if settings.admin_on_main else main, caller)]
 
     def _listener(self, prefix: str, services: list[Service], reflect: Admit) -> Listener:
-        """On the host and port whose settings begin with `prefix`; health checks are open to all."""
+        """A listener on the host and port whose setting names begin with `prefix`. Health checks need no
+        authentication."""
         services = [*services, (HEALTH, self._health, admit_all)]
         names = [service.full_name for service, _, _ in services]
         counted = self._access.counted
@@ -248,7 +258,7 @@ class RouterApp:
         self._report_peers()
 
     def _report_peers(self) -> None:
-        """To the launcher."""
+        """Write the live peers to the status file, for the launcher."""
         if self._status_file.wanted:
             membership = self.ring.membership
             peers = {peer.name: peer.epoch for peer in membership.engines.alive}
@@ -269,7 +279,7 @@ class RouterApp:
 
 
 def open_traces(settings: RouterSettings, log: BoundLogger) -> TraceQueue | None:
-    """None: requests are not traced. Raises RuntimeError."""
+    """The queue for traces, or None if tracing is off. Raises RuntimeError if packages are missing."""
     if settings.otlp_endpoint is None:
         return None
     try:

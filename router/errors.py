@@ -1,4 +1,4 @@
-"""Errors that clients see, as a gRPC status with google.rpc details, and the collection of invalid fields."""
+"""Errors that clients see: gRPC statuses with google.rpc details, and the collection of invalid fields."""
 
 import asyncio
 import math
@@ -19,36 +19,36 @@ Call: TypeAlias = aio.ServicerContext[Any, Any]
 
 DOMAIN = "sluice"
 MAX_VIOLATION_BYTES = 3000
-"""Of all violations in one answer: gRPC clients accept 8 KiB of metadata, and the details travel in base64."""
+"""Limit for all violations in one status: gRPC clients accept 8 KiB of metadata, and the details are sent as base64."""
 MAX_REASON_BYTES = 1000
-"""Of fields and reasons in ErrorInfo."""
+"""Limit for the field names and reasons in ErrorInfo."""
 MAX_MESSAGE_CHARACTERS = 400
 
 PUSHBACK = "grpc-retry-pushback-ms"
 PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 ATTEMPTS = re.compile("[0-9]{1,9}", re.ASCII)
-MOST_PREVIOUS_ATTEMPTS = 4
+MAX_PREVIOUS_ATTEMPTS = 4
 """gRPC makes at most five attempts."""
 RETRIED_STATUSES = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
-"""The statuses that clients' retry policies usually list."""
+"""Statuses that clients' retry policies usually list."""
 
 DISCONNECT_SECONDS = 1.0
 """gRPC reports a client's disconnect at most this long after a send to it failed."""
 
 
 class Reason(Enum):
-    """Why a field is invalid, for programs: `ErrorInfo.metadata` and `BadRequest` have its name."""
+    """Why a field is invalid, in machine-readable form: `ErrorInfo.metadata` and `BadRequest` contain the name."""
 
-    INVALID = "none of the others"
-    MISSING = "it is unset or empty, and must not be"
-    OUT_OF_RANGE = "a number that is too small or too large, or an id that does not exist"
+    INVALID = "any other reason"
+    MISSING = "the field is required, but unset or empty"
+    OUT_OF_RANGE = "the number is too small or too large, or the id does not exist"
     TOO_MANY = "too many elements, characters or bytes"
-    UNKNOWN_VALUE = "none of the known names"
+    UNKNOWN_VALUE = "not one of the known names"
     INVALID_FORMAT = "text or bytes that cannot be parsed"
-    DUPLICATE = "it was given before"
-    CONFLICT = "it cannot be combined with another field"
-    NOT_SUPPORTED = "this model or this server cannot do it"
-    NOT_BUILT = "no server can do it yet"
+    DUPLICATE = "the value occurs more than once"
+    CONFLICT = "the field cannot be combined with another field"
+    NOT_SUPPORTED = "this model or this server does not support it"
+    NOT_BUILT = "not implemented yet by any server"
 
 
 class Violation(NamedTuple):
@@ -81,15 +81,15 @@ class RequestError(Exception):
 
     @classmethod
     def invalid(cls, violations: Sequence[Violation], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> "RequestError":
-        """The message names the first of the violations."""
+        """An error whose message describes the first violation and counts the others."""
         first = violations[0]
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         return cls(code, f"{first.field}: {first.description}{more}", violations)
 
     @classmethod
     def internal(cls, error_id: str) -> "RequestError":
-        """For an unexpected exception, which is logged under this id."""
-        message = f"an internal error; the server's log describes it under the error id {error_id}"
+        """The error for an unexpected exception that was logged with this id."""
+        message = f"internal error; see error id {error_id} in the server's log"
         return cls(ErrorCode.INTERNAL, message, metadata={"error_id": error_id})
 
     @property
@@ -98,7 +98,7 @@ class RequestError(Exception):
         return "not logged: it quotes the request" if self.private else self.message
 
     def status(self) -> status_pb2.Status:
-        """google.rpc.Status with ErrorInfo, and with BadRequest and RetryInfo if they apply."""
+        """A google.rpc.Status with ErrorInfo, plus BadRequest and RetryInfo where they apply."""
         status = status_pb2.Status(
             code=code_pb2.Code.Value(self.code.status), message=self.message[:MAX_MESSAGE_CHARACTERS]
         )
@@ -127,17 +127,19 @@ def seconds(duration: Duration) -> float:
 
 
 async def sent(operation: Awaitable[None]) -> None:
-    """Await an operation on a call, without reporting a client's disconnect as a failure of ours."""
+    """Await an operation on a call. If it fails because the client disconnected, the call is cancelled instead of
+    failing with aio.InternalError."""
     try:
         await operation
     except aio.InternalError:
-        # A send to a client that disconnected fails shortly before gRPC cancels the call: the cancel ends this sleep.
+        # A send to a disconnected client fails shortly before gRPC cancels the call. The cancellation ends this sleep.
         await asyncio.sleep(DISCONNECT_SECONDS)
         raise
 
 
 async def abort(call: Call, error: RequestError) -> NoReturn:
-    """End the call. Before the first write no initial metadata is sent, so that clients' retry policies apply."""
+    """End the call with an error. If nothing was written yet, no initial metadata is sent either, so that clients'
+    retry policies apply."""
     status = error.status()
     trailers = [("grpc-status-details-bin", status.SerializeToString()), *_pushback(call, error.code)]
     await sent(call.abort(StatusCode[error.code.status], status.message, tuple(trailers)))
@@ -145,43 +147,43 @@ async def abort(call: Call, error: RequestError) -> NoReturn:
 
 
 def _pushback(call: Call, code: ErrorCode) -> list[tuple[str, str]]:
-    """Delay of gRPC's own retries (gRFC A6)."""
+    """The trailer that sets the delay of retries by the client's gRPC library (gRFC A6)."""
     if code.retry_after is None:
-        # A negative pushback stops retries, but also counts against the channel's retry throttling: hence not for
-        # statuses that no policy retries.
+        # A negative pushback stops retries, but also counts towards the channel's retry throttling. So it is not sent
+        # for statuses that no policy retries.
         return [(PUSHBACK, "-1")] if code.status in RETRIED_STATUSES else []
-    # It replaces the client's backoff, so it has to grow and be random here.
+    # The pushback replaces the client's backoff, so it must be exponential and random.
     delay = code.retry_after * 2 ** _previous_attempts(call) * random.uniform(1.0, 2.0)
     return [(PUSHBACK, str(round(1000 * delay)))]
 
 
 def _previous_attempts(call: Call) -> int:
-    found = next((str(value) for key, value in call.invocation_metadata() or () if key == PREVIOUS_ATTEMPTS), "")
-    return min(int(found), MOST_PREVIOUS_ATTEMPTS) if ATTEMPTS.fullmatch(found) else 0
+    text = next((str(value) for key, value in call.invocation_metadata() or () if key == PREVIOUS_ATTEMPTS), "")
+    return min(int(text), MAX_PREVIOUS_ATTEMPTS) if ATTEMPTS.fullmatch(text) else 0
 
 
 def _reasons(violations: Sequence[Violation]) -> dict[str, str]:
-    """By field, of as many as fit."""
-    found: dict[str, str] = {}
+    """Names of reasons by field, for as many violations as fit."""
+    reasons: dict[str, str] = {}
     size = 0
     for violation in violations:
         size += len(violation.field) + len(violation.reason.name)
         if size > MAX_REASON_BYTES:
             break
-        found.setdefault(violation.field, violation.reason.name)
-    return found
+        reasons.setdefault(violation.field, violation.reason.name)
+    return reasons
 
 
 def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadRequest:
-    found = error_details_pb2.BadRequest()
+    bad_request = error_details_pb2.BadRequest()
     for i, violation in enumerate(violations):
-        if found.ByteSize() > MAX_VIOLATION_BYTES:
-            found.field_violations.add(field="", description=f"and {len(violations) - i} more")
+        if bad_request.ByteSize() > MAX_VIOLATION_BYTES:
+            bad_request.field_violations.add(field="", description=f"and {len(violations) - i} more")
             break
-        found.field_violations.add(
+        bad_request.field_violations.add(
             field=violation.field, description=violation.description, reason=violation.reason.name
         )
-    return found
+    return bad_request
 
 
 SHOWN_CHARACTERS = 64
@@ -189,21 +191,23 @@ LOGGED_CHARACTERS = 128
 
 
 class Range(NamedTuple):
-    """An interval that includes both ends; with `above` it excludes `low`."""
+    """A closed interval; if `above` is set, it excludes `low`."""
 
     low: float
     high: float
     above: bool = False
 
     def problem(self, value: float) -> str | None:
-        """Why the value is out of range, or None. NaN and infinities always are."""
+        """Why the value is out of range; None if it is in range. NaN and infinities are always out of range."""
         if math.isfinite(value) and value <= self.high and (value > self.low if self.above else value >= self.low):
             return None
-        found = value if isinstance(value, int) else f"{value:g}"
-        return f"is {found}, must be in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+        number = value if isinstance(value, int) else f"{value:g}"
+        return f"is {number}, must be in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
 
 class Violations:
+    """Collects the violations of one call, so that its error can report all of them."""
+
     def __init__(self) -> None:
         self.found: list[Violation] = []
 
@@ -222,11 +226,11 @@ class Violations:
         return True
 
     def duration(self, field: str, value: Duration, most: float) -> float:
-        """The duration in seconds; it must be positive and at most `most`."""
-        found = seconds(value)
-        if not 0 < found <= most:
-            self.add(field, f"is {found:g} s, must be in (0, {most:g}] s", reason=Reason.OUT_OF_RANGE)
-        return found
+        """The duration in seconds, which must be positive and at most `most`."""
+        number = seconds(value)
+        if not 0 < number <= most:
+            self.add(field, f"is {number:g} s, must be in (0, {most:g}] s", reason=Reason.OUT_OF_RANGE)
+        return number
 
     def token_ids(self, field: str, ids: Sequence[int], vocab_size: int) -> None:
         """Report the first id outside the vocabulary."""
@@ -235,8 +239,8 @@ class Violations:
             return
         for i, token in enumerate(ids):
             if token >= vocab_size:
-                found = f"is {token}, the vocabulary has {vocab_size} tokens"
-                self.add(f"{field}[{i}]", found, reason=Reason.OUT_OF_RANGE)
+                problem = f"is {token}, but the vocabulary has {vocab_size} tokens"
+                self.add(f"{field}[{i}]", problem, reason=Reason.OUT_OF_RANGE)
                 return
 
     def id_set(self, field: str, ids: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:

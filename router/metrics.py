@@ -1,4 +1,4 @@
-"""What a router shows to Prometheus; docs/metrics.md lists it."""
+"""Prometheus metrics of a router; docs/metrics.md lists them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ P = "sluice_router_"
 
 
 def read(ring: RingSide, stats: StatsBroadcast, access: Access, traces: TraceQueue | None) -> Iterator[Metric]:
-    """Called in the thread of a scrape."""
+    """Called from the scrape's thread."""
     yield from _requests(ring)
     yield from _admission(ring)
     yield from _peers(ring)
@@ -39,7 +39,7 @@ def _requests(ring: RingSide) -> Iterator[Metric]:
     yield counter(P + "requests", text, ring.counters.requests, ("outcome", "status"))
     yield gauge(P + "requests_open", "Requests whose answer has not ended.", len(ring.requests.open))
     yield gauge(P + "requests_on_ring", "Requests with an attempt on the ring.", len(ring.requests.on_ring))
-    yield gauge(P + "draining", "1 if no new requests are taken.", float(ring.requests.closed))
+    yield gauge(P + "draining", "1 if no new requests are accepted.", float(ring.requests.closed))
     text = "Attempts given up for another one, by reason (SLOW_CLIENT: paused until its client has read)."
     yield counter(P + "recoveries", text, ring.counters.recoveries, ("reason",))
     yield counter(P + "prompt_tokens", "Prompt tokens of ended requests.", ring.counters.prompt_tokens)
@@ -48,7 +48,7 @@ def _requests(ring: RingSide) -> Iterator[Metric]:
     yield histogram(P + "request_seconds", "From arrival to the end of the answer.", ring.counters.request_seconds)
     yield histogram(P + "queue_seconds", "From arrival to the submit to an engine.", ring.counters.queue_seconds)
     yield histogram(P + "first_token_seconds", "From arrival to the first token.", ring.counters.first_token_seconds)
-    text = "Between two tokens of a sequence; tokens that come together share the time."
+    text = "Between two tokens of a sequence; tokens that arrive together share the time."
     yield histogram(P + "inter_token_seconds", text, ring.counters.inter_token_seconds)
 
 
@@ -68,7 +68,7 @@ def _peers(ring: RingSide) -> Iterator[Metric]:
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
     text = "Models, by weights, configuration and dtype, that live engines serve; more than 1: mixed."
     yield gauge(P + "models", text, len(engines_by_model(ring.membership.engines.all)))
-    text = "Engines that take work, of the version that new requests go to (empty: of any version)."
+    text = "Engines that take work, by the version that new requests are sent to (empty: any version)."
     serving = {ring.serving.version: ring.serving.count(peer for peer in ring.membership.engines.all if peer.usable)}
     yield gauge(P + "serving_engines", text, serving, ("version",))
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}

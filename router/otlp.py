@@ -1,4 +1,4 @@
-"""Traces as OpenTelemetry's spans, sent by OTLP over gRPC. Only this module imports OpenTelemetry's packages."""
+"""Sends traces as OpenTelemetry spans, by OTLP over gRPC. Only this module imports OpenTelemetry's packages."""
 
 import logging
 import secrets
@@ -18,17 +18,17 @@ NANOSECONDS = 1_000_000_000
 
 
 class OtlpSender:
-    """Reads OpenTelemetry's own variables: headers, certificates and the limit of a call from OTEL_EXPORTER_OTLP_…,
-    more attributes of the resource from OTEL_RESOURCE_ATTRIBUTES."""
+    """Respects OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_… for headers, certificates and timeout,
+    OTEL_RESOURCE_ATTRIBUTES for more resource attributes."""
 
     def __init__(self, endpoint: str, router: str) -> None:
-        # It would write its own lines to stderr; the queue counts and logs what could not be sent.
+        # Keep OpenTelemetry from writing to stderr; the queue counts and logs spans that could not be sent.
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
         version = build_version()
-        about = {"service.name": "sluice-router", "service.version": version, "service.instance.id": router}
-        self._resource = Resource.create(about)
+        attributes = {"service.name": "sluice-router", "service.version": version, "service.instance.id": router}
+        self._resource = Resource.create(attributes)
         self._scope = InstrumentationScope("sluice.router", version)
         self._exporter = OTLPSpanExporter(endpoint=endpoint)
 
@@ -43,21 +43,21 @@ class OtlpSender:
         caller = trace.context.parent_id
         parent = None if caller is None else _context(trace, caller, remote=True)
         events = [Event(event.name, event.attributes, _nanoseconds(event.time)) for event in trace.events]
-        own = _context(trace)
-        root = self._span(trace.request, own, parent, SpanKind.SERVER, events)
-        return [root, *(self._span(child, _context(trace), own) for child in trace.children)]
+        root_context = _context(trace)
+        root = self._span(trace.request, root_context, parent, SpanKind.SERVER, events)
+        return [root, *(self._span(child, _context(trace), root_context) for child in trace.children)]
 
     def _span(
         self,
         span: Span,
-        own: SpanContext,
+        context: SpanContext,
         parent: SpanContext | None,
         kind: SpanKind = SpanKind.INTERNAL,
         events: Sequence[Event] = (),
     ) -> ReadableSpan:
         return ReadableSpan(
             span.name,
-            context=own,
+            context=context,
             parent=parent,
             resource=self._resource,
             attributes=span.attributes,
@@ -71,7 +71,7 @@ class OtlpSender:
 
 
 def _context(trace: RequestTrace, span_id: int | None = None, remote: bool = False) -> SpanContext:
-    """Of a new span, or of one whose id is known."""
+    """The context of the span `span_id`, or of a new span."""
     number = span_id or secrets.randbits(64) or 1
     return SpanContext(trace.context.trace_id, number, remote, TraceFlags(TraceFlags.SAMPLED))
 

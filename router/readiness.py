@@ -1,4 +1,4 @@
-"""Whether a router reports ready, also for a while after its last engine or detokenizer was lost."""
+"""Whether a router reports ready. It does so for a while even after its last engine or detokenizer was lost."""
 
 import math
 import time
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Readiness:
     """Once ready, a router stays ready for `grace` seconds without an engine or a detokenizer.
 
-    Its requests wait for `peer_wait` then. Otherwise the restart of a lone engine would take every router out of
-    service at once, and their clients would find no server.
+    Requests wait for up to `peer_wait` in the meantime. Without the grace period, the restart of a lone engine would
+    take all routers out of service, and clients would find no server.
     """
 
     _grace: float
@@ -20,11 +20,12 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """May be read by other threads."""
+        """May be read from any thread."""
         return self._clock() < self._until
 
     def update(self, complete: bool) -> float | None:
-        """`complete`: an engine and a detokenizer take work. Returns the length of a grace period that begins now."""
+        """`complete`: whether an engine and a detokenizer accept work. Returns the length of a grace period if one
+        begins now."""
         if complete:
             self._until = math.inf
         elif self._until == math.inf:

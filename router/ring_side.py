@@ -1,4 +1,4 @@
-"""The half of the router behind its gRPC services: requests and peers, and what the ring's messages do to them."""
+"""The half of the router behind its gRPC services: owns the requests and the peers, and handles the ring's messages."""
 
 import asyncio
 import secrets
@@ -45,14 +45,17 @@ from sluice.settings.services import RouterSettings
 CACHED_BLOCKS = 1 << 16
 """Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""
 MAX_SOCKETS = 8192
-"""Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
+"""ZeroMQ's limit. Its default of 1023 is enough for only 341 peers."""
 GRACE_SLACK_SECONDS = 0.02
 HAND_BACK_SECONDS = 2.0
-"""For the answers of requests that are handed back to reach their clients."""
+"""Time for the final responses of requests that are handed back to reach their clients."""
 
 
 class RingSide:
-    """Knows no gRPC. Create it on a running event loop. Raises AddressError, InsecureError, KeysError, ListenError."""
+    """Does not depend on gRPC services. Must be created on a running event loop.
+
+    Raises AddressError, InsecureError, KeysError, ListenError.
+    """
 
     def __init__(
         self,
@@ -63,18 +66,21 @@ class RingSide:
         on_ready: Callable[[bool], None],
         log: BoundLogger,
     ) -> None:
-        """`tokenizer`: fingerprint that peers must share. `on_ready`: called with whether requests can be served."""
+        """`tokenizer`: fingerprint that all peers must report. `on_ready` is called with whether requests can be
+        served."""
         self._settings = settings
         self._log = log
         self._on_engine_heartbeat = on_engine_heartbeat
         self._on_ready = on_ready
         self._gap: Gap | None = None
-        self._catching_up: asyncio.Handle | None = None
+        """A gap in the lane of the message that comes next."""
+        self._cache_update: asyncio.Handle | None = None
+        """Scheduled call that applies the next slice of the engines' reported cache changes."""
         self.draining = False
-        """Not ready any more. From `drain` on no new requests are taken either."""
+        """The router reports not ready. New requests are accepted until `drain` is called."""
         self._readiness = Readiness(settings.ready_grace)
         self._grace_ends: asyncio.TimerHandle | None = None
-        """The latest: an earlier one that still runs changes nothing."""
+        """Latest timer for the end of a grace period. Earlier ones that still run have no effect."""
         self._connect(tokenizer)
         self.adapters = Adapters(
             self.membership, self.address, settings.lora_upload_memory, settings.lora_adapters, log
@@ -83,7 +89,7 @@ class RingSide:
         self.requests = Requests(settings.max_open, settings.max_tenant_requests)
         self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()
-        # Half of the time: the other half is left for a suspect to run like any other request.
+        # Quarantine may take half of the recovery time. In the other half, suspects run like other requests.
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
         self.features = EngineFeatures(self.membership.engines, context_tokens)
@@ -95,19 +101,20 @@ class RingSide:
         self.cache_events = CacheEventReaders(self.membership, self.address)
 
     def start(self) -> Coroutine[Any, Any, None]:
-        """Read messages; returns what follows the peers, which runs until it is cancelled."""
+        """Start reading messages. Returns the coroutine that tracks the peers, which runs until it is cancelled."""
         self.inbox.start()
         return self.membership.run(self._on_peer_lost, self.losses.on_frames_lost_between, self.on_change)
 
     def announce_drain(self) -> None:
-        """Health says NOT_SERVING, while new requests are still taken. Irreversible."""
+        """Report NOT_SERVING while still accepting new requests. Irreversible."""
         self.draining = True
         self.on_change()
 
     async def drain(self, seconds: float) -> int:
-        """Take no new requests, wait until all have ended, and hand back those that are open after `seconds`.
+        """Accept no new requests, wait until all have ended, and hand back those still open after `seconds`.
 
-        Irreversible. Returns the number of those handed back: their clients get DRAINING and resume at another router.
+        Irreversible. Returns the number of requests handed back: their clients get DRAINING and resume at another
+        router.
         """
         self.requests.close()
         self.announce_drain()
@@ -122,7 +129,8 @@ class RingSide:
     def close(self) -> None:
         if self._grace_ends is not None:
             self._grace_ends.cancel()
-        # The dispatcher first, so that nothing is sent through a closed lane; the context last: it waits for sockets.
+        # Close the dispatcher first, so that nothing is sent on a closed lane, and the context last: it waits for all
+        # sockets to be closed.
         self.dispatcher.close()
         self.adapters.loads.close()
         self.inbox.close()
@@ -130,34 +138,34 @@ class RingSide:
         self._context.term()
 
     def on_change(self) -> None:
-        """Membership changed, or a peer's heartbeat came, or a drain has begun."""
+        """Called when membership has changed, a peer's heartbeat has arrived, or a drain has begun."""
         self.serving.watch(self.membership.engines.all)
         self.losses.move_off_draining()
         self.losses.move_off_cut_off()
         self._update_readiness()
         heartbeats = [peer.heartbeat for peer in self.membership.engines.usable if peer.heartbeat]
         capacity = sum(heartbeat.stats.max_requests for heartbeat in heartbeats)
-        # An engine holds more requests than one of its batches runs.
-        places = sum(heartbeat.max_batch_size or heartbeat.stats.max_requests for heartbeat in heartbeats)
-        # Without an engine requests are admitted and wait for one, up to `peer_wait`, instead of being refused at once.
+        # An engine may hold more requests than run in one of its batches.
+        batch_slots = sum(heartbeat.max_batch_size or heartbeat.stats.max_requests for heartbeat in heartbeats)
+        # While there is no engine, requests are admitted and wait for up to `peer_wait`, rather than being refused.
         max_live = self._settings.max_live
-        self.admission.resize(min(max_live, capacity or max_live), places)
+        self.admission.resize(min(max_live, capacity or max_live), batch_slots)
 
     def not_ready_because(self) -> str | None:
-        """Why new requests would fail. Called from the thread of a probe."""
+        """Why new requests would fail; None if the router is ready. Called from a probe's thread."""
         if self.draining:
             return "it is draining"
         if self._readiness.ready:
             return None
         members = self.membership
         usable = {"engine": bool(members.engines.usable), "detokenizer": bool(members.detokenizers.usable)}
-        missing = [f"no {kind}" for kind, there in usable.items() if not there]
-        # None is missing if the last one has just come: the loop is about to say so.
+        missing = [f"no {kind}" for kind, is_usable in usable.items() if not is_usable]
+        # If nothing is missing, the last peer has just joined, and the event loop is about to update the readiness.
         return f"{' and '.join(missing)} takes work" if missing else None
 
     def _on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool) -> None:
         self.losses.on_peer_lost(peer, why, gone, died)
-        # A stalled engine is alive, and may still answer.
+        # A stalled engine is alive and may still answer.
         if not peer.alive:
             self.calls.on_peer_lost(peer)
             self.adapters.on_peer_lost(peer)
@@ -166,14 +174,14 @@ class RingSide:
     def _update_readiness(self) -> None:
         grace = self._readiness.update(self.membership.ready.is_set())
         if grace is not None:
-            # A little later, since the loop's clock is coarser than the one that `Readiness` asks.
+            # Slightly later than `grace`, because the event loop's clock is coarser than the clock of `Readiness`.
             later = grace + GRACE_SLACK_SECONDS
             self._grace_ends = asyncio.get_running_loop().call_later(later, self._update_readiness)
         self._on_ready(self._readiness.ready and not self.draining)
 
     def _connect(self, tokenizer: str) -> None:
         settings, security = self._settings, self._settings.security
-        # Before the inbox is bound, since an address may be invalid.
+        # Parse before binding the inbox, since an address may be invalid.
         addresses = self._addresses(settings.engines), self._addresses(settings.detokenizers)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -238,7 +246,7 @@ class RingSide:
                 self.placement.on_engine_heartbeat(message)
                 self.adapters.on_heartbeat(message)
                 self.prompt_adapters.on_heartbeat(message)
-                self._catch_up()
+                self._update_cache()
                 self._on_engine_heartbeat(message)
             return
         if isinstance(message, TensorBatch | KeepAlive):
@@ -256,7 +264,7 @@ class RingSide:
 
     def _on_text_side(self, message: TextBatch | DetokenizerHeartbeat, gap: Gap | None) -> None:
         if gap is not None:
-            # The frame after a gap is of the same lane, so it shows whose frames were lost.
+            # The message after a gap is from the same lane, so its sender is the one whose frames were lost.
             requests = self.losses.on_frames_lost(message.detokenizer)
             if gap.lane_known or requests:
                 self._log.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
@@ -265,11 +273,11 @@ class RingSide:
         elif self.membership.on_heartbeat(message):
             self.placement.on_detokenizer_heartbeat(message)
 
-    def _catch_up(self) -> None:
-        # Piece by piece: all events of a large cache at once would hold up every stream.
-        if self._catching_up is None and self.placement.update_cache():
-            self._catching_up = asyncio.get_running_loop().call_soon(self._go_on)
+    def _update_cache(self) -> None:
+        # In slices: applying all changes of a large cache in one go would delay every stream.
+        if self._cache_update is None and self.placement.update_cache():
+            self._cache_update = asyncio.get_running_loop().call_soon(self._continue_cache_update)
 
-    def _go_on(self) -> None:
-        self._catching_up = None
-        self._catch_up()
+    def _continue_cache_update(self) -> None:
+        self._cache_update = None
+        self._update_cache()

@@ -1,4 +1,5 @@
-"""Ended requests on their way to a collector: a bounded queue and a thread, so that no request waits for either."""
+"""Traces of ended requests on their way to a collector: a bounded queue and a thread, so that requests never wait for
+the collector."""
 
 import queue
 import threading
@@ -11,22 +12,23 @@ from structlog.stdlib import BoundLogger
 from router.requests.trace import RequestTrace
 
 MAX_QUEUED = 4096
-"""Requests; further ones are dropped, and counted."""
+"""Requests in the queue. When it is full, further traces are dropped and counted."""
 MAX_BATCH = 32
-"""Building the spans of a request takes 0.1 ms, which blocks the event loop."""
+"""Requests per batch. Building the spans of one request takes 0.1 ms, during which the event loop cannot run."""
 BATCH_SECONDS = 0.5
-"""For more requests to join a batch."""
+"""Time to wait for more requests to join a batch."""
 CLOSE_SECONDS = 3.0
+"""Time to send the queued traces at shutdown."""
 
 
 class Sender(Protocol):
-    """May block: it runs in the queue's thread."""
+    """Sends traces to a collector."""
 
     def send(self, traces: Sequence[RequestTrace]) -> bool:
-        """Whether the collector has them."""
+        """Whether the collector has accepted the traces. May block: it is called in the queue's thread."""
 
     def close(self) -> None:
-        """Ends a `send` that runs; called by another thread."""
+        """Stop a running `send`. Called from another thread."""
 
 
 class TraceQueue:
@@ -35,20 +37,21 @@ class TraceQueue:
         self._log = log
         self._queue: queue.Queue[RequestTrace | None] = queue.Queue(max_queued)
         self._rejected = 0
-        """Spans for which there was no room; written by the event loop, the next two by the thread."""
+        """Spans dropped because the queue was full. Written by the event loop, the next two counters by the thread."""
         self._failed = 0
+        """Spans that the collector did not accept."""
         self.sent = 0
-        """Spans."""
+        """Spans that the collector accepted."""
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
     @property
     def dropped(self) -> int:
-        """Spans."""
+        """Number of spans that were not sent."""
         return self._rejected + self._failed
 
     def put(self, trace: RequestTrace) -> None:
-        """Never blocks."""
+        """Queue a trace if it is sampled. Never blocks."""
         if not trace.context.sampled:
             return
         try:
@@ -57,7 +60,7 @@ class TraceQueue:
             self._rejected += trace.num_spans
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what is queued, within this time."""
+        """Send the queued traces within `seconds`, then close the sender."""
         end = time.monotonic() + seconds
         try:
             self._queue.put(None, timeout=seconds)
@@ -75,12 +78,12 @@ class TraceQueue:
                 continue
             self._failed += spans
             if not failing:
-                # Once per outage: the metric counts them.
+                # Log once per outage; the metric counts all dropped spans.
                 self._log.warning("spans_dropped", dropped=self.dropped, reason="the collector did not accept them")
             failing = True
 
     def _next_batch(self) -> list[RequestTrace]:
-        """At least one; none at the end."""
+        """The next traces, at least one; empty once the queue is closed."""
         batch: list[RequestTrace] = []
         end: float | None = None
         while len(batch) < MAX_BATCH:
@@ -89,7 +92,7 @@ class TraceQueue:
             except queue.Empty:
                 break
             if trace is None:
-                # Seen again by the next call, which then has nothing before it.
+                # Put the end marker back, so that the next call returns an empty batch.
                 if batch:
                     self._queue.put(None)
                 break

@@ -9,34 +9,34 @@ from hypothesis import settings
 
 from tests import examples
 
-# Until all modules are imported the collector would search them again and again, for almost half of the time.
+# While modules are imported, garbage collections would take almost half of the time. Enabled again below.
 gc.disable()
 
 TESTS = Path(__file__).parent
 MARKS = {"process": ("chaos", "packaging", "system"), "slow": ("chaos", "fuzz", "parity", "sim", "system")}
-"""By folder. A single file elsewhere names its own: `pytestmark = pytest.mark.process`."""
+"""Folders whose tests get a marker. Files elsewhere set theirs: `pytestmark = pytest.mark.process`."""
 
 PROCESS_SECONDS = 300
-"""Limit of a test that starts processes: a ring may need minutes on a machine that has much else to do."""
+"""Timeout of a test that starts processes. On a busy machine a ring may need minutes to start."""
 
 EXACT = ("chaos", "parity")
-"""Folders whose tests compare tokens. None of them runs a second time."""
+"""Folders whose tests compare tokens, and therefore have no second attempt."""
 
 settings.load_profile(examples.PROFILE)
 
-# structlog's default renders tracebacks with rich, local variables included: more than a second for each.
+# By default structlog renders tracebacks by rich with local variables, which takes more than a second each.
 CONSOLE = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, CONSOLE])
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, nohup has them ignore SIGHUP, and ignoring is
-# inherited: the processes that the tests interrupt would not end. A handler is not inherited.
+# A background job of a shell ignores SIGINT, and nohup ignores SIGHUP. Child processes would inherit that and would not
+# end when a test interrupts them. Handlers are not inherited, so installing one restores the default in children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark by folder, and put slow files first: with several workers none of them is left to run alone at the end."""
+    """Add markers by folder, and run slow files first, so that with several workers none runs alone at the end."""
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         for mark, folders in MARKS.items():
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def depends_on_time(item: pytest.Item) -> bool:
-    """Whether a machine that stalls can fail a correct test. The summary lists each second run as RERUN."""
+    """Whether a stall of the machine can fail this test. It then has a second attempt, reported as RERUN."""
     function = getattr(item, "obj", None)
     if hasattr(function, "is_hypothesis_test"):
         return False
@@ -58,6 +58,6 @@ def depends_on_time(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: full collections need not walk through it."""
+    """Exclude imported modules from garbage collection: they stay alive anyway."""
     gc.freeze()
     gc.enable()

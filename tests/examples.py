@@ -1,4 +1,4 @@
-"""How many examples a property test runs: all of them in `make test`, a tenth in `make check`."""
+"""The number of examples of a property test: all in `make test`, a tenth in `make check`."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from hypothesis.internal.conjecture import providers
 PROFILE, CHECK = "all", "check"
 FEW = 10
 
-# No deadline: a loaded machine is not a failure. Derandomised: what fails fails again in the next run;
-# tests/engine_worker/core/long_run.py looks for new examples.
-# Hypothesis would also draw constants of those of our modules that are imported by then, which differs from run to run:
-# what fails among others would not fail alone.
+# No deadline, because a loaded machine is not a failure. Derandomized, so that a failure reproduces in the next run;
+# tests/engine_worker/core/long_run.py searches for new examples.
+# Hypothesis would also use constants from our modules that happen to be imported. They differ between runs of one test
+# and of all tests, so a failure might not reproduce when its test is run alone.
 providers.is_local_module_file = lambda _: False
 settings.register_profile(
     PROFILE, max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -20,7 +20,7 @@ settings.register_profile(CHECK, settings.get_profile(PROFILE), max_examples=FEW
 
 
 def examples(count: int, **options: Any) -> settings:
-    """Settings of a test that needs another number of examples than hypothesis' usual 50."""
+    """Settings of a property test with `count` examples in place of the default of 50."""
     if settings.get_current_profile_name() == CHECK:
         count = min(count, max(FEW, count // 10))
     return settings(max_examples=count, **options)

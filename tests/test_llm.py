@@ -1,4 +1,4 @@
-"""`sluice.LLM`, with a ring of its own."""
+"""`sluice.LLM`, with a real ring."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def llm():
         yield llm
 
 
-def test_a_list_and_a_single_prompt(llm) -> None:
+def test_list_of_prompts_and_single_prompt(llm) -> None:
     prompts = ["import ", {"prompt": "class "}, {"prompt_token_ids": [1, 2, 3, 4]}]
     found = llm.generate(prompts, PARAMS, use_tqdm=False)
     assert [result.finished for result in found] == [True] * 3
@@ -40,7 +40,7 @@ def test_embeddings(llm) -> None:
     assert [len(result.outputs[0].token_ids) for result in found] == [6, 6]
     alone = llm.generate({"prompt_embeds": one}, PARAMS)
     assert alone.outputs[0].token_ids == found[0].outputs[0].token_ids
-    with pytest.raises(TypeError, match="embeddings have no token ids"):
+    with pytest.raises(TypeError, match="a prompt of embeddings has no token ids"):
         _ = alone.prompt_token_ids
     tuned = llm.generate("import ", PARAMS, prompt_table=one)
     assert len(tuned.outputs[0].token_ids) == 6
@@ -62,7 +62,7 @@ def test_chat(llm) -> None:
     assert llm.chat([{"role": "user", "content": "sort a list"}], PARAMS).outputs[0].token_ids
 
 
-def test_what_chats_have_beside_messages(llm) -> None:
+def test_chat_options(llm) -> None:
     def tokens(messages=({"role": "user", "content": "x"},), **options) -> int:
         return llm.chat(messages, PARAMS, **options).usage.prompt_tokens
 
@@ -71,7 +71,7 @@ def test_what_chats_have_beside_messages(llm) -> None:
     assert tokens(add_generation_prompt=False, chat_template_kwargs={"add_generation_prompt": True}) < plain
     answered = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
     assert tokens(answered, continue_final_message=True) < tokens(answered)
-    with pytest.raises(NotImplementedError, match="template of the checkpoint"):
+    with pytest.raises(NotImplementedError, match="always use the checkpoint's template"):
         llm.chat([{"role": "user", "content": "x"}], chat_template="{{ messages }}")
 
 
@@ -89,7 +89,7 @@ def test_statistics(llm) -> None:
     assert asyncio.run(one()) > 0
 
 
-def test_a_salt_for_each_prompt(llm) -> None:
+def test_cache_salt_per_prompt(llm) -> None:
     ids = list(range(1200, 1300))
 
     def cached(*prompts, **options) -> list[int]:
@@ -105,7 +105,7 @@ def test_a_salt_for_each_prompt(llm) -> None:
     assert llm.generate_async(salted("a"), PARAMS).result(60).usage.cached_tokens == 96
 
 
-def test_names_that_the_class_has_elsewhere(llm) -> None:
+def test_names_that_are_not_supported(llm) -> None:
     for name in ("encode", "score", "tokenizer", "sleep"):
         assert not hasattr(llm, name)
         with pytest.raises(NotImplementedError, match=f"LLM.{name}: .+"):
@@ -146,7 +146,7 @@ def test_names_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_statistics_of_each_request(llm, streaming) -> None:
+def test_request_statistics(llm, streaming) -> None:
     results = [llm.generate_async("y" * (i + 1), streaming=streaming, return_perf_metrics=i != 3) for i in range(4)]
     for result in results[:3]:
         stats = result.result(60).stats

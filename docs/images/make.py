@@ -13,7 +13,7 @@ from PIL import Image
 from sluice import Client
 from sluice.launch import Ring
 from sluice.top.app import TopApp
-from sluice.top.snapshot import ask, combine
+from sluice.top.snapshot import combine, query
 from tests.fakes.browser import CHROMIUM, browser
 from tests.fakes.ports import start_with_metrics
 
@@ -66,7 +66,7 @@ def status_pages(ring: Ring) -> None:
 
 async def top(ring: Ring) -> None:
     with Client(ring.address) as client:
-        screen = TopApp(lambda: combine([ask(client)]), 0.25)
+        screen = TopApp(lambda: combine([query(client)]), 0.25)
         async with screen.run_test(size=(160, 38)) as pilot:
             await pilot.pause(TOP_SECONDS)
             picture = screen.export_screenshot(title="sluice top")

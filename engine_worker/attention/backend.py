@@ -1,4 +1,4 @@
-"""What an attention backend is, what it needs of a step, and how one is refused on a machine that cannot use it."""
+"""The interface of attention backends, their inputs, and the errors of a backend that cannot be used on a machine."""
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -18,7 +18,7 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
     scaling: float | None = None
-    """Of the scores; None: 1 / sqrt(head_dim)."""
+    """Factor of the attention scores; None: 1 / sqrt(head_dim)."""
 
     @property
     def group(self) -> int:
@@ -32,40 +32,40 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """T tokens of B sequences. A sequence's tokens are adjacent; its query is the end of its context.
+    """T tokens of B sequences. A sequence's tokens are adjacent, and are the last tokens of its context.
 
     Tokens from `query_start[B]` on are padding: they belong to no sequence, their slots are -1 and their output is
     undefined. Every sequence has at least one token. A sequence with context length 0 is padding too.
     """
 
     slots: Tensor
-    """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1: nowhere."""
+    """[T] int64: where each token's key and value are stored, block * tokens_per_block + offset; -1: not stored."""
     block_tables: Tensor
-    """[B, M] int32: each sequence's blocks in order. Entries past its context are never read, nor are those wholly
-    behind the window of its first query token."""
+    """[B, M] int32: each sequence's blocks in order. Not read: entries past its context, and blocks that lie entirely
+    before the window of its first query token."""
     query_start: Tensor
     """[B + 1] int32: index of each sequence's first token, and the end of the last."""
     context_lengths: Tensor
     """[B] int32: tokens of the sequence in its block table, its last query token included. Without a window that is
     the whole sequence."""
     generation_rows: int
-    """Leading sequences that have one token each."""
+    """Number of leading sequences that have one token each."""
     max_query: int
-    """At least the longest query."""
+    """Upper bound of the sequences' query lengths."""
     max_context: int
-    """At least the longest context; in a captured graph the most that its block tables can hold."""
+    """Upper bound of the context lengths; in a captured graph, the capacity of a row of the block tables."""
     captured_context: bool = field(default=False, kw_only=True)
-    """In a graph of steps with context: how many tokens each sequence has is known on the device alone. Then
+    """Set in a CUDA graph of steps with context: the number of each sequence's tokens is known on the device only. Then
     `generation_rows` is 0, and sequences without tokens are padding."""
 
     @property
     def generation(self) -> bool:
-        """Every sequence has one token and no padding follows: B = T. Known without reading tensors."""
+        """Whether every sequence has one token and there is no padding (B = T); known without reading tensors."""
         return self.generation_rows == len(self.slots)
 
     def shared(self) -> dict[str, Any]:
-        """The fields by name, for a backend's own kind of inputs."""
-        return {each.name: getattr(self, each.name) for each in fields(AttentionInputs)}
+        """The fields by name, to construct a backend's subclass."""
+        return {shared.name: getattr(self, shared.name) for shared in fields(AttentionInputs)}
 
 
 class AttentionBackend(Protocol):
@@ -74,13 +74,13 @@ class AttentionBackend(Protocol):
     name: str
     """The value of the setting `attention` that selects it."""
     graphs: bool
-    """Whether `prepare` and `attend` never read a tensor's values on the host in a generation step, so that a CUDA
-    graph can capture them."""
+    """Whether a CUDA graph can capture a generation step: `prepare` and `attend` never read a tensor's values on the
+    host in it."""
     context_graphs: bool
-    """The same of a step with context, by `AttentionInputs.captured_context`."""
+    """Whether a CUDA graph can capture a step with context; see `AttentionInputs.captured_context`."""
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
-        """Once per step: the inputs plus whatever all layers share, as `attend` expects them."""
+        """Called once per step. Returns the inputs for `attend`, with everything computed that the layers share."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
@@ -88,23 +88,25 @@ class AttentionBackend(Protocol):
         """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> the same
         shape.
 
-        With a window a token sees the last `window` keys, its own included: flash-attn's window_size=(window - 1, 0).
-        Block table entries that lie wholly behind the window of a sequence's first query token are never read. Raises
-        TypeError if `inputs` did not come from `prepare`.
+        With a window, a token attends to the last `window` keys, its own included: flash-attn's
+        window_size=(window - 1, 0). Blocks that lie entirely before the window of a sequence's first query token are
+        not read. Raises TypeError if `inputs` did not come from `prepare`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The device and the model that attention is needed for."""
+    """The device and the model for which a backend is chosen."""
 
     device: torch.device
     capability: tuple[int, int] | None
+    """CUDA compute capability; None on a CPU."""
     dtype: torch.dtype
     heads: HeadShape
     windows: tuple[int | None, ...]
+    """Attention window of each layer, in tokens; None: unlimited."""
     tokens_per_block: int
-    """0: what the backend prefers."""
+    """0: the backend's preferred size."""
     fused: bool = True
     """Whether a Triton kernel may store keys and values (the setting `fused_kernels`)."""
 
@@ -115,18 +117,18 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 
 
 class Refusal(StrEnum):
-    """Kinds of refusal; the value follows the kernel's title in a message."""
+    """Why a kernel is not used; in messages the value follows the kernel's title."""
 
     ABSENT = "is not available"
-    """Not installed, or not for this GPU, head shape, dtype or block size: nothing is wrong."""
+    """Not installed, or it does not support this GPU, head shape, dtype or block size. Not a fault."""
     FAILED = "failed"
     """Could not be loaded, or raised an error."""
     WRONG = "is wrong"
-    """Ran, but does not agree with the reference."""
+    """Ran, but its results differ from the reference's."""
 
 
 class RefusedError(Exception):
-    """A kernel cannot be used here; as text the kind and the reason."""
+    """A kernel cannot be used on this machine; the message states the kind and the reason."""
 
     def __init__(self, kind: Refusal, reason: str) -> None:
         super().__init__(f"{kind}: {reason}")
@@ -141,16 +143,16 @@ class RefusedError(Exception):
 
 
 class BrokenDeviceError(ValueError):
-    """A kernel under trial corrupted the process's CUDA context, so every later kernel would seem to fail as well."""
+    """A kernel corrupted the process's CUDA context while it was tested, so every later kernel would fail too."""
 
 
 def check_device(device: torch.device, kernel: str, setting: str, error: Exception) -> None:
-    """Call after a kernel under trial raised `error`. Raises BrokenDeviceError if the GPU cannot be used any more,
-    naming the kernel and the setting that avoids it."""
+    """Call when a kernel raised `error` while it was tested. Raises BrokenDeviceError if this process cannot use the
+    GPU any more; the message names the kernel and the setting that avoids it."""
     try:
         synchronize(device)
     except Exception as sticky:
-        # An illegal access or a failed assertion is sticky: CUDA answers every later call of the process with it.
+        # An illegal access or a failed assertion is sticky: every later CUDA call of the process fails with it.
         raise BrokenDeviceError(
             f"{kernel} broke the CUDA context of {device} when it was tested: {first_line(error)}. "
             f"This process cannot use the GPU any more; start it with {setting}"
@@ -158,12 +160,12 @@ def check_device(device: torch.device, kernel: str, setting: str, error: Excepti
 
 
 def first_line(error: BaseException) -> str:
-    """The message's first line, at most 200 characters: compilers' messages go on for pages."""
+    """The first line of an error's message, at most 200 characters: a compiler's message may be pages long."""
     name = type(error).__name__
     try:
         message = str(error).strip()
-    except Exception as broken:  # noqa: BLE001 - an exception's own code may do anything
-        message = f"{name}, whose message raised {type(broken).__name__}"
+    except Exception as broken:  # noqa: BLE001 - a third-party __str__ may raise anything
+        message = f"{name}, whose __str__ raised {type(broken).__name__}"
     return (message or name).splitlines()[0][:200]
 
 

@@ -1,4 +1,4 @@
-"""The paged KV cache (PagedAttention, arXiv:2309.06180): one pool of blocks, used alike by all layers."""
+"""The paged KV cache (PagedAttention, arXiv:2309.06180). A block number refers to the same slots in every layer."""
 
 import math
 import mmap
@@ -16,11 +16,11 @@ class LayerCache:
     __slots__ = ("_key_slots", "_value_slots", "key_columns", "keys", "spare", "value_rows", "values")
 
     def __init__(self, keys: Tensor, values: Tensor, tokens_per_block: int) -> None:
-        """Each [slots + 1, kv_heads, head_dim]: the last slot is in no block, so it is never read."""
+        """keys, values: each [slots + 1, kv_heads, head_dim]. The last slot is in no block, so it is never read."""
         self._key_slots = keys
         self._value_slots = values
         self.spare = len(keys) - 1
-        """The slot that takes the keys and values of padding."""
+        """The last slot: keys and values of padding are written to it."""
         blocks = (self.spare // tokens_per_block, tokens_per_block)
         self.keys, self.values = (pool[:-1].unflatten(0, blocks) for pool in (keys, values))
         """Each [num_blocks, tokens_per_block, kv_heads, head_dim]."""
@@ -39,15 +39,15 @@ class LayerCache:
 
 
 def store_by_torch(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Write key and value [T, kv_heads, head_dim] to slots [T] int64; -1: nowhere that is read."""
-    # Not filtered by a mask: that would make the host wait to learn how many tokens are padding.
+    """Write key and value [T, kv_heads, head_dim] to slots [T] int64; slot -1 (padding) is redirected to the spare."""
+    # A boolean mask instead would make the host wait for the device, to learn how many tokens are padding.
     cache.store(key, value, slots.masked_fill(slots < 0, cache.spare))
 
 
 class KVCache:
     """Keys and values of all layers, and a second pool in host memory for evicted blocks.
 
-    Blocks start as zeros: attention multiplies unwritten slots by a weight of 0, which NaN would survive.
+    Blocks start as zeros: attention multiplies unwritten slots by a weight of 0, and 0 * NaN is NaN.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Of the blocks on the device."""
+        """Bytes of all blocks on the device."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Copy blocks, all layers at once, in order. On CUDA the copies are queued on the current stream."""
+        """Copy blocks of all layers, one move after the other. On CUDA the copies are queued on the current stream."""
         for kind, source, target in moves:
             match kind:
                 case MoveKind.COPY:
                     self._blocks[:, :, target] = self._blocks[:, :, source]
-                # Host blocks keep all layers together, so that a move is one copy in host memory.
+                # A host block is contiguous over all layers, so that a move is one contiguous range of host memory.
                 case MoveKind.OFFLOAD:
                     self._host_blocks[target].copy_(self._blocks[:, :, source], non_blocking=True)
                 case MoveKind.ONLOAD:
@@ -97,7 +97,7 @@ class KVCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU they take memory only once they are written."""
+    """A tensor of zeros. On a CPU its pages take memory only once they are written."""
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -109,7 +109,7 @@ def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     """Zeros in host memory; pinned for CUDA, so that copies are asynchronous."""
     blocks = zeros(shape, dtype, torch.device("cpu"))
     if device.type == "cuda" and blocks.nbytes:
-        # Registered by hand: torch's pinned allocator rounds up to a power of two, up to twice as much.
+        # Not by torch's pinned allocator, which rounds up to a power of two and so may take almost twice the memory.
         cudart = torch.cuda.cudart()
         torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
     return blocks

@@ -1,4 +1,4 @@
-"""Chooses the attention backend for a machine and a model, and says why."""
+"""Chooses the attention backend for a machine and a model, and reports the reason."""
 
 from dataclasses import dataclass, replace
 
@@ -13,8 +13,8 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import verify_backend, verify_captured, verify_store
 
 KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
-"""Best first."""
-# Small blocks waste little memory at a sequence's end, and share prefixes at a fine grain.
+"""In order of preference."""
+# Small blocks waste little memory at a sequence's end, and let requests share more of a common prefix.
 TOKENS_PER_BLOCK = 16
 
 
@@ -24,22 +24,23 @@ class ChosenBackend:
 
     backend: AttentionBackend
     reason: str
-    """Why it was chosen and better ones were not; for the log."""
+    """Why it was chosen and preferred kernels were not; for the log."""
     tokens_per_block: int
 
 
-def choose(wanted: str, site: Site) -> ChosenBackend:
-    """`wanted` is the setting `attention`. auto: on a CPU its backend; on a GPU the first of `KERNELS` that passes its
-    test, those that split keys before the others, or else the reference.
+def choose(setting: str, site: Site) -> ChosenBackend:
+    """`setting` is the value of the setting `attention`. With auto, the choice on a CPU is the backend for CPUs; on a
+    GPU it is the first of `KERNELS` that passes its test, where kernels that split keys come first, or the reference if
+    no kernel passes.
 
-    Raises ValueError, with the reason, if a backend wanted by name cannot run, and for half precision on a CPU.
+    Raises ValueError, with the reason, if the backend named by the setting cannot run, and for half precision on a CPU.
     """
     size = site.tokens_per_block or TOKENS_PER_BLOCK
-    if wanted == "reference":
+    if setting == "reference":
         return ChosenBackend(ReferenceAttention(site.heads), "selected by the setting", size)
-    if wanted == "cpu" and site.capability is not None:
+    if setting == "cpu" and site.capability is not None:
         raise ValueError("attention = cpu does not run on device cuda")
-    if wanted == "cpu" or (wanted == "auto" and site.capability is None):
+    if setting == "cpu" or (setting == "auto" and site.capability is None):
         if site.dtype != torch.float32:
             name = str(site.dtype).removeprefix("torch.")
             raise ValueError(
@@ -48,23 +49,23 @@ def choose(wanted: str, site: Site) -> ChosenBackend:
             )
         return ChosenBackend(CpuAttention(site.heads, site.windows), "the device is a CPU", size)
     refused: list[str] = []
-    # A stable sort: among kernels that split long contexts the best still comes first.
+    # The sort is stable: kernels that split long contexts keep their order of preference.
     for kernel in sorted(KERNELS, key=lambda kernel: not kernel.splits(site.heads, site.windows)):
-        if wanted in ("auto", kernel.name):
+        if setting in ("auto", kernel.name):
             try:
-                found = try_kernel(kernel, site)
+                chosen = try_kernel(kernel, site)
             except RefusedError as error:
                 refused.append(f"{kernel.title} {error}")
             else:
-                return replace(found, reason=". ".join([found.reason, *refused]))
-    if wanted != "auto":
-        raise ValueError(f"attention = {wanted} cannot run here. {'. '.join(refused)}")
+                return replace(chosen, reason=". ".join([chosen.reason, *refused]))
+    if setting != "auto":
+        raise ValueError(f"attention = {setting} cannot run here. {'. '.join(refused)}")
     return ChosenBackend(ReferenceAttention(site.heads), f"nothing faster runs here. {'. '.join(refused)}", size)
 
 
 def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
-    """Load and test a kernel. Raises RefusedError if it does not support this site, cannot be loaded, fails or is
-    wrong, and BrokenDeviceError if it breaks the CUDA context."""
+    """Load and test a kernel. Raises RefusedError if it does not support this site, cannot be loaded, fails or computes
+    wrong results, and BrokenDeviceError if it breaks the CUDA context."""
     size = _block_size(kernel, site)
     store, notes = _choose_store(site)
     try:
@@ -75,7 +76,7 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
         raise
     except Exception as error:  # a third-party package may raise anything
         refused = RefusedError.of(error)
-        # A kernel that is absent has run nothing, so the device need not be checked.
+        # A kernel that is not available has not run, so the device need not be checked.
         if refused.kind is not Refusal.ABSENT:
             check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
         raise refused from error
@@ -83,7 +84,8 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
 
 
 def _verify_captured(backend: PagedAttention, kernel: Kernel, site: Site, size: int) -> list[str]:
-    """Notes: a kernel that is right in all other steps serves without graphs of those with context."""
+    """Test the kernel as a CUDA graph of steps with context runs it. If that fails, disable these graphs and return a
+    note for the log; the kernel is still used."""
     if not backend.context_graphs:
         return []
     try:
@@ -92,12 +94,12 @@ def _verify_captured(backend: PagedAttention, kernel: Kernel, site: Site, size: 
         refused = error if isinstance(error, RefusedError) else RefusedError.of(error)
         check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
         backend.context_graphs = False
-        return [f"No graphs of steps with context: in them it {refused}"]
+        return [f"No CUDA graphs of steps with context: in their test the kernel {refused}"]
     return []
 
 
 def _choose_store(site: Site) -> tuple[Store, list[str]]:
-    """Triton's, or torch's and the reason."""
+    """The Triton kernel, or torch's operations and the reason for them."""
     if not site.fused:
         return store_by_torch, ["Triton's store is not used: fused_kernels = false"]
     try:
@@ -114,7 +116,7 @@ def _choose_store(site: Site) -> tuple[Store, list[str]]:
 
 
 def _alternative(kernel: Kernel) -> str:
-    """What to select by name instead of this one."""
+    """The value of the setting `attention` to use instead of this kernel."""
     return "reference" if kernel.name == TRITON.name else TRITON.name
 
 

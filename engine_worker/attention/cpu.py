@@ -1,4 +1,4 @@
-"""The CPU backend: all generation rows at once, context slices one by one. Needs no compiler."""
+"""The CPU backend: all generation rows in one batch, sequences with context one by one. Needs no compiler."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.generation import GenerationPlan, attend_generation, plan_generation, silence_warning
 
 TILE = 256
-"""Query tokens per call. Keys past a tile's last token, or behind the window of its first, are skipped."""
+"""Query tokens per call. Keys after a tile's last token, or before the window of its first, are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextPlan:
-    """One sequence: the step's tokens [begin, end) are the last of the `length` tokens in its blocks."""
+    """A sequence's part of the step: tokens [begin, end), which are the last of the `length` tokens in `blocks`."""
 
     begin: int
     end: int
@@ -30,14 +30,14 @@ class ContextPlan:
 
     @property
     def widest(self) -> int:
-        """Most keys that a tile needs."""
+        """Upper bound of the keys that one tile needs."""
         return self.length if self.window is None else min(self.length, TILE + self.window - 1)
 
 
 def plan_context(
     begin: int, end: int, length: int, block_table: Tensor, tokens_per_block: int, window: int | None
 ) -> ContextPlan:
-    """block_table [M] int32; blocks behind the window of the first token are dropped."""
+    """block_table [M] int32; blocks that lie entirely before the window of the first token are omitted."""
     first = 0 if window is None else max(0, length - (end - begin) - window + 1)
     skipped = first // tokens_per_block
     blocks = block_table[skipped : -(-length // tokens_per_block)].long()
@@ -51,16 +51,17 @@ def plan_context(
 def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
     """[TILE, length], added to scores: 0 where a query sees a key, else -inf. Aligned bottom right, so that
     `mask[-rows:, -keys:]` fits every tile of `rows` tokens that ends at the last of `keys` keys."""
-    # Key `own + i` is query row i's own.
-    own = length - TILE
-    seen = torch.ones(TILE, length, dtype=torch.bool).tril(own)
+    # Query row i belongs to the same token as key past + i.
+    past = length - TILE
+    visible = torch.ones(TILE, length, dtype=torch.bool).tril(past)
     if window is not None:
-        seen = seen.triu(own - window + 1)
-    return torch.zeros(TILE, length, dtype=dtype).masked_fill_(~seen, -torch.inf)
+        visible = visible.triu(past - window + 1)
+    return torch.zeros(TILE, length, dtype=dtype).masked_fill_(~visible, -torch.inf)
 
 
 def attend_context(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Tensor, heads: HeadShape) -> Tensor:
-    """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask is at least `plan.widest` wide."""
+    """query [Q, heads, head_dim] of this sequence -> output of the same shape. The mask is at least `plan.widest`
+    wide."""
     keys, values = (pool[plan.blocks].flatten(0, 1).transpose(0, 1)[None] for pool in (cache.keys, cache.values))
     # Tiles keep the mask small and skip keys that causality or the window rules out.
     past = plan.length - len(query)
@@ -83,7 +84,7 @@ def attend_context(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Te
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """A step's sequences, split by query length, for layers with the same window."""
+    """A step's sequences for layers with the same window: those with one query token, and the others."""
 
     generation: GenerationPlan | None
     contexts: tuple[ContextPlan, ...]
@@ -94,12 +95,12 @@ class CpuInputs(AttentionInputs):
     """`AttentionInputs` with a plan per window."""
 
     stored: Tensor | None
-    """[S] int64: tokens that are not padding; None: all."""
+    """[S] int64: indexes of the tokens that are not padding; None: all tokens."""
     plans: Mapping[int | None, CpuPlan]
 
 
 class CpuAttention:
-    """Vectorized torch over the cache's pages. Padding comes out as zeros."""
+    """Vectorized torch operations over the cache's pages. The output of padding is zeros."""
 
     name = "cpu"
     graphs = False
@@ -112,9 +113,9 @@ class CpuAttention:
         silence_warning()
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> CpuInputs:
-        # Known once per step, so that every layer can store without a mask.
+        # Computed once per step, so that the layers store without a mask if there is no padding.
         padded = len(inputs.slots) > int(inputs.query_start[-1]) or bool((inputs.slots < 0).any())
-        # A window wider than every context of the step equals no window: such layers share a plan.
+        # A window wider than every context of the step has no effect: such layers share the plan without a window.
         narrow = {window: window if window and window < inputs.max_context else None for window in self._windows}
         plans = {window: self._plan(inputs, cache, window) for window in set(narrow.values())}
         return CpuInputs(
@@ -134,7 +135,7 @@ class CpuAttention:
             cache.store(key[inputs.stored], value[inputs.stored], inputs.slots[inputs.stored])
         plan = inputs.plans[window]
         single = plan.generation
-        # The common case, a step of generation rows only, needs no scattering.
+        # The common case, a step of generation rows only, needs no scatter.
         if single is not None and single.rows is None:
             return attend_generation(query, cache, single, self._heads.scale)
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -151,7 +152,7 @@ class CpuAttention:
         queries = np.diff(bounds)
         lengths = inputs.context_lengths.numpy()
         live = (queries > 0) & (lengths > 0)
-        # Sparse products support no half precision: single tokens then count as context slices.
+        # Sparse products do not support half precision: single tokens are then treated like context.
         single = live & (queries == 1) & (cache.dtype == torch.float32)
         size = cache.tokens_per_block
         return CpuPlan(
@@ -176,7 +177,7 @@ class CpuAttention:
         )
 
     def _mask(self, plan: ContextPlan, dtype: torch.dtype) -> Tensor:
-        """At least as wide as the plan needs; cached, and grown in powers of two."""
+        """A mask at least as wide as the plan needs. Cached; its width grows in powers of two."""
         mask = self._masks.get(plan.window)
         if mask is None or plan.widest > mask.shape[1] or dtype != mask.dtype:
             width = max(TILE, 1 << (plan.widest - 1).bit_length())

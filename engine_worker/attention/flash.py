@@ -1,8 +1,8 @@
-"""FlashAttention (arXiv:2307.08691, arXiv:2407.08608) from its own packages, and as built into torch; the only importer
-of those packages and of torch.nn.attention.varlen.
+"""Wrappers of FlashAttention (arXiv:2307.08691, arXiv:2407.08608): the releases 2, 3 and 4, and torch's varlen_attn.
+No other module imports their packages or torch.nn.attention.varlen.
 
-Each release has its own names and limits. All align the causal mask bottom right, and exclude the token itself from the
-window's size.
+Names and limits differ between the releases. All of them align the causal mask to the bottom right, and do not count
+the token itself in the window's size.
 """
 
 import inspect
@@ -16,13 +16,14 @@ from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.paged import Attend, Kernel, PagedInputs
 
 PAGED_SINCE = "2.12"
+"""The first version of torch whose varlen_attn takes block tables."""
 
 
 def _flash2() -> Attend:
-    """From package flash-attn, 2.6 or later."""
+    """FlashAttention-2, from the package flash-attn 2.6 or later."""
     import flash_attn
 
-    # FlashAttention-4 on its own installs a namespace package of this name that contains only `cute`.
+    # If only FlashAttention-4 is installed, flash_attn is a namespace package that contains just `cute`.
     if hasattr(flash_attn, "__path__") and getattr(flash_attn, "__file__", None) is None:
         raise ModuleNotFoundError("the package flash_attn contains only FlashAttention-4")
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
@@ -36,7 +37,7 @@ def _flash2() -> Attend:
         }
         out: Tensor
         if inputs.generation:
-            # Unlike the varlen function, this one splits long contexts over the GPU.
+            # Unlike flash_attn_varlen_func, this function splits long contexts over the GPU.
             out = flash_attn_with_kvcache(
                 query[:, None], cache.keys, cache.values, cache_seqlens=inputs.context_lengths, **shared
             )
@@ -79,7 +80,7 @@ def _flash3() -> Attend:
 
 
 def _flash4() -> Attend:
-    """From package flash-attn-4."""
+    """FlashAttention-4, from the package flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
     def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
@@ -95,29 +96,31 @@ def _flash4() -> Attend:
             softmax_scale=scale,
             causal=True,
             window_size=(None, None) if window is None else (window - 1, 0),
-            # 0: as many as keep the GPU busy. Context rows already do.
+            # 0: as many splits as keep the GPU busy. Context rows keep it busy without splits.
             num_splits=0 if inputs.generation else 1,
         )
-        # Some releases return the log-sum-exp as well.
-        found: Tensor = out[0] if isinstance(out, tuple) else out
-        return found
+        # Some releases return a tuple that contains the log-sum-exp as well.
+        attended: Tensor = out[0] if isinstance(out, tuple) else out
+        return attended
 
     return attend
 
 
 def _varlen() -> Attend:
+    """torch's built-in FlashAttention."""
     from torch.nn.attention.varlen import varlen_attn
 
     if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
-        reason = f"torch {torch.__version__} has it without block_table: it takes torch {PAGED_SINCE}"
+        reason = f"varlen_attn of torch {torch.__version__} has no block_table: torch {PAGED_SINCE} or later is needed"
         raise RefusedError(Refusal.ABSENT, reason)
     # From 2.13 on torch splits long contexts by default, and then writes the output of the first sequence only (pytorch
     # issue 194167), except on the packed path, which has a batch dimension. 2.12 never splits, and refuses the option.
     unsplit: dict[str, Any] = {"num_splits": 1} if torch.__version__ >= "2.13" else {}
 
     def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
-        # torch packs the query heads of a KV head into one program, and splits their keys, for single tokens without a
-        # bound on either side. A single token sees its whole context, so no bound is needed.
+        # torch packs the query heads of a KV head into one program, and splits their keys, only if each query is a
+        # single token and the window is unbounded on both sides. A single token is the last of its context, so it needs
+        # no causal bound.
         packed = inputs.generation and packs(query.shape[1], cache.keys.shape[2], window)
         causal = (-1, 0) if window is None else (window - 1, 0)
         out = varlen_attn(
@@ -141,8 +144,8 @@ def _varlen() -> Attend:
 
 
 def packs(num_heads: int, num_kv_heads: int, window: int | None) -> bool:
-    """Whether torch reads each KV head once in a generation step, and splits long contexts over the GPU. Otherwise it
-    reads a KV head once per query head, in one program per sequence and query head."""
+    """Whether, in a generation step, torch reads each KV head once and splits long contexts over the GPU. Otherwise it
+    runs one program per sequence and query head, each of which reads its KV head."""
     return num_heads > num_kv_heads and window is None
 
 
@@ -157,7 +160,7 @@ VARLEN = Kernel(
 )
 KERNELS = (
     Kernel("flash", "FlashAttention-3", _flash3, frozenset({9}), tokens_per_block=1),
-    # Not on Hopper: there it does not split long contexts, as all the others do.
+    # Not on Hopper, where FlashAttention-4 does not split long contexts, unlike every other kernel here.
     Kernel("flash", "FlashAttention-4", _flash4, frozenset({10, 11}), tokens_per_block=1),
     Kernel("flash", "FlashAttention-2", _flash2, frozenset({8, 9, 10, 11, 12}), tokens_per_block=256, key_start=True),
     VARLEN,

@@ -1,9 +1,11 @@
-"""Generation rows on a CPU: one query token per sequence, all at once, with keys and values read in place.
+"""Attention for generation rows on a CPU: one query token per sequence, a whole batch per operation, with keys and
+values read in place.
 
-The pool is a table of vectors, and each query head has a list of rows in it. The scores are a sampled dense-dense
+The cache is a table of vectors, and each query head has a list of rows in it. The scores are a sampled dense-dense
 matrix product (SDDMM): query times keys, at the positions of a sparse matrix with a row per query head. The output is
-an embedding bag: per query head the weighted sum of its rows of the values. Both take lists of any length, so nothing
-is gathered, only the softmax needs padding, and a row's result is independent of the batch, bit for bit.
+an embedding bag: for each query head, the weighted sum of its rows of the values. Both operations take lists of any
+length, so that no keys or values are copied and only the softmax needs padding. A row's result has the same bits in any
+batch.
 """
 
 import warnings
@@ -27,11 +29,13 @@ NO_PADDING = -1
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Shared by all layers with the same window. B sequences, H heads; E (query head, key) pairs, H * sum of keys seen.
+    """A step's indexes and buffers, shared by all layers with the same window.
+
+    B sequences, H query heads, E = H * (sum of the sequences' visible keys) pairs of query head and key.
 
     For the softmax the scores are laid out in rectangles [sequences * H, width], one per distinct width. A sequence's
     width is its number of blocks in the window, rounded up to a power of two, in tokens: one long sequence does not
-    widen the others. Every layer overwrites the same scores; the rest of the rectangles stays -inf.
+    widen the others. Every layer overwrites the same E scores; the other elements of the rectangles remain -inf.
     """
 
     rows: Tensor | None
@@ -39,13 +43,13 @@ class GenerationPlan:
     pairs: Tensor
     """Sparse CSR [B * H, slots * kv_heads] of E scores."""
     table_rows: Tensor
-    """[E] int32: the columns of `pairs`, rows of the pool."""
+    """[E] int32: the columns of `pairs`, which are rows of `LayerCache.value_rows`."""
     bag_start: Tensor
     """[B * H] int32: where each row of `pairs` begins."""
     flat_index: Tensor
     """[E] int64: position of each score in `scores`."""
     scores: Tensor
-    """All rectangles, one after the other."""
+    """All rectangles, flattened and concatenated."""
     rectangles: tuple[Tensor, ...]
     """Views of `scores`."""
 
@@ -96,7 +100,7 @@ def plan_generation(
 def _in_window(
     block_tables: NDArray[np.int32], lengths: NDArray[np.int32], tokens_per_block: int, window: int | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Tables cut to begin with the block of the first key seen, and the range [first, end) of keys seen in them."""
+    """Tables that begin with the block of the first visible key, and the range [first, end) of visible keys in them."""
     if window is None:
         return block_tables, np.zeros_like(lengths), lengths
     firsts = np.maximum(lengths - window, 0)
@@ -110,7 +114,7 @@ def _in_window(
 def _table_rows(
     block_tables: NDArray[np.int32], width: int, heads: HeadShape, tokens_per_block: int
 ) -> NDArray[np.int32]:
-    """[b, M] blocks -> [b, heads, width] rows of the pool; arbitrary past a sequence's blocks."""
+    """Block tables [b, M] -> row numbers in the pool [b, heads, width]; arbitrary past a sequence's blocks."""
     count, blocks = len(block_tables), width // tokens_per_block
     if block_tables.shape[1] < blocks:
         missing = np.zeros((count, blocks - block_tables.shape[1]), np.int32)
@@ -133,17 +137,17 @@ def _sparse(row_starts: Tensor, columns: Tensor, width: int, dtype: torch.dtype)
 
 
 def silence_warning() -> None:
-    """Trigger, unseen, the warning that torch gives once per process: CSR tensors are in beta."""
+    """Make torch give, and drop, its once-per-process warning that CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _sparse(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 1, torch.float32)
 
 
 def attend_generation(query: Tensor, cache: LayerCache, plan: GenerationPlan, scale: float) -> Tensor:
-    """Query [B, heads, head_dim] -> the same shape."""
+    """query [B, heads, head_dim] -> output of the same shape."""
     heads = query.reshape(-1, query.shape[2])
     pairs = plan.pairs
-    # Writes into the plan's own values: nothing is allocated per layer.
+    # out=pairs overwrites the plan's values, so that no layer allocates memory.
     scores = torch.sparse.sampled_addmm(pairs, heads, cache.key_columns, beta=0.0, alpha=scale, out=pairs).values()
     plan.scores.index_copy_(0, plan.flat_index, scores)
     weights = _softmax(plan.rectangles).index_select(0, plan.flat_index)
@@ -153,6 +157,6 @@ def attend_generation(query: Tensor, cache: LayerCache, plan: GenerationPlan, sc
 
 
 def _softmax(rectangles: tuple[Tensor, ...]) -> Tensor:
-    """Over the rows of each rectangle; flat, like `GenerationPlan.scores`."""
+    """Softmax over the rows of each rectangle; the result is flat, like `GenerationPlan.scores`."""
     parts = [torch.softmax(rectangle, dim=1).view(-1) for rectangle in rectangles]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

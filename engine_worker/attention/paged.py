@@ -1,4 +1,5 @@
-"""Attention on a GPU: a kernel that reads the cache's pages in place, and the kernels' common description."""
+"""The backend for GPUs: attention by a kernel that reads the cache's pages in place, and how such kernels are
+described."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,20 +14,20 @@ from engine_worker.attention.cache import KVCache, LayerCache
 
 @dataclass(frozen=True, slots=True)
 class PagedInputs(AttentionInputs):
-    """`AttentionInputs` with what some kernels need in addition."""
+    """`AttentionInputs` with an additional tensor that some kernels need."""
 
     key_start: Tensor | None
-    """[B + 1] int32: where each sequence's keys would begin if they were contiguous. In a generation step only its
-    shape is right. None if the kernel does not need it."""
+    """[B + 1] int32: where each sequence's keys would begin if they were contiguous. In a generation step only the
+    shape of this tensor is meaningful. None if the kernel does not need it."""
 
 
 Splits = Callable[[HeadShape, tuple[int | None, ...]], bool]
 """(heads, windows of the layers) -> whether long contexts of generation rows are split over the GPU."""
 Attend = Callable[[Tensor, LayerCache, PagedInputs, float, int | None], Tensor]
-"""(query [T, heads, head_dim], cache, inputs, scale of the scores, window) -> the same shape as the query."""
+"""(query [T, heads, head_dim], cache, inputs, scale of the scores, window) -> output, in the shape of the query."""
 Store = Callable[[LayerCache, Tensor, Tensor, Tensor], None]
-"""(cache, key, value, slots): writes key and value [T, kv_heads, head_dim] to slots [T] int64. Slot -1 is padding:
-nothing that is ever read may be written for it. Never waits for the device, so a CUDA graph can capture it."""
+"""(cache, key, value, slots): writes key and value [T, kv_heads, head_dim] to slots [T] int64. For slot -1, padding, it
+writes no slot that is ever read. It never waits for the device, so a CUDA graph can capture it."""
 
 
 def _always(heads: HeadShape, windows: tuple[int | None, ...]) -> bool:  # noqa: ARG001
@@ -35,23 +36,24 @@ def _always(heads: HeadShape, windows: tuple[int | None, ...]) -> bool:  # noqa:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that may be available, and its requirements; `engine_worker.attention.choice` checks them."""
+    """A kernel that may be installed, and its requirements, which `engine_worker.attention.choice` checks."""
 
     name: str
     """The value of the setting `attention` that selects it."""
     title: str
+    """Its name in messages."""
     load: Callable[[], Attend]
-    """Raises ModuleNotFoundError or RefusedError if it is not available, other errors if it is broken."""
+    """Raises ModuleNotFoundError or RefusedError if the kernel is not available, other errors if it is broken."""
     majors: frozenset[int]
-    """Major compute capabilities."""
+    """Supported major compute capabilities."""
     tokens_per_block: int
-    """The block size must be a multiple of it."""
+    """The block size must be a multiple of this number."""
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
     head_dims: range = range(8, 257, 8)
     key_start: bool = False
     """Whether it needs `PagedInputs.key_start`."""
     splits: Splits = _always
-    """If false, `auto` prefers any kernel for which it is true."""
+    """`auto` prefers kernels for which this is true."""
     context_graphs: bool = False
     """See `AttentionBackend.context_graphs`."""
 
@@ -72,18 +74,18 @@ TRITON = Kernel(
     head_dims=range(1, 257),
     context_graphs=True,
 )
-"""Sluice's own: any block size and dtype, and no package but torch's."""
+"""Sluice's own kernels: any block size and dtype, and no package but torch's Triton."""
 
 
 def triton_store() -> Store:
-    """Writes keys and values in one launch. Raises ModuleNotFoundError without Triton."""
+    """A `Store` that writes keys and values in one launch. Raises ModuleNotFoundError if Triton is not installed."""
     from engine_worker.attention.kernels import store
 
     return store
 
 
 class PagedAttention:
-    """The backend of a kernel: stores the new keys and values, then attends."""
+    """The backend that runs one of the kernels."""
 
     graphs = True
 
@@ -110,6 +112,6 @@ class PagedAttention:
 
 def _key_start(inputs: AttentionInputs) -> Tensor:
     if inputs.generation:
-        # Kernels look at its shape only, and a graph would replay whatever values it has now.
+        # Any tensor of this shape will do: in a generation step kernels read only its shape.
         return inputs.query_start
     return F.pad(inputs.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))

@@ -1,4 +1,4 @@
-"""The reference: attention by its definition, one sequence at a time, in float32. Every other backend is tested
+"""The reference backend: attention by its definition, one sequence at a time, in float32. Every other backend is tested
 against it."""
 
 import torch
@@ -9,7 +9,7 @@ from engine_worker.attention.cache import KVCache, LayerCache, store_by_torch
 
 
 class ReferenceAttention:
-    """Plain torch on any device; slow. Padding comes out as zeros."""
+    """Plain torch on any device; slow. The output of padding is zeros."""
 
     name = "reference"
     graphs = False
@@ -29,7 +29,7 @@ class ReferenceAttention:
         bounds = inputs.query_start.tolist()
         for i, length in enumerate(inputs.context_lengths.tolist()):
             begin, end = bounds[i], bounds[i + 1]
-            # Keys behind the window of the first query token are not read: their blocks may hold anything.
+            # Keys before the window of the first query token must not be read: their blocks may have been reused.
             first = 0 if window is None else max(0, length - (end - begin) - window + 1)
             keys, values = (_gather(pool, inputs.block_tables[i], first, length) for pool in (cache.keys, cache.values))
             out[begin:end] = self._attend(query[begin:end], keys, values, window)
@@ -40,16 +40,17 @@ class ReferenceAttention:
         query_length, length = query.shape[0], keys.shape[0]
         keys, values = (x.float().repeat_interleave(self._heads.group, dim=1) for x in (keys, values))
         scores = torch.einsum("qhd,lhd->hql", query.float(), keys) * self._heads.scale
-        own = length - query_length
-        seen = torch.ones(query_length, length, dtype=torch.bool, device=query.device).tril(own)
+        past = length - query_length
+        visible = torch.ones(query_length, length, dtype=torch.bool, device=query.device).tril(past)
         if window is not None:
-            seen = seen.triu(own - window + 1)
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+            visible = visible.triu(past - window + 1)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
         return torch.einsum("hql,lhd->qhd", weights, values).to(query.dtype)
 
 
 def _gather(pool: Tensor, block_table: Tensor, first: int, length: int) -> Tensor:
-    """A sequence's tokens `first` to `length` from a pool [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+    """Read tokens [first, length) of a sequence from a pool [num_blocks, tokens_per_block, kv_heads, head_dim] ->
+    [length - first, kv_heads, head_dim]."""
     tokens_per_block = pool.shape[1]
     skipped = first // tokens_per_block
     blocks = block_table[skipped : -(-length // tokens_per_block)].long()

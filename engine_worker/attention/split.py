@@ -1,22 +1,26 @@
-"""Flash-decoding: over how many programs the keys of generation rows are split, each attending to a share of them."""
+"""Flash-decoding (split-K attention): into how many shares the keys of a generation row are split. Each share is
+attended to by its own program of the GPU, and the partial results are combined."""
 
 from typing import NamedTuple
 
 SPLITS = 64
-"""Most shares of a sequence's keys."""
+"""Maximum number of shares of a sequence's keys."""
 ROUNDS = 2
 """Programs per multiprocessor that splitting aims for."""
 USUAL = 8
-"""Generation rows that a graph of steps with context is planned for: when it is captured, their number is not known."""
+"""Number of generation rows for which a graph of steps with context is planned: the real number is not known when the
+graph is captured."""
 CAPTURED_ROWS = 256
-"""Sequences of such a step at most: each program looks at all of them."""
+"""Maximum number of sequences in a captured step with context: each program reads the bounds of all of them."""
 LONG, LONG_SPLITS = 4096, 8
-"""Contexts longer than LONG are split even if the batch alone keeps the GPU busy, into at most LONG_SPLITS shares: a
-single program would set the time of the step. More would cost the short contexts beside it, whose shares are empty."""
+"""Contexts of more than LONG tokens are split even if the batch is large enough to keep the GPU busy: otherwise the one
+program of the longest context would determine the time of the step. They are split into at most LONG_SPLITS shares,
+since each share also launches a program, without keys, for every short context of the batch."""
 
 
 class Split(NamedTuple):
-    """A sequence's keys have `busy` shares; more, up to `most`, if these were longer than LONG."""
+    """A sequence's keys are split into `busy` shares, or into more, at most `most`, if the shares would otherwise be
+    longer than LONG."""
 
     most: int
     busy: int
@@ -26,9 +30,9 @@ UNSPLIT = Split(1, 1)
 
 
 def plan_split(programs: int, max_context: int, keys: int, cores: int) -> Split:
-    """programs: how many there are without splitting; max_context: tokens; keys: that a program reads per round; cores:
-    multiprocessors of the GPU."""
-    # No share is smaller than a round of keys.
+    """programs: number of programs without splitting; max_context: tokens of the longest context; keys: number of keys
+    that a program reads per loop iteration; cores: multiprocessors of the GPU."""
+    # A share is at least the keys of one loop iteration.
     busy = max(1, min(SPLITS, ROUNDS * cores // programs, -(-max_context // keys)))
     most = max(busy, min(LONG_SPLITS, -(-max_context // LONG)))
     return UNSPLIT if most == 1 else Split(most, busy)

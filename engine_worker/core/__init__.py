@@ -1,1 +1,1 @@
-"""The step loop and its state. Knows no socket, no address and no tensor."""
+"""The step loop and its state. Independent of sockets, addresses and tensors."""

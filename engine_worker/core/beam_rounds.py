@@ -1,6 +1,6 @@
-"""The sequences that carry the beams of live searches: they draw, wait for each other, are forked and dropped.
+"""Advances the beam searches of live requests: forks and drops the sequences that are their beams.
 
-A beam is a sequence like any other, so beams of a request need not run in the same step, and each may be paused. After
+A beam is an ordinary sequence: the beams of a request need not run in the same step, and each may be preempted. After
 its draw a beam is not due until all beams of its search have delivered their candidates.
 """
 
@@ -20,10 +20,10 @@ class BeamRounds:
         self._cache = cache
         self._max_batch_size = max_batch_size
         self._incomplete: dict[Request, None] = {}
-        """Searches of which some beams, but not all, have delivered."""
+        """Searches of which some beams, but not all, have delivered their candidates."""
 
     def deliver(self, beam: Sequence, drawn: Drawn, now: float) -> None:
-        """A beam's candidates; those of the last one begin the next round."""
+        """Store a beam's candidates. The last beam to deliver starts the next round."""
         request = beam.request
         beam.best = drawn.best
         request.last_token_at = now
@@ -36,72 +36,72 @@ class BeamRounds:
         self._advance(request, now)
 
     def park(self) -> None:
-        """Before scheduling: beams that wait for siblings without memory give back their own, so that however small the
-        pool is, the beams of a search get their turn. They are found again in the prefix cache, as after a pause."""
+        """Call before scheduling. Beams that wait for siblings without memory release theirs, so that all beams of a
+        search get their turn even in a small pool. The prefix cache keeps their blocks, as after preemption."""
         for request in list(self._incomplete):
             if not request.num_live:
                 del self._incomplete[request]
                 continue
-            needed = any(beam.best is None and not beam.blocks for beam in request.sequences)
+            lacking = any(beam.best is None and not beam.blocks for beam in request.sequences)
             for beam in request.sequences:
-                if beam.best is not None and beam.state is not State.AWAITING and (needed or not beam.blocks):
+                if beam.best is not None and beam.state is not State.AWAITING and (lacking or not beam.blocks):
                     self._live.park(beam)
 
     def _advance(self, request: Request, now: float) -> None:
         search = request.search
         if search is None:
-            raise ValueError("the request is no beam search")
-        # In the order in which the search knows them, the best first.
+            raise ValueError("the request is not a beam search")
+        # In the order of the search's paths.
         beams = list(request.sequences)
         children = search.advance([beam.best or () for beam in beams])
         if search.ended:
             self._end(request, now)
             return
-        going_on = {child.parent for child in children}
-        # Dropped first: the forks may need their memory.
+        parents = {child.parent for child in children}
+        # Before the forks, which may need their memory.
         for index, beam in enumerate(beams):
-            if index not in going_on:
+            if index not in parents:
                 self._live.drop(beam)
-        free = iter(sorted(set(range(search.width)) - {beams[index].index for index in going_on}))
+        free_indexes = iter(sorted(set(range(search.width)) - {beams[index].index for index in parents}))
+        # By parent: the token of its first child, which continues the parent's own sequence.
         first: dict[int, int] = {}
-        """Token of each parent's first child, which goes on in the parent's place."""
-        following = []
+        next_beams = []
         for parent, token in children:
             if parent not in first:
                 first[parent] = token
-                following.append(beams[parent])
+                next_beams.append(beams[parent])
             else:
-                following.append(self._fork(beams[parent], next(free), token))
-        # After the forks, which copy what the parents had.
+                next_beams.append(self._fork(beams[parent], next(free_indexes), token))
+        # After the forks, which copy the parents' tokens.
         for parent, token in first.items():
-            self._go_on(beams[parent], token)
-        request.sequences = tuple(following)
-        request.num_live = len(following)
+            self._continue(beams[parent], token)
+        request.sequences = tuple(next_beams)
+        request.num_live = len(next_beams)
 
     def _fork(self, parent: Sequence, index: int, token: int) -> Sequence:
         child = parent.fork(index)
         child.append(token)
         self._live.activate(child)
-        # Else it waits without memory, and finds full blocks in the prefix cache.
+        # If it cannot be forked, it waits without memory and later finds the full blocks in the prefix cache.
         if parent.blocks and len(self._cache.holders) < self._max_batch_size and self._cache.fork(parent, child):
             child.state = State.RUNNING
         return child
 
-    def _go_on(self, beam: Sequence, token: int) -> None:
+    def _continue(self, beam: Sequence, token: int) -> None:
         beam.append(token)
         beam.best, beam.due = None, True
         if beam.state is State.AWAITING:
             self._live.activate(beam)
 
     def _end(self, request: Request, now: float) -> None:
-        found, n = request.search.finished if request.search else [], request.spec.n
-        if len(found) < n:
-            message = f"beam search found {len(found)} outputs, n is {n}: no more can follow from the allowed tokens"
+        finished, n = request.search.finished if request.search else [], request.spec.n
+        if len(finished) < n:
+            message = f"beam search found {len(finished)} of {n} outputs: the allowed tokens lead to no others"
             fault = Fault(ErrorCode.NOTHING_TO_SAMPLE.name, message)
             self._live.end_request(request, FinishReason.ERROR, now, fault=fault)
             return
         results: list[tuple[list[int], list[TokenLogprob], FinishReason]] = []
-        for hypothesis in found[:n]:
+        for hypothesis in finished[:n]:
             steps = hypothesis.path.steps()
-            results.append(([each.token for each in steps], [each.logprob for each in steps], hypothesis.reason))
+            results.append(([step.token for step in steps], [step.logprob for step in steps], hypothesis.reason))
         self._live.end_search(request, results, now)

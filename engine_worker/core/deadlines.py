@@ -7,16 +7,16 @@ from math import inf
 from engine_worker.request import Request
 
 PRUNE_MIN_ENTRIES = 64
-"""Below this size the heap is not worth pruning."""
+"""Size below which the heap is not pruned."""
 
 
 class Deadlines:
-    """A heap of requests by deadline."""
+    """The requests with a time limit, by deadline."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._numbers = count()
-        """Break ties, as requests cannot be compared."""
+        """Break ties between equal deadlines, because requests cannot be compared."""
         self._prune_at = PRUNE_MIN_ENTRIES
 
     def __len__(self) -> int:
@@ -25,7 +25,7 @@ class Deadlines:
     def add(self, request: Request) -> None:
         if request.deadline == inf:
             return
-        # Requests that end early leave their entry behind: pruned, the heap has about twice as many as are live.
+        # Requests that end early leave their entries in the heap: pruning bounds it to about twice the live requests.
         if len(self._heap) >= self._prune_at:
             self._heap = [entry for entry in self._heap if entry[2].num_live]
             heapify(self._heap)

@@ -1,4 +1,4 @@
-"""Where requests and stops enter the core."""
+"""Admits requests to the core, applies stops, and tracks requests that are being prepared."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,11 +38,10 @@ class Prepare(Protocol):
 
 
 MAX_LIVE_TABLE_BYTES = 512 << 20
-"""Of all prompt tables and images of live requests; equal ones count once."""
+"""Limit on all prompt tables and images of live requests; equal ones count once."""
 NO_BEAMS = Fault(
     ErrorCode.NOT_BUILT_YET.name,
-    "is not built yet for engines with a capacity_scheduler_policy other than max_utilization, or a scheduler of their "
-    "own",
+    "is not built yet for engines with a custom scheduler or a capacity_scheduler_policy other than max_utilization",
     field="spec.sampling.beam_search",
 )
 NO_CHUNKS = Fault(
@@ -52,55 +51,59 @@ NO_CHUNKS = Fault(
 )
 NO_ADAPTERS = Fault(
     ErrorCode.INVALID_ARGUMENT.name,
-    "names an adapter, but this engine serves none: see its setting lora",
+    "names an adapter, but this engine serves no adapters: see its setting lora",
     field="spec.lora_id",
 )
 EXPECTED_DRAFTS = 8
-"""Tokens per sequence and step of a request that has drafts of its own and does not say how many to check."""
+"""Draft tokens per sequence and step of a request that brings draft tokens and does not set max_draft_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
+    """The limits and abilities of an engine that decide which requests it accepts."""
+
     fingerprint: str
-    """Of the model as computed here; the root of all block hashes."""
+    """Fingerprint of the model as computed here; the root of all block hashes."""
     vocab_size: int
     max_sequence_tokens: int
-    """Prompt plus output; the model's context or what the block pool holds, whichever is less."""
+    """Limit on prompt plus output: the model's context or the tokens that the block pool holds, whichever is less."""
     max_requests: int
     processors: frozenset[str] = frozenset()
     """Names of the logits processors."""
     tensors: frozenset[str] = frozenset()
-    """Names of those that requests may ask for, beside logits."""
+    """Names of the tensors that requests may name in addition to logits."""
     max_draft_tokens: int = 0
-    """Per sequence and step, of requests that do not say."""
+    """Default limit on draft tokens per sequence and step."""
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
     hidden_size: int = 0
+    """See `Runner`."""
     image_rows: int = 0
     """See `Runner`."""
 
     def drafts(self, spec: Submit) -> int:
-        """Tokens that may be drafted per sequence and step; 0: none."""
-        # Processors are called with the tokens so far, which a guess is not; a beam has no token to compare with;
-        # tensors have a row per token.
+        """Limit on draft tokens per sequence and step; 0: no drafts."""
+        # Processors must see only tokens of the output, a beam has no single token to compare a draft token with, and
+        # tensors have one row per output token.
         if spec.sampling.logits_processors or spec.sampling.beam_search is not None or spec.tensors:
             return 0
-        asked = spec.speculation.max_draft_tokens
-        if asked is not None:
-            return asked
+        requested = spec.speculation.max_draft_tokens
+        if requested is not None:
+            return requested
         return self.max_draft_tokens or (EXPECTED_DRAFTS if spec.speculation.draft_token_ids else 0)
 
 
 def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
-    """Identifies the model as this engine computes it, in hex: a stream may continue on an engine with the same one."""
-    # Device, attention backend, number of ranks and batch sizes change no more than rounding and are left out, so a
-    # stream may move from a GPU to a CPU.
+    """Identifies the model as this engine computes it, in hex. A stream may continue on any engine with the same
+    fingerprint."""
+    # Without device, attention backend, number of ranks and batch size, which only change the rounding: a stream may
+    # move from a GPU to a CPU.
     parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
     return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
 
 
 def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
-    """Tokens of the longest sequence: `max_context` of the model, or what the runner's blocks hold if that is less."""
+    """Tokens of the longest sequence: `max_context` of the model, or fewer if the runner's blocks hold fewer."""
     geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
     longest = geometry.longest(runner.num_blocks)
     return max_context if longest is None else min(max_context, longest)
@@ -119,10 +122,10 @@ class Intake:
         chunked: bool = True,
     ) -> None:
         """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
-        class; 0: never. `beams`: whether the scheduler can serve beam search. `chunked`: whether a prompt may be
+        class; 0: never. `beams`: whether the scheduler supports beam search. `chunked`: whether a prompt may be
         computed in several steps."""
         self.unknown_stops = 0
-        """Stops since the start that named nothing live."""
+        """Stops since the start that matched no live request or sequence."""
         self.quarantine = Quarantine(live)
         self._live = live
         self._terms = terms
@@ -146,7 +149,7 @@ class Intake:
         self.quarantine.refresh()
 
     def _try_begin(self, spec: Submit, now: float) -> Fault | None:
-        """Begin a request that was not refused; returns why it cannot run after all."""
+        """Begin a valid request; returns a fault if its images or its preparation have a problem."""
         try:
             positions = Positions.of(spec.prompt, VirtualTokens.of(self._terms.vocab_size, spec.tables))
         except SplitImageError as error:
@@ -169,12 +172,12 @@ class Intake:
         request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual, positions)
         if preparation is not None:
             self._preparing[request] = preparation
-        # `alone`: engines died under this request before.
+        # `alone`: an engine died while it ran this request.
         (self.quarantine if spec.alone else self._live).begin(request, now, held=preparation is not None)
 
     def hold(self, requests: Iterable[Request]) -> None:
-        """Have those that live wait without memory until their postponed draws can be made. None of their sequences may
-        be in flight."""
+        """Let live requests with postponed draws wait, without memory, until they are prepared. None of their sequences
+        may be in flight."""
         for request in requests:
             if not request.num_live:
                 continue
@@ -189,13 +192,14 @@ class Intake:
 
     @property
     def preparing(self) -> bool:
-        """Whether requests wait for something other than their turn."""
+        """Whether any request waits for its preparation."""
         return bool(self._preparing)
 
     def settle(self, now: float) -> None:
-        """Let requests run whose preparation has ended."""
+        """Admit or end the requests whose preparation has ended."""
         if not self._preparing:
             return
+        # One call polls all preparations.
         for preparation in list(self._preparing.values())[:1]:
             preparation.poll()
         for request, preparation in list(self._preparing.items()):
@@ -225,7 +229,7 @@ class Intake:
     def _refusal(self, spec: Submit) -> Fault | None:
         terms = self._terms
         if spec.request in self._live.requests:
-            return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live")
+            return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live on this engine")
         if self.quarantine.refresh() is not None:
             return QUARANTINED
         full = self._full(spec)
@@ -237,14 +241,16 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
         last = terms.vocab_size + spec.tables.num_rows - 1
         if min(spec.prompt) < 0 or max(spec.prompt) > last:
-            # The router has checked ids that a client gave: these come from the tokenizer.
-            wrong = f"prompt token ids must be from 0 to {last}: the tokenizer has tokens that the model does not have"
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, wrong)
+            # The router has checked ids from clients, so these ids come from the tokenizer.
+            message = (
+                f"prompt token ids must be from 0 to {last}: the tokenizer has tokens that the model does not have"
+            )
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, message)
         total = len(spec.prompt) + spec.stopping.max_tokens
         if total > terms.max_sequence_tokens:
             return Fault(
                 ErrorCode.CONTEXT_OVERFLOW.name,
-                f"{len(spec.prompt)} prompt tokens and {spec.stopping.max_tokens} max_tokens are {total}; "
+                f"{len(spec.prompt)} prompt tokens plus {spec.stopping.max_tokens} max_tokens are {total}; "
                 f"this engine holds at most {terms.max_sequence_tokens} per sequence",
             )
         drafted = spec.speculation.draft_token_ids
@@ -259,14 +265,14 @@ class Intake:
 
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
-            return f"the engine holds its limit of {self._terms.max_requests} requests"
+            return f"the engine has reached its limit of {self._terms.max_requests} requests"
         if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES:
-            most = f"at most {MAX_LIVE_TABLE_BYTES} may be"
-            return f"prompt tables and images of live requests would have {size} bytes, {most}"
+            limit = f"the limit is {MAX_LIVE_TABLE_BYTES}"
+            return f"prompt tables and images of live requests would have {size} bytes, {limit}"
         return None
 
     def _unable(self, spec: Submit) -> Fault | None:
-        """What other engines may be able to do."""
+        """Refuses what this engine does not support, though others may."""
         if spec.adapter is not None and not self._terms.has_adapters:
             return NO_ADAPTERS
         unknown = [name for name in spec.sampling.logits_processors if name not in self._terms.processors]
@@ -274,10 +280,10 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
         if spec.sampling.beam_search is not None and not self._beams:
             return NO_BEAMS
-        wanted = spec.tensors.context + spec.tensors.output
-        if wanted and spec.sampling.beam_search is not None:
+        names = spec.tensors.context + spec.tensors.output
+        if names and spec.sampling.beam_search is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "tensors cannot be combined with beam search")
-        absent = [name for name in wanted if name not in (*LOGITS_NAMES, *self._terms.tensors)]
+        absent = [name for name in names if name not in (*LOGITS_NAMES, *self._terms.tensors)]
         if absent:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no tensor {absent[0]!r}")
         return NO_CHUNKS if spec.tensors.context and not self._chunked else None

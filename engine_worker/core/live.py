@@ -1,4 +1,4 @@
-"""The requests that the engine holds: the only place where they begin and where each of their sequences ends, once."""
+"""The live requests. All requests begin here, and each of their sequences ends here, exactly once."""
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, abc
@@ -22,19 +22,21 @@ from sluice.ring.wire import Submit
 
 
 class LiveRequests:
-    """`requests` by number; `active`: their sequences that compete for memory (all but awaiting ones), in order."""
+    """Owns the live requests, the order of their sequences, and the responses of the current step."""
 
     def __init__(self, cache: KvCacheManager, adapters: AdapterLibrary | None = None) -> None:
         self.requests: dict[int, Request] = {}
+        """By number."""
         self.active: list[Sequence] = []
+        """The sequences that compete for memory, which are all but awaiting ones, in order."""
         self.num_begun = 0
-        """Requests since the start."""
+        """Requests begun since the start."""
         self.with_tensors: OrderedDict[Request, None] = OrderedDict()
-        """Those that want some; `TensorGate` orders them and removes the ended ones."""
+        """Requests with tensors; `TensorGate` orders them and removes those that have ended."""
         self.tables: SharedTables[Table | Image] = SharedTables()
-        """And images, of the requests; each request's are acquired before it begins."""
+        """Tables and images of the requests. Those of a request are acquired before it begins."""
         self.ended: Counter[str] = Counter()
-        """Sequences since the start, by name of the finish reason."""
+        """Sequences ended since the start, by name of the finish reason."""
         self._cache = cache
         self._adapters = adapters
         self._deadlines = Deadlines()
@@ -42,8 +44,8 @@ class LiveRequests:
         self._changed: dict[Request, None] = {}
 
     def begin(self, request: Request, now: float, *, held: bool = False) -> None:
-        """Add a request whose number is not live. Resumed sequences that are complete end at once. `held`: the others
-        compete for nothing until `admit`."""
+        """Add a request whose number is not live. Resumed sequences that are complete end immediately. `held`: the
+        others stay AWAITING until `admit`."""
         self.requests[request.spec.request] = request
         self.num_begun += 1
         if self._adapters is not None and request.adapter is not None:
@@ -62,7 +64,7 @@ class LiveRequests:
                 self.end(sequence, reason, now)
 
     def admit(self, request: Request) -> None:
-        """What a held request has waited for is there."""
+        """Let a held request run: its preparation has ended."""
         for sequence in request.awaiting():
             if sequence.output:
                 self.activate(sequence)
@@ -73,7 +75,8 @@ class LiveRequests:
         self._responses.refused.append((spec, fault))
 
     def mark_scheduled(self, request: Request, cached_tokens: int, iteration: int, now: float) -> None:
-        """A request's first step was scheduled, with `cached_tokens` of its prompt from the prefix cache."""
+        """Record a request's first step. `cached_tokens`: prompt tokens found in the prefix cache. `iteration`: number
+        of the step."""
         request.scheduled_at, request.cached_tokens, request.first_iteration = now, cached_tokens, iteration
         self._changed[request] = None
         self._open(request, now)
@@ -98,6 +101,7 @@ class LiveRequests:
         self._responses.tensors.extend(rows)
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
+        """Add a sampled token to a sequence and to the responses; ends the sequence if the token does."""
         request, output = sequence.request, sequence.output
         spec = request.spec
         if sequence.forced is not None:
@@ -108,7 +112,7 @@ class LiveRequests:
         request.last_token_at = now
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
-        # A cheap test first: most tokens end nothing.
+        # A cheap test first: most tokens do not end their sequence.
         may_end = token in request.stops or len(output) >= spec.stopping.max_tokens
         if may_end and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
             self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
@@ -119,7 +123,7 @@ class LiveRequests:
             self.activate(sequence)
 
     def end_forced(self, sequence: Sequence, now: float) -> None:
-        """End a resumed sequence that was complete, once the row of tensors of its last token was kept. The receiver
+        """End a complete resumed sequence, once the row of tensors of its last token was computed. The receiver already
         has that token."""
         sequence.append_forced()
         self.end(sequence, sequence.finish_reason(), now)
@@ -127,14 +131,14 @@ class LiveRequests:
     def extend(
         self, sequence: Sequence, drawn: abc.Sequence[Drawn], accepted: int, reason: FinishReason, now: float
     ) -> None:
-        """As `append`, for several tokens, which the sequence has already, `accepted` of them drafted. `reason`: why
-        the last one ends it, or RUNNING."""
+        """As `append`, for several tokens, which are already in the sequence. `accepted`: how many of them were draft
+        tokens. `reason`: why the last token ends the sequence, or RUNNING."""
         if sequence.first_token_at is None:
             sequence.first_token_at = now
         request = sequence.request
         request.last_token_at = now
-        tokens = [each.token for each in drawn]
-        logprobs = [each.logprob for each in drawn if each.logprob is not None]
+        tokens = [result.token for result in drawn]
+        logprobs = [result.logprob for result in drawn if result.logprob is not None]
         if reason is FinishReason.RUNNING:
             spec, offset = request.spec, len(sequence.output) - len(tokens)
             row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, None, accepted)
@@ -153,18 +157,19 @@ class LiveRequests:
         accepted: int = 0,
         by_guide: bool = False,
     ) -> None:
-        """End a sequence, with its newest `tokens` in the terminal row. No effect on an ended one."""
+        """End a sequence, with its newest `tokens` in the terminal row. No effect if it has ended. Ends the whole
+        request if it is a beam search."""
         if sequence.state is State.ENDED:
             return
         request = sequence.request
         if request.search is not None:
-            # Without one of its beams a search would find something else.
+            # Without one of its beams a search would have other results.
             empty: tuple[list[int], list[TokenLogprob], FinishReason] = ([], [], reason)
             self.end_search(request, [empty] * request.spec.n, now, fault)
             return
-        # Cancelled, say, before the rows of its last token came.
+        # Set if the sequence ends, for example by a cancel, before the row of its last token was computed.
         sequence.append_forced()
-        # A request can end before its first step; its rows need the open all the same.
+        # A request can end before its first step, but its rows must follow an Open.
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault, by_guide=by_guide)
@@ -184,18 +189,18 @@ class LiveRequests:
         now: float,
         fault: Fault | None = None,
     ) -> None:
-        """End a beam search with (tokens, their logprobs, reason) for each of the n outputs, but those that an earlier
-        attempt has delivered."""
+        """End a beam search. `results`: (tokens, their logprobs, reason) of each of the n outputs; outputs that an
+        earlier attempt has delivered are skipped."""
         self._open(request, now)
         spec, times = request.spec, request.sequences[0].times(now)
         for index in remaining(spec):
             tokens, logprobs, reason = results[index]
             stop_token = tokens[-1] if reason is FinishReason.STOP_TOKEN else None
             end = End(reason, times, stop_token=stop_token, fault=fault)
-            # What an earlier attempt has delivered is the same.
+            # An earlier attempt has delivered the same tokens up to here.
             known = len(spec.resume.get(index, ()))
-            new, their = tokens[known:], logprobs[known:]
-            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, known, new, their, end))
+            new = tokens[known:], logprobs[known:]
+            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, known, *new, end))
             self.ended[reason.name] += 1
         for beam in request.sequences:
             self._withdraw(beam)
@@ -203,7 +208,7 @@ class LiveRequests:
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """None of its sequences is live."""
+        """Remove a request all of whose sequences have ended."""
         self._changed[request] = None
         del self.requests[request.spec.request]
         self.tables.release(request.spec.tables.parts)
@@ -211,29 +216,30 @@ class LiveRequests:
             self._adapters.release(request.adapter)
 
     def drop(self, beam: Sequence) -> None:
-        """A beam that no other continues."""
+        """Remove a beam that has no children."""
         self._withdraw(beam)
 
-    def park(self, beam: Sequence) -> None:
-        """Release the memory of a beam that is not in flight; it competes for none until `activate`."""
-        self._cache.release(beam)
-        self._remove(beam)
-        beam.state = State.AWAITING
+    def park(self, sequence: Sequence) -> None:
+        """Release the memory of a sequence that is not in flight; it stays AWAITING until `activate`."""
+        self._cache.release(sequence)
+        self._remove(sequence)
+        sequence.state = State.AWAITING
 
     def release_ended(self, sequence: Sequence) -> None:
-        """Release the blocks of an ended sequence, unless another in-flight step still uses them."""
+        """Release the blocks of an ended sequence, unless in-flight steps still use them."""
         if not sequence.num_inflight:
             self._cache.release(sequence)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """Have these compute their tokens again: their blocks' content was lost. No in-flight step may use them."""
+        """Release the blocks of sequences, whose content was lost, so that they compute their tokens again. No
+        in-flight step may use these blocks."""
         for sequence in sequences:
             if sequence.blocks:
                 self._cache.release(sequence)
                 sequence.state = State.WAITING
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
-        # The last first: otherwise ending the one that computes the prompt would activate the next.
+        # The last first: otherwise the end of the sequence that computes the prompt would activate the next one.
         for sequence in reversed(request.sequences):
             self.end(sequence, reason, now, fault=fault)
 
@@ -247,6 +253,7 @@ class LiveRequests:
             self._responses.opened.append(opening(request.spec, request.cached_tokens, now - request.arrived_at))
 
     def activate(self, sequence: Sequence) -> None:
+        """Let an awaiting or new sequence compete for memory."""
         sequence.state = State.WAITING
         insort(self.active, sequence, key=IN_ORDER)
 
@@ -258,15 +265,15 @@ class LiveRequests:
         was_active = sequence.state is not State.AWAITING
         if was_active:
             self._remove(sequence)
-        # Blocks that in-flight steps use are released later, by `release_ended`.
-        # It may hold memory elsewhere.
+        # A program may hold memory in other processes.
         sequence.program = None
+        # Blocks that in-flight steps use are released later, by `release_ended`.
         if sequence.num_inflight:
             self._cache.retire(sequence)
         else:
             self._cache.release(sequence)
         sequence.state = State.ENDED
-        # If it was to compute the prompt for the others, the next of them takes over.
+        # If it was to compute the prompt for its siblings, the next of them does so instead.
         if was_active and not sequence.output:
             for successor in sequence.request.awaiting()[:1]:
                 self.activate(successor)

@@ -14,20 +14,20 @@ from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Move, Scored, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
-"""The tokens of a slice whose one token is still being drawn; the runner fills it in."""
+"""The tokens of a slice whose only token is still being sampled; the runner fills it in."""
 
 
 class StepEntry(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step. No cycle leads through it."""
+    """One sequence's share of a step."""
 
     sequence: Sequence
     num_tokens: int
-    """Tokens whose keys and values are computed, guesses included."""
-    drawers: tuple[Sequence, ...]
-    """The sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a
+    """Tokens whose keys and values are computed, draft tokens included."""
+    samplers: tuple[Sequence, ...]
+    """The sequences that sample from the logits of the last token: none in the middle of a context; at the end of a
     prompt also those that await it."""
     drafts: abc.Sequence[int] = ()
-    """Guesses of the next tokens; then the sequence is the only drawer, and draws once more for each of them."""
+    """Draft tokens. If there are any, `sequence` is the only sampler, and has a further draw for each of them."""
     scored: Scored | None = None
     """See `Slice`."""
     kept: tuple[Kept, ...] = ()
@@ -44,13 +44,13 @@ class InFlightStep(msgspec.Struct, frozen=True):
     loads: tuple[AdapterLoad, ...]
     launched: Launched | Exception
     num_drafted: int
-    """Tokens, of all its sequences."""
+    """Draft tokens of all its sequences."""
     has_proposals: bool
-    """Whether the caller's distribution decides about one of its draws."""
+    """Whether any of its draws has a proposal."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
     kept: tuple[Kept, ...] = ()
-    """Of all entries."""
+    """The `kept` of all entries."""
 
     @classmethod
     def launch(
@@ -63,11 +63,11 @@ class InFlightStep(msgspec.Struct, frozen=True):
         *,
         idle: bool = True,
     ) -> "InFlightStep":
-        """`before`: what precedes the slices. `idle`: no step is in flight. A step that cannot be launched raises in
-        `collect`, as one that fails later does. Raises DeviceLostError if the draft model has failed, and with it the
-        device."""
+        """Plan a step and launch it. `before`: moves and loads that precede the slices. `idle`: no step is in flight.
+        If the launch fails, `collect` raises the error, as for a step that fails later. Raises DeviceLostError if the
+        draft model's failure has shown that the device is lost."""
         moves, loads, failed = before.moves, before.loads, None
-        if moves and idle and drafting.asks_model(schedule):
+        if moves and idle and drafting.may_use_model(schedule):
             # The draft model computes in these blocks before the step does.
             before, failed = replace(before, moves=()), _move(runner, moves)
         step = plan(schedule, drafting, idle=idle and failed is None)
@@ -88,22 +88,22 @@ class InFlightStep(msgspec.Struct, frozen=True):
 
     @property
     def decides_next(self) -> bool:
-        """Whether the next step cannot be planned without its results: sequences that await a prompt get their first
-        token from it, it has drafts, or whether the caller's draft is followed decides how the next token is drawn."""
-        return self.num_drafted > 0 or self.has_proposals or any(len(entry.drawers) > 1 for entry in self._context)
+        """Whether the next step can be planned only with its results: sequences that await a prompt receive their first
+        token from it, it has drafts, or it decides whether the next draw has a proposal."""
+        return self.num_drafted > 0 or self.has_proposals or any(len(entry.samplers) > 1 for entry in self._context)
 
     @property
     def _context(self) -> list[StepEntry]:
         return self.entries[len(self.schedule.generation) :]
 
     def collect(self) -> "StepResults":
-        """Wait for the results. Raises whatever the runner raises, RuntimeError on a wrong count."""
+        """Wait for the results. Raises the runner's exception, or RuntimeError if the number of results is wrong."""
         if isinstance(self.launched, Exception):
             raise self.launched
         drawn = self.launched.collect()
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
-        # Only prompts have any.
+        # Only context entries have `scored`.
         scored = [entry for entry in self._context if entry.scored is not None] if self.schedule.context else []
         logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
         tensors = self._tensors(self.launched) if self.kept else []
@@ -112,13 +112,13 @@ class InFlightStep(msgspec.Struct, frozen=True):
     def _tensors(self, launched: Launched) -> "list[tuple[StepEntry, list[list[KeptRows]]]]":
         rows = launched.kept_rows()
         if len(rows) != len(self.kept):
-            raise RuntimeError(f"the runner returned {len(rows)} tensors for {len(self.kept)}")
-        found = iter(rows)
-        return [(entry, [next(found) for _ in entry.kept]) for entry in self.entries if entry.kept]
+            raise RuntimeError(f"the runner returned {len(rows)} lists of rows for {len(self.kept)}")
+        remaining = iter(rows)
+        return [(entry, [next(remaining) for _ in entry.kept]) for entry in self.entries if entry.kept]
 
 
 def _move(runner: Runner, moves: tuple[Move, ...]) -> Exception | None:
-    """Why that failed."""
+    """Carry out moves and wait for them; returns the error if that fails."""
     try:
         runner.launch(Step((), moves)).collect()
     except Exception as error:  # noqa: BLE001 - as in `_launch`
@@ -129,50 +129,51 @@ def _move(runner: Runner, moves: tuple[Move, ...]) -> Exception | None:
 def _launch(runner: Runner, step: Step) -> Launched | Exception:
     try:
         return runner.launch(step)
-    except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
+    except Exception as error:  # noqa: BLE001 - only this step's sequences fail, when the step is collected
         return error
 
 
 class StepResults(msgspec.Struct, frozen=True):
     drawn: list[Drawn]
-    """One per draw."""
+    """One result per draw."""
     prompt_logprobs: list[tuple[StepEntry, bytes]]
-    """Of the entries with `scored`."""
+    """Encoded rows of the entries with `scored`."""
     tensors: list[tuple[StepEntry, list[list[KeptRows]]]]
-    """Of the entries with `kept`: the rows of each."""
+    """Rows of the entries with `kept`: a list for each `Kept`."""
     missing: abc.Mapping[int, str]
     """See `Launched.missing_adapters`."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
     entries: list[StepEntry]
-    """Generation first."""
+    """Generation first, then context."""
     slices: list[Slice]
     """One per entry."""
     num_draws: int
-    """In the order of the entries' drawers."""
+    """Draws of all slices, in the order of the entries' samplers."""
     num_drafted: int
     has_proposals: bool
     kept: list[Kept]
-    """Of all entries."""
+    """The `kept` of all entries."""
 
 
 def _with_positions(entries: list[StepEntry], slices: list[Slice]) -> list[Slice]:
-    """With those of requests that have images in grids."""
-    # Beside `plan`, so that models without images pay nothing.
+    """The slices, with positions where the request has images in grids."""
+    # Not in `plan`, so that models without images do not pay for it.
     positions = [entry.sequence.request.positions for entry in entries]
     if not any(positions):
         return slices
     pairs = zip(slices, positions, strict=True)
-    return [part if found is None else replace(part, positions=found) for part, found in pairs]
+    return [part if placed is None else replace(part, positions=placed) for part, placed in pairs]
 
 
 def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPlan:
-    """`idle`: see `Drafting.propose`. Marks what will be computed as in flight and what will be drawn as promised."""
-    # For every sequence in every step: one pass, few calls and few objects.
+    """Make the slices of a schedule. `idle`: see `Drafting.propose`. Marks the tokens to compute as in flight and the
+    tokens to sample as promised."""
+    # Runs for every sequence in every step: one pass, few calls and few objects.
     entries: list[StepEntry] = []
     slices: list[Slice] = []
-    wanted: list[Kept] = []
+    all_kept: list[Kept] = []
     draw = num_drafted = 0
     proposing = False
     proposed = drafting.propose(schedule, idle=idle)
@@ -187,7 +188,7 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
             num_drafted += len(drafts)
         else:
             kept = kept_rows(sequence, 1) if request.has_tensors else ()
-            wanted += kept
+            all_kept += kept
             entries.append(StepEntry(sequence, 1, (sequence,), (), None, kept))
             slices.append(_next_slice(sequence, kept))
             if request.search is None:
@@ -200,20 +201,20 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
             proposing |= _proposes(slices[-1])
     for chunk in schedule.context:
         sequence, num_tokens = chunk
-        drawers = _drawers(chunk)
+        samplers = _samplers(chunk)
         scored = _scored(sequence, num_tokens) if sequence.request.scoring else None
         kept = kept_rows(sequence, num_tokens) if sequence.request.has_tensors else ()
-        wanted += kept
-        entries.append(StepEntry(sequence, num_tokens, drawers, scored=scored, kept=kept))
-        slices.append(_slice(sequence, num_tokens, drawers, scored, kept))
-        # After the slice was made, which starts where the previous step ends.
+        all_kept += kept
+        entries.append(StepEntry(sequence, num_tokens, samplers, scored=scored, kept=kept))
+        slices.append(_slice(sequence, num_tokens, samplers, scored, kept))
+        # Only now, because the slice starts at `num_scheduled`.
         sequence.num_inflight += num_tokens
-        for drawer in drawers:
-            _expect(drawer, draw)
+        for sampler in samplers:
+            _expect(sampler, draw)
             draw += 1
         if sequence.request.proposals is not None:
             proposing |= _proposes(slices[-1])
-    return StepPlan(entries, slices, draw, num_drafted, proposing, wanted)
+    return StepPlan(entries, slices, draw, num_drafted, proposing, all_kept)
 
 
 def _proposes(part: Slice) -> bool:
@@ -227,16 +228,16 @@ def _expect(sequence: Sequence, draw: int) -> None:
         sequence.due = False
 
 
-def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
+def _samplers(chunk: Chunk) -> tuple[Sequence, ...]:
     sequence = chunk.sequence
-    # In the middle of a context there is nothing to draw.
+    # In the middle of a context no token is sampled.
     if chunk.num_tokens < sequence.num_pending:
         return ()
     return (sequence,) if sequence.output else (sequence, *sequence.request.awaiting())
 
 
 def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
-    """What of its prompt's log-probabilities the next `num_tokens` tokens give that has not been given."""
+    """The log-probabilities of the prompt that are missing and that its next `num_tokens` tokens yield."""
     request = sequence.request
     start = max(sequence.num_scheduled, request.num_scored)
     end = min(sequence.num_scheduled + num_tokens, request.num_prompt - 1)
@@ -246,10 +247,10 @@ def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
 
 
 def _next_slice(sequence: Sequence, kept: tuple[Kept, ...]) -> Slice:
-    """Its newest token, the only one that is pending."""
+    """The slice of its newest token, the only pending one."""
     draws, adapter = (draw_after(sequence),), sequence.adapter
     start, blocks = sequence.num_computed + sequence.num_inflight, sequence.blocks
-    # Fields by position, which is faster: this runs for every sequence in every step.
+    # Positional arguments are faster, and this runs for every sequence in every step.
     if sequence.num_promised:
         return Slice(UNKNOWN_TOKEN, start, blocks, draws, sequence.promise, 0, None, kept, adapter)
     return Slice(sequence.output[-1:], start, blocks, draws, None, 0, None, kept, adapter)
@@ -258,12 +259,12 @@ def _next_slice(sequence: Sequence, kept: tuple[Kept, ...]) -> Slice:
 def _slice(
     sequence: Sequence,
     num_tokens: int,
-    drawers: tuple[Sequence, ...],
+    samplers: tuple[Sequence, ...],
     scored: Scored | None,
     kept: tuple[Kept, ...],
 ) -> Slice:
     if sequence.num_promised:
-        # The promised token is drawn from the logits of the token before it, so everything before it is computed or
+        # The promised token is sampled from the logits of the token before it, so all tokens before it are computed or
         # in flight.
         return _next_slice(sequence, kept)
     start = sequence.num_scheduled
@@ -271,12 +272,12 @@ def _slice(
     virtual, adapter = sequence.request.virtual, sequence.adapter
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
-    draws = tuple(map(draw_after, drawers))
+    draws = tuple(map(draw_after, samplers))
     return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=adapter, virtual=virtual)
 
 
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
-    """The newest token, which is known, and the guesses behind it."""
+    """The slice of its newest token, which is known, and of the draft tokens after it."""
     start = sequence.num_computed
     draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
     tokens, adapter = (sequence.output[-1], *drafts), sequence.adapter
@@ -284,13 +285,14 @@ def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
 
 
 def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
-    """The draw of its next token, if these guesses come before."""
+    """The draw of the token that follows its tokens and these draft tokens."""
     request = sequence.request
     spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
     candidates = 0 if request.search is None else request.search.num_candidates
     draw = Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates)
     if request.proposals is None or sequence.num_promised:
-        # A token is promised while the next one is planned only if it was drawn plainly: the draft is over.
+        # A step with a proposal is collected before the next one is planned (`decides_next`). So a promised token has
+        # no proposal, and neither have those after it.
         return draw
     return replace(draw, proposal=request.proposals.after(sequence.output, drafted))

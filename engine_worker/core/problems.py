@@ -1,4 +1,4 @@
-"""What makes a request invalid for an engine in any state; None: nothing does."""
+"""Checks of requests that do not depend on the engine's state. Each returns the problem, or None."""
 
 from engine_worker.request import remaining
 from sluice.ring.images import Image
@@ -17,15 +17,16 @@ def rows_problem(spec: Submit) -> str | None:
 
 
 def tables_problem(spec: Submit, hidden_size: int, image_rows: int, known: SharedTables[Table | Image]) -> str | None:
-    """`hidden_size`, `image_rows`: see `Runner`. `known`: of live requests."""
-    found = spec.tables
-    if not found:
-        return "extra_ids must be empty without tables" if found.extra_ids else None
-    problem = _table_problem(found, hidden_size, known) or _image_problem(found, image_rows, known)
+    """`hidden_size`, `image_rows`: see `Runner`. `known`: tables and images of live requests, which need not be hashed
+    again."""
+    tables = spec.tables
+    if not tables:
+        return "extra_ids must be empty without tables" if tables.extra_ids else None
+    problem = _table_problem(tables, hidden_size, known) or _image_problem(tables, image_rows, known)
     if problem is not None:
         return problem
-    if found.extra_ids and len(found.extra_ids) != len(spec.prompt):
-        return f"extra_ids must be one per prompt token, {len(spec.prompt)}, not {len(found.extra_ids)}"
+    if tables.extra_ids and len(tables.extra_ids) != len(spec.prompt):
+        return f"extra_ids must be one per prompt token ({len(spec.prompt)}), got {len(tables.extra_ids)}"
     if spec.prompt_logprobs is not None:
         return "prompt_logprobs cannot be combined with tables or images: virtual tokens have no probability"
     return None
@@ -33,24 +34,24 @@ def tables_problem(spec: Submit, hidden_size: int, image_rows: int, known: Share
 
 def _table_problem(given: PromptTables, hidden_size: int, known: SharedTables[Table | Image]) -> str | None:
     if given.tables and not hidden_size:
-        return "this engine takes no prompt tables or embeddings with this model"
+        return "this engine does not support prompt tables or embeddings with this model"
     for i, table in enumerate(given.tables):
         if table.hidden_size != hidden_size:
-            return f"table {i} must have rows of {hidden_size}, the model's hidden size, not {table.hidden_size}"
+            return f"table {i} must have rows of {hidden_size}, the model's hidden size, got {table.hidden_size}"
         if not known.knows(table) and not table.intact:
-            return f"table {i} has other rows than its digest says"
+            return f"table {i} does not match its digest"
     return None
 
 
 def _image_problem(given: PromptTables, image_rows: int, known: SharedTables[Table | Image]) -> str | None:
     if given.images and not image_rows:
-        return "this engine takes no images with this model"
+        return "this engine does not support images with this model"
     for i, image in enumerate(given.images):
-        # Those of a grid follow from the picture, which is looked at when they are computed.
+        # The rows of a grid depend on the size of the picture, which is checked when they are computed.
         if not image.columns and image.rows != image_rows:
-            return f"image {i} must have {image_rows} rows, not {image.rows}"
+            return f"image {i} must have {image_rows} rows, got {image.rows}"
         if not known.knows(image) and not image.intact:
-            return f"image {i} has other data than its digest says"
+            return f"image {i} does not match its digest"
     return None
 
 
@@ -62,7 +63,7 @@ def resume_problem(spec: Submit, vocab_size: int) -> str | None:
     if not remaining(spec):
         return f"ended must not name all of the {spec.n} sequences"
     if spec.prompt_logprobs is not None and any(spec.resume.values()):
-        return "prompt_logprobs must be unset where resume has tokens: they have come before these"
+        return "prompt_logprobs must be unset where resume has tokens: they have been delivered before these"
     max_tokens = spec.stopping.max_tokens
     for index, tokens in spec.resume.items():
         if len(tokens) > max_tokens:

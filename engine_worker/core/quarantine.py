@@ -1,4 +1,4 @@
-"""The quarantine of suspect requests."""
+"""Quarantine: a request under which an engine died runs alone."""
 
 from math import inf
 
@@ -8,13 +8,13 @@ from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import PROBATION_TOKENS
 
 HOLD_SECONDS = 0.05
-"""Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
+"""Delay before a quarantined request is computed, so that a heartbeat that names it is sent before it may end this
 process."""
 QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
 
 
 class Quarantine:
-    """Lets one request under which an engine died run alone, until it ends or has drawn some tokens."""
+    """Lets a suspect request run alone until it ends or has sampled enough tokens (PROBATION_TOKENS)."""
 
     def __init__(self, live: LiveRequests) -> None:
         self.holder: int | None = None
@@ -24,7 +24,7 @@ class Quarantine:
         self._starts_at = -inf
 
     def refresh(self) -> int | None:
-        """End the quarantine if its time has come; returns the current holder."""
+        """End the quarantine if its request has ended or passed probation; returns the current holder."""
         request = self._request
         if request is not None:
             # Identity, not number: a later attempt may be live under the same number.
@@ -36,7 +36,8 @@ class Quarantine:
         return self.holder
 
     def begin(self, request: Request, now: float, *, held: bool = False) -> None:
-        """Hand all other requests back to their routers and begin this one. `held`: see `LiveRequests.begin`."""
+        """End all other requests with QUARANTINED, so that their routers retry them elsewhere, and begin this one.
+        `held`: see `LiveRequests.begin`."""
         for other in list(self._live.requests.values()):
             self._live.end_request(other, FinishReason.ERROR, now, fault=QUARANTINED)
         self._live.begin(request, now, held=held)
@@ -44,5 +45,5 @@ class Quarantine:
         self.refresh()
 
     def is_holding(self, now: float) -> bool:
-        """Whether nothing may be computed yet."""
+        """Whether steps must wait until the quarantined request may be computed."""
         return self._request is not None and now < self._starts_at

@@ -1,4 +1,4 @@
-"""Statistics: of every step, and of every request while it is live and when it ends."""
+"""Statistics of each step, and of each request while it is live and when it ends."""
 
 from collections import deque
 
@@ -15,13 +15,17 @@ from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.telemetry.histogram import Histogram
 
 RATE_SECONDS = 1.0
+"""Time over which tokens per second are averaged."""
 REFRESH_SECONDS = 0.5
 """Interval between two reports of a running request."""
 REFRESHED_PER_STEP = 4
+"""Requests that a step may refresh in any case. Each costs about three microseconds."""
 REFRESHED_PER_SECOND = 150
-"""Limits on requests refreshed in a short step, and per second of a long one: each costs about three microseconds."""
+"""Requests that a step may refresh per second of its duration, if that is more."""
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Histogram buckets of step durations."""
 STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Histogram buckets of sequences per step."""
 
 
 class Rate:
@@ -43,7 +47,7 @@ class Rate:
 
 
 class Stats:
-    """Public members may be read from any thread: `latest` is replaced whole, never modified."""
+    """Public attributes may be read in any thread: `latest` is replaced, never modified."""
 
     def __init__(
         self,
@@ -54,11 +58,12 @@ class Stats:
         micro_batches: int,
         unix_zero: float,
     ) -> None:
-        """`micro_batches`: how many take turns in flight. `unix_zero`: Unix time at which the engine's clock read 0."""
+        """`micro_batches`: steps that are in flight or being planned at the same time. `unix_zero`: Unix time at which
+        the engine's clock read 0."""
         self.step_seconds = Histogram(STEP_SECONDS)
         self.step_sequences = Histogram(STEP_SEQUENCES)
         self.context_tokens = 0
-        """Includes those computed again after preemption."""
+        """Tokens computed again after preemption are included."""
         self.generated_tokens = 0
         self.draft_tokens = 0
         self.accepted_draft_tokens = 0
@@ -69,7 +74,7 @@ class Stats:
         self._unix_zero = unix_zero
         self._rate = Rate()
         self._refresh: deque[Request] = deque()
-        """Running requests still to be reported in this round, a few per step."""
+        """Running requests that are still to be reported in this round, a few per step."""
         self._refresh_at = 0.0
         self._limits = {
             "max_requests": max_requests,
@@ -90,7 +95,7 @@ class Stats:
         self.step_seconds.observe(end - start)
         self.step_sequences.observe(context + generation)
         batch_tokens, empty_slots = self._scheduler.static_batch
-        # Not a changed copy of the latest, which takes twice as long.
+        # A changed copy of `latest` would take twice as long.
         self.latest = StepStats(
             iteration=self.latest.iteration + 1,
             scheduled_requests=context + generation,
@@ -134,7 +139,7 @@ class Stats:
     def _memory(self) -> dict[str, int]:
         cache, host = self._cache, self._cache.tiers.host
         preempted, free = len(cache.preempted), cache.pool.available
-        # active_requests counts requests; what is queued, paused or scheduled, sequences.
+        # active_requests counts requests; queued, paused and scheduled ones are sequences.
         return {
             "active_requests": len(self._live.requests),
             "queued_requests": len(self._live.active) - len(cache.holders) - preempted,
@@ -145,14 +150,14 @@ class Stats:
         }
 
     def _requests(self, start: float, end: float) -> list[RequestStats]:
-        """Requests that arrived, began or ended, and the next few running ones."""
+        """Requests that arrived, were first scheduled or ended, and the next few running ones."""
         changed = self._live.take_changed()
         if not self._refresh and end >= self._refresh_at:
             self._refresh_at = end + REFRESH_SECONDS
             running = (*self._cache.holders, *self._cache.preempted)
             self._refresh = deque(dict.fromkeys(sequence.request for sequence in running))
         if self._refresh:
-            # A few per step: reporting all running requests at once would stretch the step.
+            # A few per step: reporting all running requests together would delay the step.
             for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):
                 request = self._refresh.popleft()
                 if request.num_live:
@@ -187,7 +192,7 @@ class Stats:
 
 
 def stage_of(request: Request) -> Stage:
-    """Stage of a request: PAUSED if some of its sequences are preempted and none holds memory."""
+    """A request is PAUSED if some of its sequences are preempted and none holds memory."""
     if not request.num_live:
         return Stage.ENDED
     if request.scheduled_at is None:

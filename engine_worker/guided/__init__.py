@@ -1,4 +1,4 @@
-"""Guided decoding: which tokens a schema, an expression or a grammar allows next.
+"""Guided decoding: which tokens a JSON schema, a regular expression or a grammar allows next.
 
-Only what runs in the processes of its own (`template`, `guide_worker` and what these import) imports `llguidance`.
+Only modules of the separate processes (`template`, `guide_worker` and what they import) import `llguidance`.
 """

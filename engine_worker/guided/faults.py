@@ -1,4 +1,4 @@
-"""How guides fail, in words for the caller; which ones are known to be too complex."""
+"""The errors of guided decoding, and which guides are known to be too complex."""
 
 import signal
 from collections import OrderedDict
@@ -9,10 +9,14 @@ from sluice.ring.params import Guide
 from sluice.settings.engine import GuideLimits
 
 MAX_REFUSED = 256
+"""Guides that are remembered as too complex."""
 
 
 class RefusedGuides:
-    """Guides that are refused at once, the latest ones. Both threads use it."""
+    """The latest guides that turned out to be too complex: new requests with them are refused without another trial.
+
+    Used by the engine's thread and the one that computes steps.
+    """
 
     def __init__(self, limits: GuideLimits) -> None:
         self.limits = limits
@@ -36,11 +40,12 @@ def invalid(guide: Guide, message: str) -> Fault:
 
 
 def wrong_tokens(guide: Guide, count: int) -> Fault:
-    """Of a resumed stream: the engine itself draws no others."""
+    """The tokens of a resumed stream do not match, from token `count` on. The engine itself samples only those that
+    do."""
     return invalid(guide, f"the tokens so far do not match it, from token {count} on")
 
 
-def not_here(reason: str) -> Fault:
+def unavailable(reason: str) -> Fault:
     return Fault(ErrorCode.NOT_BUILT_YET.name, f"this engine has no guided decoding: {reason}", "spec.guided")
 
 
@@ -51,20 +56,21 @@ def lost(reason: str) -> Fault:
 def too_complex(
     guide: Guide, status: int, limits: GuideLimits, *, compiling: bool = False, reason: str | None = None
 ) -> Fault:
-    """`status`: signal that ended the process."""
+    """`status`: signal that ended the process that compiled the guide or computed its masks. `reason`: if None, it
+    follows from `status`."""
     work = "compiling it" if compiling else "finding its next tokens"
     if reason is None:
-        reason = f"{work} {_budget(status, limits, compiling=compiling)}"
+        reason = f"{work} {_exceeded(status, limits, compiling=compiling)}"
     return Fault(ErrorCode.GUIDE_TOO_COMPLEX.name, f"is too complex: {reason}", field_of(guide))
 
 
-def _budget(status: int, limits: GuideLimits, *, compiling: bool) -> str:
+def _exceeded(status: int, limits: GuideLimits, *, compiling: bool) -> str:
     if status == signal.SIGPROF:
         seconds = limits.guided_compile_seconds if compiling else limits.guided_mask_seconds
         setting = "guided_compile_seconds" if compiling else "guided_mask_seconds"
         return f"takes more than {seconds:g} s of CPU time ({setting})"
     if status in (signal.SIGSEGV, signal.SIGBUS):
-        return "needs more stack than a process has: it is nested too deeply"
+        return "overflows the stack: it is nested too deeply"
     if status == signal.SIGABRT:
         return f"takes more than {limits.guided_memory >> 20} MiB of memory (guided_memory)"
-    return "ends the process that does it"
+    return "crashes the process that does it"

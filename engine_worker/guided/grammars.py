@@ -1,4 +1,4 @@
-"""The dialects of guides, as grammars of llguidance."""
+"""Translates each dialect of guides into a grammar of llguidance."""
 
 import json
 import re
@@ -11,21 +11,26 @@ from llguidance.gbnf_to_lark import any_to_lark
 from sluice.ring.params import Guide, GuideKind
 
 SYNTAX = frozenset(r"\.+*?()|[]{}^$#&-~/")
-"""Characters that mean something in an expression."""
+"""Characters with a special meaning in a regular expression."""
 ALL_TOKENS = '\n%llguidance {"no_forcing": true}\n'
-"""Otherwise, where only one text can follow, the tokenizer's own tokens for it would be the only ones allowed, special
-tokens among them."""
+"""Appended to every grammar. Without it, where only one text can follow, llguidance allows only the tokens that the
+tokenizer would encode it to, special tokens included."""
 
 TEMPERATURE = re.compile(r"^[?!]?(\w+)\s*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
-"""In the attributes of a rule."""
+"""A temperature among the attributes of a Lark rule."""
+NUMBERS = re.compile(
+    # String literals, regular expressions and comments are matched first, so that nothing in them is.
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<\[(?P<ids>\d[\d,-]*)\]>'
+)
+"""Token ids in a Lark grammar, such as `<[7,10-12]>`."""
 
 WHITE_SPACE = {"whitespace_pattern": r"( |\r?\n[ \t]{0,20})?"}
-"""Between the parts of JSON, unless the schema says it: what programs write there. A weak model repeats all that may be
-repeated; without any, strong ones would have to write tokens that they seldom saw."""
+"""Default for white space between the parts of JSON: what programs usually write. Unbounded white space would let weak
+models repeat it; without any, strong models would have to write tokens that they rarely saw in training."""
 
 
 def grammar_of(guide: Guide) -> str:
-    """Raises ValueError. The grammar may still be one that cannot be compiled."""
+    """Raises ValueError on an invalid guide; the resulting grammar may still fail to compile."""
     text = guide.text
     match guide.kind:
         case GuideKind.JSON_OBJECT:
@@ -42,15 +47,24 @@ def grammar_of(guide: Guide) -> str:
             return _structural_tag(text)
 
 
+def numbered_tokens(guide: Guide) -> tuple[range, ...]:
+    """Token ids that a valid guide names by number."""
+    if guide.kind is not GuideKind.EBNF:
+        return ()
+    found = (match["ids"] for match in NUMBERS.finditer(guide.text))
+    bounds = [item.split("-") for ids in found if ids is not None for item in ids.split(",")]
+    return tuple(range(int(bound[0]), int(bound[-1]) + 1) for bound in bounds)
+
+
 def _lark(text: str) -> str:
     return LLMatcher.grammar_from_lark(text + ALL_TOKENS)
 
 
 def _grammar(text: str) -> str:
-    heated = TEMPERATURE.search(text)
-    if heated is not None:
-        # The library tells its caller, who would have to sample that part differently.
-        raise ValueError(f"rule {heated[1]} must have no temperature: the request has one for all of its output")
+    rule = TEMPERATURE.search(text)
+    if rule is not None:
+        # llguidance only reports a rule's temperature; the sampler would have to apply it.
+        raise ValueError(f"rule {rule[1]} must not set a temperature: the request's applies to all of its output")
     return _lark(any_to_lark(text))
 
 
@@ -69,16 +83,16 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _regex(text: str) -> str:
-    # The library knows how to quote it.
+    # llguidance quotes the expression correctly.
     grammar = json.loads(LLMatcher.grammar_from_regex(text))
     return _lark(grammar["grammars"][0]["lark_grammar"])
 
 
 def _choice(text: str) -> str:
     choices = json.loads(text)
-    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("must be a JSON array of at least one string")
-    # As literals of Lark, thousands would exceed a limit on rules, and some characters cannot be written.
+    # Not as Lark literals: thousands would exceed a limit on rules, and some characters cannot be written.
     return _regex("|".join(map(_escaped, choices)))
 
 
@@ -87,19 +101,19 @@ def _escaped(text: str) -> str:
 
 
 def _structural_tag(text: str) -> str:
-    """Free text with structures: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}; each structure
-    begins with one of the triggers."""
+    """Free text with embedded structures. `text`: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}; the
+    begin of each structure starts with one of the triggers."""
     document = json.loads(text)
     if not isinstance(document, dict):
         raise ValueError("must be a JSON object with structures and triggers")
-    _check_keys("it", document, ("structures", "triggers", "type"))
+    _check_keys("the object", document, ("structures", "triggers", "type"))
     if document.get("type", "structural_tag") != "structural_tag":
         raise ValueError('type must be "structural_tag" or left out')
     triggers, structures = document.get("triggers"), document.get("structures")
-    if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
-        raise ValueError("triggers must be a list of texts that are not empty")
+    if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise ValueError("triggers must be a list of non-empty strings")
     if not isinstance(structures, list) or not structures:
-        raise ValueError("structures must be a list of at least one")
+        raise ValueError("structures must be a list of at least one object")
     tags = [_tag(structure, triggers, i) for i, structure in enumerate(structures)]
     # Triggers are text: special tokens never stand for any.
     return _lark(StructTag.to_grammar(tags, assume_special=False))
@@ -118,10 +132,10 @@ def _tag(structure: Any, triggers: list[str], number: int) -> StructTag:
     _check_keys(place, structure, ("begin", "schema", "end"))
     begin, schema, end = structure.get("begin"), structure.get("schema"), structure.get("end", "")
     if not isinstance(begin, str) or not isinstance(end, str):
-        raise ValueError(f"{place}: begin and end must be texts")
+        raise ValueError(f"{place}: begin and end must be strings")
     if not isinstance(schema, dict):
         raise ValueError(f"{place}: schema must be an object")
-    found = [trigger for trigger in triggers if begin.startswith(trigger)]
-    if not found:
-        raise ValueError(f"{place}: begin {begin!r} starts with none of the triggers")
-    return StructTag(trigger=max(found, key=len), begin=begin, grammar=_bounded(schema), end=end)
+    matching = [trigger for trigger in triggers if begin.startswith(trigger)]
+    if not matching:
+        raise ValueError(f"{place}: begin {begin!r} must start with one of the triggers")
+    return StructTag(trigger=max(matching, key=len), begin=begin, grammar=_bounded(schema), end=end)

@@ -1,7 +1,7 @@
 """The guide worker: a process that computes masks, and may be killed at any time.
 
-Its main thread serves steps; another one compiles what a trial has found to compile, so that no step waits for it. A
-timer of the kernel, which counts this process's CPU time, kills it at a mask that takes too long.
+Its main thread computes the masks of steps. A second thread compiles guides whose trial has succeeded, so that no step
+waits for them. A kernel timer of this process's CPU time kills the process if a mask takes too long.
 """
 
 import os
@@ -13,16 +13,17 @@ from typing import NamedTuple
 
 from engine_worker.guided.matchers import GuideError, Matchers, shortened
 from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
-from engine_worker.guided.messages import AskMasks, Compile, Key, MasksReady, Row, RowResult, receive, send
+from engine_worker.guided.messages import Compile, ComputeMasks, Key, MasksReady, Row, RowResult, receive, send
 from engine_worker.guided.vocabulary import Tokens
 from sluice.ring.params import Guide
 
 TOKEN_SECONDS = 0.002
-"""CPU time for each token beyond the first, where a matcher is made anew."""
+"""Additional CPU time for each token beyond the first: a new matcher consumes all tokens so far."""
 COMPILE_NICENESS = 10
 STACK_BYTES = 16 << 20
-"""Of the thread that compiles; a trial had less."""
+"""Stack of the thread that compiles. A trial has less, so what compiled there compiles here."""
 SWITCH_SECONDS = 0.0005
+"""Switch interval of the interpreter's lock, so that compiling delays masks little."""
 
 
 class Budgets(NamedTuple):
@@ -31,7 +32,7 @@ class Budgets(NamedTuple):
     mask_seconds: float
     """CPU time for a sequence's mask."""
     memory: int
-    """Bytes beyond those of the template process."""
+    """Bytes of address space beyond those of the template process."""
 
 
 class GuideWorker:
@@ -44,58 +45,59 @@ class GuideWorker:
         self._memory = memory
         self._matchers = Matchers(tokens)
         self._has_compiled = False
-        """For the message that is being answered."""
-        self._late: set[Key] = set()
-        """Guides that it will not get."""
+        """Whether a guide was compiled for the message that is being answered."""
+        self._postponed: set[Key] = set()
+        """Guides that are not compiled for this message."""
 
     def run(self) -> None:
-        """Until the engine has closed its end."""
+        """Serve until the engine has closed its end."""
         sys.setswitchinterval(SWITCH_SECONDS)
         threading.stack_size(STACK_BYTES)
         threading.Thread(target=self._compile_all, daemon=True).start()
         try:
             while True:
-                send(self._steps, self._masks(receive(self._steps, AskMasks)))
+                send(self._steps, self._masks(receive(self._steps, ComputeMasks)))
         except (EOFError, OSError):
             return
 
-    def _masks(self, asked: AskMasks) -> MasksReady:
-        self._memory.reach(asked.num_slots)
-        self._matchers.release(asked.released)
+    def _masks(self, message: ComputeMasks) -> MasksReady:
+        self._memory.reach(message.num_slots)
+        self._matchers.release(message.released)
         self._has_compiled = False
-        self._late.clear()
+        self._postponed.clear()
         header, unusual = self._memory.header, {}
-        for row in asked.rows:
+        for row in message.rows:
             header[SLOT] = row.slot
-            result = self._mask(row, asked.never)
+            result = self._mask(row, message.never)
             if result is not None:
                 unusual[row.slot] = result
-        # Not if that raised: the process ends, and the slot says at which row.
+        # Not in a finally clause: if a row raised, the process ends, and the header's slot names that row.
         signal.setitimer(signal.ITIMER_PROF, 0)
         header[SLOT] = NOTHING
         return MasksReady(unusual)
 
     def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult | None:
-        """None: the mask is written."""
+        """None if the mask was written."""
         budgets, more = self._budgets, max(0, len(row.tokens) - 1)
         if row.guide is not None and (result := self._compile_for_step(row.key, row.guide)) is not None:
             return result
-        # The signal's default action ends the process, also within the library.
+        # The signal's default action ends the process, even while llguidance is running.
         signal.setitimer(signal.ITIMER_PROF, budgets.mask_seconds + more * TOKEN_SECONDS)
         try:
             return self._matchers.mask(row, self._memory, never)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, this sequence alone ends
+        except Exception as error:  # noqa: BLE001 - ends only this sequence
             return RowResult(0, error=shortened(f"{type(error).__name__}: {error}"))
 
     def _compile_for_step(self, key: Key, guide: Guide) -> RowResult | None:
-        """None: it is compiled. At most one for each message, since a step waits for it."""
+        """Compile the guide of a row, unless another guide was compiled for this message: a step waits for it. None if
+        the guide is compiled."""
         # All rows of a guide get the same answer, although the other thread may compile it meanwhile.
-        if key not in self._late and self._matchers.has(key):
+        if key not in self._postponed and self._matchers.has(key):
             return None
         if self._has_compiled:
-            self._late.add(key)
+            self._postponed.add(key)
             return RowResult(0, later=True)
         self._has_compiled = True
         signal.setitimer(signal.ITIMER_PROF, self._budgets.compile_seconds)
@@ -109,21 +111,22 @@ class GuideWorker:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICENESS)
         try:
             while True:
-                asked = receive(self._compiles, Compile)
-                self._matchers.release(asked.released)
-                self._compile(asked)
-                self._compiles.send_bytes(asked.key)
+                message = receive(self._compiles, Compile)
+                self._matchers.release(message.released)
+                self._compile(message)
+                self._compiles.send_bytes(message.key)
         finally:
-            # The engine is gone, or waits for an answer of this thread, which must not end alone.
+            # Either the engine has closed its end, or it waits for an answer that only this thread can send: so the
+            # whole process must end with the thread.
             os._exit(1)
 
-    def _compile(self, asked: Compile) -> None:
+    def _compile(self, message: Compile) -> None:
         self._memory.reach(1)
         self._memory.header[COMPILING] = 1
         try:
-            self._matchers.compile(asked.key, asked.guide)
+            self._matchers.compile(message.key, message.guide)
         except GuideError:
-            # It was found to compile a moment ago; if it does not now, its first row says why.
+            # It compiled in its trial; if it still fails here, the first row with it reports the error.
             pass
         finally:
             self._memory.header[COMPILING] = NOTHING

@@ -1,7 +1,7 @@
-"""Guided decoding as the engine's thread sees it: guides are prepared, then sequences follow them.
+"""Guided decoding in the engine's thread: prepares guides, after which sequences follow them.
 
-A new guide is first compiled in a process of its own, to see whether that ends, and then in the guide worker, where all
-sequences with this guide share it. Its requests wait meanwhile.
+A new guide is first compiled in a trial process, to find out whether it compiles within its budget, and then in the
+guide worker, where all sequences with this guide share the result. Its requests wait meanwhile.
 """
 
 import sys
@@ -12,9 +12,19 @@ from importlib.util import find_spec
 from itertools import count
 from typing import TypeVar
 
-from engine_worker.guided.faults import RefusedGuides, invalid, lost, not_here, too_complex
+from engine_worker.guided.faults import RefusedGuides, invalid, lost, too_complex, unavailable
 from engine_worker.guided.masks import GuidedSequence, Masks, take_all
-from engine_worker.guided.messages import MAX_COMPILED, Compile, Key, Outcome, Tried, Try, key_of, receive, send
+from engine_worker.guided.messages import (
+    MAX_COMPILED,
+    Compile,
+    Key,
+    Outcome,
+    StartTrial,
+    TrialResult,
+    key_of,
+    receive,
+    send,
+)
 from engine_worker.guided.processes import (
     GuideProcesses,
     GuidesLostError,
@@ -29,21 +39,23 @@ from sluice.settings.engine import GuideLimits
 V = TypeVar("V")
 
 MAX_READY = 1024
+"""Guides that are remembered as valid."""
 MAX_TRIALS = 2
-"""At a time: they take cores from the engine."""
+"""Trials at the same time: they take cores from the engine."""
 MAX_LOST = 3
-"""Trials of one guide that something else has ended."""
+"""Trials of one guide that may be killed for reasons other than the guide."""
 
 
 def why_unavailable() -> str | None:
-    """Why this engine can follow no guides; None: it can, as far as is known before the tokenizer is read."""
+    """Why this engine has no guided decoding; None if it has, unless llguidance cannot read the model's tokenizer."""
     if sys.platform != "linux":
         return "it needs Linux"
     return "the package llguidance is not installed" if find_spec("llguidance") is None else None
 
 
 class Preparation:
-    """Of one guide; requests that wait for the same share it. See `engine_worker.protocol.Preparation`."""
+    """The preparation of one guide, shared by all requests that wait for it. See
+    `engine_worker.protocol.Preparation`."""
 
     def __init__(self, key: Key, guide: Guide, advance: Callable[[], None]) -> None:
         self.key = key
@@ -51,9 +63,9 @@ class Preparation:
         self.done = False
         self.fault: Fault | None = None
         self.num_waiting = 0
-        """Requests."""
+        """Requests that wait for it."""
         self.num_lost = 0
-        """Trials that something else has ended."""
+        """Its trials that were killed for reasons other than the guide."""
         self._advance = advance
 
     def poll(self) -> bool:
@@ -70,41 +82,43 @@ class Preparation:
 
 def refused_guide(guide: Guide, reason: str = "it was started without") -> Preparation:
     preparation = Preparation(key_of(guide), guide, lambda: None)
-    preparation.end(not_here(reason))
+    preparation.end(unavailable(reason))
     return preparation
 
 
 class Guides:
     def __init__(self, model: Model, limits: GuideLimits) -> None:
-        """Starts nothing yet."""
+        """The processes are started when they are first needed."""
         reason = why_unavailable()
-        self._why_not = None if reason is None else not_here(reason)
+        self._unavailable = None if reason is None else unavailable(reason)
         self._limits = limits
         self._processes = GuideProcesses(lambda: TemplateLink(model, limits))
         self._refused_guides = RefusedGuides(limits)
         self._released: deque[int] = deque()
-        """Numbers of sequences whose matchers can go."""
+        """Numbers of sequences whose matchers the guide worker can drop."""
         self.masks = Masks(self._processes, self._refused_guides, model.eos_token_ids, self._released)
         self._numbers = count()
         self._ready: OrderedDict[Key, None] = OrderedDict()
-        """Guides that are known to compile."""
+        """Guides whose trial has succeeded, the latest MAX_READY."""
         self._compiled: OrderedDict[Key, int] = OrderedDict()
-        """Guides that a worker has compiled, which keeps as many, and its generation."""
+        """Guides that a guide worker has compiled, with its generation; the latest MAX_COMPILED, which it keeps."""
         self._pending: dict[Key, Preparation] = {}
+        """All preparations that are not done. Each is in `_untried`, `_trials`, `_uncompiled` or `_compiling`."""
         self._untried: deque[Preparation] = deque()
         self._trials: dict[Key, Preparation] = {}
         self._template: TemplateLink | None = None
-        """For trials, once it reads them."""
+        """The template process that runs trials; None until one is ready."""
         self._ended: TemplateLink | None = None
-        """The one before, which has ended."""
+        """The previous template process, which has ended."""
         self._uncompiled: deque[Preparation] = deque()
+        """Preparations whose trial has succeeded."""
         self._compiling: tuple[WorkerLink, Preparation] | None = None
 
     def prepare(self, guide: Guide, *, recovered: bool = False) -> Preparation | None:
-        """None: nothing has to be waited for. `recovered`: an earlier attempt of this stream has run, so its guide is
-        not refused because of other streams; what they drew may be what made it too complex."""
+        """None if the guide is ready. `recovered`: an earlier attempt of this stream has run, so its guide is not
+        refused because of other streams: only their tokens may have made it too complex."""
         key = key_of(guide)
-        fault = self._why_not or (None if recovered else self._refused_guides.find(key))
+        fault = self._unavailable or (None if recovered else self._refused_guides.find(key))
         if fault is None and self._is_compiled(key):
             return None
         found = self._pending.get(key)
@@ -119,18 +133,19 @@ class Guides:
         return found
 
     def _is_compiled(self, key: Key) -> bool:
-        """Whether the guide worker has it, as far as is known: it compiles what it lacks with the first mask."""
+        """Whether the current guide worker has probably compiled the guide; if not, it does so for the first mask."""
         if key not in self._compiled or self._compiled[key] != self._processes.generation:
             return False
         self._compiled.move_to_end(key)
         return True
 
     def sequences(self, guide: Guide, ends: Sequence[int], size: int) -> list[GuidedSequence]:
+        """`size` sequences that follow the guide. `ends`: ids that end them."""
         key = key_of(guide)
         return [GuidedSequence(next(self._numbers), key, guide, ends, self._released) for _ in range(size)]
 
     def advance(self) -> None:
-        """Handle what has ended, begin what can begin. Never waits."""
+        """Move all preparations on: read results of trials and compilations, and start the next ones. Never waits."""
         try:
             self._read_trials()
             self._begin_trials()
@@ -151,16 +166,16 @@ class Guides:
                 return
             preparation = self._untried.popleft()
             self._trials[preparation.key] = preparation
-            # An error here also shows when its results are read.
+            # If the template process has ended, `_read_trials` notices.
             with suppress(OSError):
-                send(self._template.trials, Try(preparation.key, preparation.guide))
+                send(self._template.trials, StartTrial(preparation.key, preparation.guide))
 
     def _read_trials(self) -> None:
         while self._trials and self._template is not None:
             try:
                 if not self._template.trials.poll(0):
                     return
-                tried = receive(self._template.trials, Tried)
+                tried = receive(self._template.trials, TrialResult)
             except (EOFError, OSError):
                 self._ended, self._template = self._template, None
                 for preparation in list(self._trials.values()):
@@ -168,7 +183,7 @@ class Guides:
                 return
             self._on_tried(self._trials[tried.key], tried)
 
-    def _on_tried(self, preparation: Preparation, tried: Tried) -> None:
+    def _on_tried(self, preparation: Preparation, tried: TrialResult) -> None:
         key, guide = preparation.key, preparation.guide
         if tried.outcome is Outcome.LOST:
             self._on_lost(preparation)
@@ -183,7 +198,7 @@ class Guides:
             self._end(preparation, fault)
 
     def _on_lost(self, preparation: Preparation) -> None:
-        """Something else has ended its trial."""
+        """A trial was killed for a reason other than its guide."""
         del self._trials[preparation.key]
         preparation.num_lost += 1
         if preparation.num_lost < MAX_LOST:
@@ -192,7 +207,7 @@ class Guides:
             self._end(preparation, lost("the process that compiles the guide was killed"))
 
     def _drop_withdrawn(self, queue: deque[Preparation]) -> None:
-        for preparation in [each for each in queue if not each.num_waiting]:
+        for preparation in [preparation for preparation in queue if not preparation.num_waiting]:
             queue.remove(preparation)
             del self._pending[preparation.key]
 
@@ -208,16 +223,16 @@ class Guides:
         except GuidesLostError as error:
             self._end(preparation, lost(str(error)))
         except OSError:
-            # The worker has died. The next one will compile it with its first mask.
+            # The worker has died. The next one will compile the guide for its first mask.
             self._end(preparation)
 
     def _may_fork(self) -> bool:
-        """Whether a guide worker can be had without a wait."""
+        """Whether there is a guide worker, or one can be forked without waiting for a template process."""
         if self._processes.current() is not None:
             return True
         with suppress(GuidesLostError):
             return self._processes.template_if_ready(self._ended) is not None
-        # The caller asks for a worker and gets the reason.
+        # The caller requests a worker, which raises the same error.
         return True
 
     def _read_compiled(self) -> None:
@@ -241,7 +256,7 @@ class Guides:
         preparation.end(fault)
 
     def _fail_all(self, fault: Fault) -> None:
-        """Of those that no process has compiled."""
+        """End all preparations whose trial has not succeeded."""
         self._template = None
         for preparation in [*self._trials.values(), *self._untried]:
             self._end(preparation, fault)

@@ -1,7 +1,7 @@
-"""The masks of a step: asked for as early as possible, and collected when the logits are there.
+"""The masks of a step: requested as early as possible, and collected when the logits have been computed.
 
-The guide worker's matchers follow from the tokens. If it dies, a new one gets all of them, and the sequence whose
-mask it was computing ends if that was the cause.
+A matcher of the guide worker is a function of its sequence's tokens. If the worker dies, a new one receives all tokens
+again; the sequence whose mask it was computing ends if that mask was the cause.
 """
 
 import signal
@@ -16,72 +16,76 @@ from numpy.typing import NDArray
 
 from engine_worker.guided.faults import RefusedGuides, lost, too_complex, wrong_tokens
 from engine_worker.guided.memory import COMPILING, SLOT
-from engine_worker.guided.messages import AskMasks, Key, MasksReady, Row, RowResult, receive, send
+from engine_worker.guided.messages import ComputeMasks, Key, MasksReady, Row, RowResult, receive, send
 from engine_worker.guided.processes import GuideProcesses, GuidesLostError, WorkerLink
 from sluice.ring.errors import Fault
 from sluice.ring.params import Guide
 
 MAX_HANGS = 2
-"""Of a step, after which its guided sequences end."""
+"""Timeouts of the guide worker in one step, after which the step's guided sequences end."""
 OWN_DEATHS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS})
-"""Signals that only what the process computed can have caused: its timer, and a stack that overflowed."""
+"""Signals that only the worker's own computation can cause: its CPU timer, and a stack overflow."""
 MAX_DEATHS = 3
-"""In a row, at a mask of the same guide, after which it counts as their cause; and of a step in all."""
+"""Consecutive deaths at masks of the same guide, after which the guide counts as the cause. Also the deaths that one
+step may have beyond one for each of its rows."""
 NOTHING_ALLOWED = np.zeros((0, 0), np.uint32)
-GONE = lost("its masks are gone")
+MASKS_LOST = lost("the guide worker was lost before its masks were read")
 
 
 class GuidedSequence:
-    """What one sequence has to match. Its matcher is in the guide worker, until this object is gone."""
+    """A sequence that follows a guide. The guide worker keeps its matcher until this object is deleted."""
 
     def __init__(self, number: int, key: Key, guide: Guide, ends: Sequence[int], released: deque[int]) -> None:
-        """`ends`: ids that end it."""
+        """`ends`: ids that end it. `released`: gets `number` when this object is deleted."""
         self.number = number
         self.key = key
         self.guide = guide
         self.ends = tuple(ends)
         self.final = 0
-        """Output tokens that the worker has and that will not change."""
+        """Number of known output tokens that the worker has received."""
         self.tail: list[int] = []
-        """Tokens that it has after these: promised and drafted ones."""
+        """Tokens after these that the worker has received and that may turn out differently: promised and draft tokens.
+        """
         self._released = released
 
     def __del__(self) -> None:
         self._released.append(self.number)
 
 
-class Asked(msgspec.Struct, frozen=True, eq=False):
-    """A draw of a guided sequence."""
+class MaskRequest(msgspec.Struct, frozen=True, eq=False):
+    """Requests the mask for one sampled token of a guided sequence."""
 
     sequence: GuidedSequence
     output: Sequence[int]
     known: int
     """Length of `output` when the step was planned."""
     more: Sequence[int]
-    """Tokens after these that may turn out to be others."""
+    """Tokens after the known ones that may turn out differently: promised and draft tokens."""
     may_end: bool
-    """False: min_tokens forbids the ids that end it."""
+    """False if min_tokens forbids the ids that end the sequence."""
 
     def tokens(self) -> list[int]:
         return [*self.output[: self.known], *self.more]
 
 
 class StepMasks(NamedTuple):
-    """What the draws asked for got, by index."""
+    """The masks of a step. Requests are named by their index."""
 
     allowed: NDArray[np.uint32]
-    """[asked, words], one bit per token id; valid until masks are asked for again."""
+    """[requests, words], one bit per token id; valid until masks are requested again. Rows of requests that are named
+    below are meaningless."""
     faults: Mapping[int, Fault]
     complete: Sequence[int]
-    """Those behind which nothing more can follow, with no end left to draw."""
+    """Requests whose output is complete: no token can follow, and there is no end id to sample."""
     unread: Sequence[int]
-    """Those after a draft that will not be drawn, or after a token that ended the sequence."""
+    """Requests whose mask is not needed: they follow a draft token that the guide rejects, or a token that ended the
+    sequence."""
     later: Sequence[int]
-    """Those of guides that a new worker has not compiled yet: `Guides.prepare` has it do so."""
+    """Requests with guides that a new worker has not compiled yet; `Guides.prepare` compiles them."""
 
 
 def take_all(numbers: deque[int]) -> list[int]:
-    """Both threads take from it."""
+    """Remove and return all numbers. Two threads may call it at the same time."""
     found: list[int] = []
     with suppress(IndexError):
         while True:
@@ -104,41 +108,44 @@ class Masks:
         self._eos = tuple(eos_token_ids)
         self._released = released
         self._link: WorkerLink | None = None
-        self._waiting: dict[int, Asked] = {}
-        """By slot: rows that were asked for and have no result."""
+        self._waiting: dict[int, MaskRequest] = {}
+        """Requests without a result, by slot."""
         self._unusual: dict[int, RowResult] = {}
-        """Results of other rows, unless they are those of most: a mask."""
+        """Results other than a mask, by slot."""
         self._faults: dict[int, Fault] = {}
-        self._asked: Sequence[Asked] = ()
+        """Faults of requests whose guide killed the worker, by slot."""
+        self._requests: Sequence[MaskRequest] = ()
         self._num_deaths = 0
         self._num_hangs = 0
         self._suspect: tuple[Key, int] | None = None
-        """The guide at whose mask the worker died last, and how often in a row."""
+        """The guide at whose mask the worker died last, and how many times in a row."""
 
-    def ask(self, asked: Sequence[Asked]) -> None:
-        """For the masks of a step's draws; the worker computes them meanwhile."""
+    def request(self, requests: Sequence[MaskRequest]) -> None:
+        """Request the masks of a step. The worker computes them until `collect`."""
         if self._waiting:
-            # A step failed after it had asked.
+            # A previous step failed after it had requested masks.
             self._wait()
-        self._asked, self._unusual, self._faults = asked, {}, {}
-        self._waiting = dict(enumerate(asked))
+        self._requests, self._unusual, self._faults = requests, {}, {}
+        self._waiting = dict(enumerate(requests))
         self._num_deaths = self._num_hangs = 0
         try:
             if self._link is None:
                 _, self._link = self._processes.worker()
-            self._send(self._link, [_row(slot, each) for slot, each in enumerate(asked)])
+            self._send(self._link, [_row(slot, request) for slot, request in enumerate(requests)])
         except GuidesLostError as error:
             self._give_up(str(error))
 
     def collect(self) -> StepMasks:
+        """Wait for the masks of the latest `request`."""
         self._wait()
-        # Not kept: the worker releases a sequence once nothing here refers to it.
-        asked, self._asked = self._asked, ()
+        # Keep no reference to the sequences: the worker releases a matcher once its sequence is deleted.
+        requests, self._requests = self._requests, ()
         if self._link is None:
-            return StepMasks(NOTHING_ALLOWED, {**dict.fromkeys(range(len(asked)), GONE), **self._faults}, (), (), ())
+            faults = {**dict.fromkeys(range(len(requests)), MASKS_LOST), **self._faults}
+            return StepMasks(NOTHING_ALLOWED, faults, (), (), ())
         complete, unread, later, faults = [], [], [], dict(self._faults)
         for slot, result in self._unusual.items():
-            fault = self._fault(asked[slot], result)
+            fault = self._fault(requests[slot], result)
             if fault is not None:
                 faults[slot] = fault
             elif result.complete:
@@ -147,14 +154,14 @@ class Masks:
                 later.append(slot)
             else:
                 unread.append(slot)
-        return StepMasks(self._link.memory.masks[: len(asked)], faults, complete, unread, later)
+        return StepMasks(self._link.memory.masks[: len(requests)], faults, complete, unread, later)
 
     def _wait(self) -> None:
         while self._waiting and self._link is not None:
             try:
                 unusual = receive(self._link.steps, MasksReady).unusual
             except (EOFError, OSError) as error:
-                # The socket's own time limit has passed.
+                # BlockingIOError: the socket's receive timeout (HUNG_SECONDS) has passed.
                 self._num_hangs += isinstance(error, BlockingIOError)
                 self._recover(self._link)
                 continue
@@ -166,12 +173,13 @@ class Masks:
         self._suspect = None if not self._num_deaths else self._suspect
 
     def _send(self, link: WorkerLink, rows: list[Row]) -> None:
-        link.memory.reach(len(self._asked))
+        link.memory.reach(len(self._requests))
         # If the worker has died or hangs, `collect` notices.
         with suppress(OSError):
-            send(link.steps, AskMasks(rows, link.memory.num_slots, self._eos, take_all(self._released)))
+            send(link.steps, ComputeMasks(rows, link.memory.num_slots, self._eos, take_all(self._released)))
 
     def _recover(self, ended: WorkerLink) -> None:
+        """Replace a guide worker that has died or does not answer, and request all masks again."""
         slot, compiling = int(ended.memory.header[SLOT]), ended.memory.header[COMPILING] == 1
         self._num_deaths += 1
         try:
@@ -179,23 +187,25 @@ class Masks:
             self._judge(slot, status, compiling=compiling)
             if self._num_hangs >= MAX_HANGS:
                 raise GuidesLostError("the guide worker does not answer")
-            if self._num_deaths > MAX_DEATHS + len(self._asked):
+            if self._num_deaths > MAX_DEATHS + len(self._requests):
                 raise GuidesLostError(f"the guide worker has died {self._num_deaths} times in one step")
-            # The masks that the former worker had answered are in its memory.
-            self._waiting = {each: asked for each, asked in enumerate(self._asked) if each not in self._faults}
+            # Also those that were answered: their masks are in the memory of the previous worker.
+            self._waiting = {i: request for i, request in enumerate(self._requests) if i not in self._faults}
             self._unusual = {}
             if self._waiting:
-                self._send(self._link, [_whole_row(each, self._waiting[each]) for each in self._by_suspicion()])
+                self._send(self._link, [_whole_row(i, self._waiting[i]) for i in self._by_suspicion()])
         except GuidesLostError as error:
             self._give_up(str(error))
 
     def _by_suspicion(self) -> list[int]:
-        """Slots that wait. The suspect first: in a new worker it then has all of the memory for itself."""
+        """Slots of the waiting requests, those of the suspect first: it then has all memory of the new worker to
+        itself."""
         suspect = None if self._suspect is None else self._suspect[0]
         return sorted(self._waiting, key=lambda slot: (self._waiting[slot].sequence.key != suspect, slot))
 
     def _judge(self, slot: int, status: int, *, compiling: bool) -> None:
-        """End the sequence at whose mask the worker died, if that is why it died."""
+        """End the sequence at whose mask the worker died, if that mask was the cause. `status`: the signal that ended
+        the worker. `compiling`: whether its other thread was compiling a guide."""
         culprit = self._waiting.get(slot)
         if culprit is None:
             return
@@ -203,15 +213,17 @@ class Masks:
         if self._suspect is not None and self._suspect[0] == key:
             count += self._suspect[1]
         self._suspect = key, count
-        # Its timer also counts the thread that compiles, and something else may have killed it.
+        # Otherwise the cause may be another: the CPU timer counts the compiling thread too, and another process may
+        # have killed the worker.
         if (status in OWN_DEATHS and not compiling) or count >= MAX_DEATHS:
             fault = too_complex(culprit.sequence.guide, status, self._refused_guides.limits, compiling=False)
             if not culprit.more:
                 self._refused_guides.refuse(key, fault)
-            # Masks after fewer drafted tokens may be found, and all drafts behind those be wrong.
-            for each in [s for s, asked in self._waiting.items() if asked.sequence is culprit.sequence and s >= slot]:
-                del self._waiting[each]
-                self._faults[each] = fault
+            # Not the masks after fewer draft tokens: they may be computable, and the later draft tokens be rejected.
+            same_sequence = [i for i, request in self._waiting.items() if request.sequence is culprit.sequence]
+            for i in [i for i in same_sequence if i >= slot]:
+                del self._waiting[i]
+                self._faults[i] = fault
             self._suspect = None
 
     def _give_up(self, reason: str) -> None:
@@ -219,36 +231,37 @@ class Masks:
         self._faults |= dict.fromkeys(self._waiting, lost(reason))
         self._waiting = {}
 
-    def _fault(self, asked: Asked, result: RowResult) -> Fault | None:
+    def _fault(self, request: MaskRequest, result: RowResult) -> Fault | None:
         if result.error:
-            return too_complex(asked.sequence.guide, 0, self._refused_guides.limits, reason=result.error)
+            return too_complex(request.sequence.guide, 0, self._refused_guides.limits, reason=result.error)
         if result.later:
             return None
-        if result.consumed < asked.known:
-            return wrong_tokens(asked.sequence.guide, result.consumed)
+        if result.consumed < request.known:
+            return wrong_tokens(request.sequence.guide, result.consumed)
         return None
 
 
-def _row(slot: int, asked: Asked) -> Row:
-    """With the tokens that the worker does not know yet."""
-    sequence = asked.sequence
-    if asked.known < sequence.final:
-        # A draw before others that were made: it never is, but a mask of other tokens would show nowhere.
+def _row(slot: int, request: MaskRequest) -> Row:
+    """A row with only the tokens that the worker has not received."""
+    sequence = request.sequence
+    if request.known < sequence.final:
+        # An earlier position than before. This should not happen, but a mask for the wrong tokens would go unnoticed.
         sequence.final, sequence.tail = 0, []
-        row = _whole_row(slot, asked)
+        row = _whole_row(slot, request)
         sequence.tail = row.tokens
         return row
-    new, sent = [*asked.output[sequence.final : asked.known], *asked.more], sequence.tail
+    new, sent = [*request.output[sequence.final : request.known], *request.more], sequence.tail
     same = 0
     while same < min(len(new), len(sent)) and new[same] == sent[same]:
         same += 1
-    row = Row(slot, sequence.number, sequence.final + same, new[same:], sequence.key, sequence.ends, asked.may_end)
-    sequence.tail = new[asked.known - sequence.final :]
-    sequence.final = asked.known
+    row = Row(slot, sequence.number, sequence.final + same, new[same:], sequence.key, sequence.ends, request.may_end)
+    sequence.tail = new[request.known - sequence.final :]
+    sequence.final = request.known
     return row
 
 
-def _whole_row(slot: int, asked: Asked) -> Row:
-    sequence = asked.sequence
-    ends, may_end = sequence.ends, asked.may_end
-    return Row(slot, sequence.number, 0, asked.tokens(), sequence.key, ends, may_end, sequence.guide)
+def _whole_row(slot: int, request: MaskRequest) -> Row:
+    """A row with the guide and all tokens."""
+    sequence = request.sequence
+    ends, may_end = sequence.ends, request.may_end
+    return Row(slot, sequence.number, 0, request.tokens(), sequence.key, ends, may_end, sequence.guide)

@@ -1,4 +1,4 @@
-"""What lives in the guide worker: compiled grammars and a matcher per sequence."""
+"""The guide worker's state: compiled grammars, and a matcher for each sequence."""
 
 import re
 import threading
@@ -9,30 +9,32 @@ from typing import NamedTuple
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine_worker.guided.endings import write_ends
-from engine_worker.guided.grammars import grammar_of
+from engine_worker.guided.grammars import grammar_of, numbered_tokens
 from engine_worker.guided.memory import MaskMemory
 from engine_worker.guided.messages import MAX_COMPILED, Key, Row, RowResult
 from engine_worker.guided.vocabulary import Tokens
 from sluice.ring.params import Guide, GuideKind
 
 MAX_MESSAGE = 600
-"""Characters of the library's message."""
+"""Limit on the characters of an error message of llguidance."""
 POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+"""At the start of an error message: the position in the grammar."""
 QUOTED = re.compile(r"\n +\d+ \| ")
+"""In an error message: the start of a quoted line of the grammar."""
 LIMITS = LLParserLimits(verbose_errors=False)
 
 
 class GuideError(ValueError):
-    """The guide is not valid; the library's message."""
+    """The guide is invalid; the message says why."""
 
 
 def compile_guide(tokenizer: LLTokenizer, guide: Guide) -> LLMatcher:
-    """With the first mask computed, which may take as long as all before. Raises GuideError."""
+    """A matcher whose first mask has been computed, which may take as long as compiling. Raises GuideError."""
     try:
         grammar = grammar_of(guide)
     except MemoryError:
         raise
-    except Exception as error:  # the converter raises what it likes
+    except Exception as error:  # llguidance's converters raise exceptions of many types
         raise GuideError(shortened(str(error) or type(error).__name__)) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
@@ -43,7 +45,7 @@ def compile_guide(tokenizer: LLTokenizer, guide: Guide) -> LLMatcher:
 
 
 def _without_quotes(guide: Guide, message: str) -> str:
-    """Without what is quoted of the grammar, unless that is the caller's."""
+    """The message without quotes of the grammar, unless the caller wrote the grammar."""
     message = message.removesuffix("<non-verbose/>")
     if message.startswith("NoExtension"):
         return "no text matches it"
@@ -54,9 +56,16 @@ def _without_quotes(guide: Guide, message: str) -> str:
 
 def shortened(message: str) -> str:
     message = message.strip()
-    # It may quote the guide in the middle.
+    # From the middle, which is where it may quote the guide.
     half = MAX_MESSAGE // 2
     return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
+
+
+class CompiledGuide(NamedTuple):
+    matcher: LLMatcher
+    """At the start of the output; sequences get copies."""
+    numbered: tuple[range, ...]
+    """See `numbered_tokens`."""
 
 
 class MatcherState(NamedTuple):
@@ -64,21 +73,25 @@ class MatcherState(NamedTuple):
 
     matcher: LLMatcher
     consumed: int
+    numbered: tuple[range, ...]
+    """See `numbered_tokens`."""
 
 
 class Matchers:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._compiled: OrderedDict[Key, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Key, CompiledGuide] = OrderedDict()
+        """The most recently used guides, at most MAX_COMPILED."""
         self._lock = threading.Lock()
-        """Of `_compiled`, which two threads use."""
+        """Protects `_compiled`, which two threads use."""
         self._states: dict[int, MatcherState] = {}
+        """By sequence number."""
 
     def compile(self, key: Key, guide: Guide) -> None:
-        """Raises GuideError. Called in either thread."""
+        """Compile a guide unless it is compiled already. Called in either thread. Raises GuideError."""
         if self._find(key) is not None:
             return
-        compiled = compile_guide(self._tokens.tokenizer, guide)
+        compiled = CompiledGuide(compile_guide(self._tokens.tokenizer, guide), numbered_tokens(guide))
         with self._lock:
             self._compiled[key] = compiled
             while len(self._compiled) > MAX_COMPILED:
@@ -87,7 +100,7 @@ class Matchers:
     def has(self, key: Key) -> bool:
         return self._find(key) is not None
 
-    def _find(self, key: Key) -> LLMatcher | None:
+    def _find(self, key: Key) -> CompiledGuide | None:
         with self._lock:
             if key in self._compiled:
                 self._compiled.move_to_end(key)
@@ -98,14 +111,15 @@ class Matchers:
             self._states.pop(sequence, None)
 
     def mask(self, row: Row, memory: MaskMemory, never: Sequence[int]) -> RowResult | None:
-        """Writes the mask to the row's slot. None: that is the result. `never`: see AskMasks."""
+        """Compute the mask of a row and write it to the row's slot. Returns None if that succeeded. `never`: see
+        ComputeMasks."""
         state = self._rolled_back(row)
         if state is None:
             return RowResult(0, known=False)
-        matcher, consumed = state
+        matcher, consumed, numbered = state
         if consumed == row.keep and row.tokens:
             consumed += matcher.try_consume_tokens(row.tokens)
-        self._states[row.sequence] = MatcherState(matcher, consumed)
+        self._states[row.sequence] = MatcherState(matcher, consumed, numbered)
         allowed = not matcher.is_error() and consumed == row.keep + len(row.tokens)
         if allowed:
             matcher.unsafe_compute_mask_ptr(memory.address(row.slot), memory.mask_bytes)
@@ -115,17 +129,17 @@ class Matchers:
         if not allowed:
             return RowResult(consumed)
         mask, ends = memory.mask(row.slot), row.ends
-        complete = write_ends(mask, self._tokens, ends, never, may_end=row.may_end)
+        complete = write_ends(mask, self._tokens, ends, never, numbered, may_end=row.may_end)
         return RowResult(consumed, complete=True) if complete else None
 
     def _rolled_back(self, row: Row) -> MatcherState | None:
-        """Rolled back to the tokens to keep, or before them if the grammar does not allow all of these. None: the row
-        does not say enough."""
+        """The sequence's matcher after the first `row.keep` tokens, or after fewer if the grammar does not allow all of
+        them. None if the worker lacks the guide or the tokens."""
         if row.guide is not None or (row.keep == 0 and row.sequence not in self._states):
             compiled = self._find(row.key)
-            return None if compiled is None else MatcherState(compiled.deep_copy(), 0)
+            return None if compiled is None else MatcherState(compiled.matcher.deep_copy(), 0, compiled.numbered)
         state = self._states.get(row.sequence)
         if state is None or state.consumed <= row.keep:
             return state
         state.matcher.rollback(state.consumed - row.keep)
-        return MatcherState(state.matcher, row.keep)
+        return state._replace(consumed=row.keep)

@@ -1,4 +1,5 @@
-"""Memory that the engine shares with the guide worker: what the worker does at the moment, then a mask per slot."""
+"""Memory that the engine shares with the guide worker: a header with the worker's current activity, then a mask per
+slot."""
 
 import mmap
 import os
@@ -7,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEADER = 64
-"""Bytes."""
+"""Bytes of the header."""
 SLOT, COMPILING = 0, 1
-"""Words of the header."""
+"""Words of the header: the slot whose mask is being computed; 1 while a guide is being compiled for later steps."""
 NOTHING = -1
+"""Value of these words otherwise."""
 WORD_BITS = 32
 
 
@@ -18,7 +20,7 @@ class MaskMemory:
     """`masks`: [slots, words] uint32, one bit per id."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """`size`: ids in a mask. Takes over the descriptor, of a file in memory that may be empty."""
+        """`size`: ids in a mask. Owns `descriptor`, that of an in-memory file, which may be empty."""
         self.descriptor = descriptor
         self._words = -(-size // WORD_BITS)
         self.num_slots = 0
@@ -36,7 +38,7 @@ class MaskMemory:
         return 4 * self._words
 
     def reach(self, num_slots: int) -> None:
-        """Map at least so many slots."""
+        """Map at least `num_slots` slots."""
         if num_slots <= self.num_slots:
             return
         num_bytes = HEADER + num_slots * self.mask_bytes
@@ -47,16 +49,16 @@ class MaskMemory:
         self.header = np.frombuffer(mapped, np.int64, HEADER // 8)
         self.masks = np.frombuffer(mapped, np.uint32, offset=HEADER).reshape(num_slots, self._words)
         self.num_slots = num_slots
-        # Kept: numpy takes microseconds for it.
+        # Cached: numpy takes microseconds to compute it.
         self._address = int(self.masks.ctypes.data)
         self._view = memoryview(mapped)[HEADER:].cast("I")
 
     def address(self, slot: int) -> int:
-        """Of a mapped one."""
+        """Address of the mask of a mapped slot."""
         return self._address + slot * self.mask_bytes
 
     def mask(self, slot: int) -> memoryview:
-        """Of a mapped one: its words. Single ones are read and written faster than those of an array."""
+        """Words of the mask of a mapped slot. Unlike a numpy array, a memoryview accesses single words fast."""
         return self._view[slot * self._words : (slot + 1) * self._words]
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the engine, the template process and the guide worker send each other: msgspec over sockets."""
+"""Messages between the engine, the template process and the guide worker: msgspec over sockets."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -11,119 +11,121 @@ import msgspec
 from sluice.ring.params import Guide
 
 Key = bytes
-"""Of a guide: see `key_of`."""
+"""Identifies a guide; see `key_of`."""
 MAX_COMPILED = 64
-"""Guides that a guide worker keeps."""
+"""Guides that a guide worker keeps compiled."""
 FORK = b"f"
-"""engine → template: a new guide worker, with its descriptors."""
+"""engine → template: fork a new guide worker; sent with the worker's descriptors."""
 
 
 class Outcome(Enum):
-    """Of a trial compilation."""
+    """Outcome of a trial compilation."""
 
     COMPILED = "compiled"
     INVALID = "invalid"
-    """The library refuses it."""
+    """The guide cannot be compiled; `TrialResult.message` says why."""
     DIED = "died"
-    """The process ended; see `Tried.signal`."""
+    """The trial process ended by `TrialResult.signal`."""
     LOST = "lost"
-    """It stood still, or was killed by something else: nothing is known about the guide."""
+    """The trial process hung, or was killed by another process: this says nothing about the guide."""
 
 
-class Try(msgspec.Struct, frozen=True, array_like=True):
-    """engine → template: compile in a process of its own, to see whether that ends."""
+class StartTrial(msgspec.Struct, frozen=True, array_like=True):
+    """engine → template: compile the guide in a separate process, to find out whether that stays within the budgets."""
 
     key: Key
     guide: Guide
 
 
-class Tried(msgspec.Struct, frozen=True, array_like=True):
+class TrialResult(msgspec.Struct, frozen=True, array_like=True):
     """template → engine."""
 
     key: Key
     outcome: Outcome
     message: str = ""
-    """Of the library."""
+    """Error message of the compilation."""
     signal: int = 0
-    """That ended the process; 0: it exited."""
+    """Signal that ended the process; 0 if it exited."""
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True):
-    """template → engine, first of all."""
+    """template → engine: the first message, after the tokenizer was loaded or failed to load."""
 
     size: int
     """Ids in a mask."""
     error: str = ""
-    """Why the tokenizer cannot be used."""
+    """Why the tokenizer cannot be used; empty if it can."""
 
 
 class Compile(msgspec.Struct, frozen=True, array_like=True):
-    """engine → guide worker; answered with the key. Also brings what no longer lives."""
+    """engine → guide worker; answered with the key."""
 
     key: Key
     guide: Guide
     released: list[int] = []
+    """Numbers of sequences that have ended."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """Ask for the mask of a sequence after its first `keep` tokens, which the worker knows already, and `tokens`."""
+    """Requests the mask of a sequence after its first `keep` tokens, which the worker has, and `tokens`."""
 
     slot: int
     """Row of the shared memory for the mask."""
     sequence: int
+    """Number of the sequence."""
     keep: int
     tokens: list[int]
     key: Key
     ends: tuple[int, ...]
     """Ids that end the sequence where its grammar is complete."""
     may_end: bool
-    """False: min_tokens forbids these."""
+    """False if min_tokens forbids these ids."""
     guide: Guide | None = None
-    """Only if the worker had none or a former one was killed."""
+    """Set if the worker lacks the guide, or has replaced one that died; `tokens` are then all tokens."""
 
 
-class AskMasks(msgspec.Struct, frozen=True, array_like=True):
-    """engine → guide worker: rows of a step, in the order to compute them."""
+class ComputeMasks(msgspec.Struct, frozen=True, array_like=True):
+    """engine → guide worker: the rows of a step, in the order in which to compute them."""
 
     rows: list[Row]
     num_slots: int
-    """That the shared memory holds."""
+    """Slots of the shared memory."""
     never: tuple[int, ...]
-    """Ids that stand for no text."""
+    """Ids that must not be sampled as text, whether or not they end a sequence."""
     released: list[int] = []
-    """Sequences that have ended."""
+    """Numbers of sequences that have ended."""
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
-    """Of a row without a mask."""
+    """The result of a row without a mask."""
 
     consumed: int
-    """Tokens that the grammar allows: fewer than asked for leave no mask."""
+    """Leading tokens that the grammar allows. There is no mask if these are not all."""
     known: bool = True
-    """False: the worker needs the guide and all tokens."""
+    """False if the worker needs the guide and all tokens."""
     complete: bool = False
-    """Nothing more can follow, and no end is left to draw."""
+    """No token can follow, and there is no end id to sample."""
     later: bool = False
-    """The worker has to compile the guide first, and has compiled another one for the same message."""
+    """The guide is not compiled, and the worker has compiled another one for the same message."""
     error: str = ""
-    """Of the library: the matcher cannot go on."""
+    """Error message of the matcher, which cannot continue."""
 
 
 class MasksReady(msgspec.Struct, frozen=True, array_like=True):
-    """guide worker → engine: the masks are written."""
+    """guide worker → engine: all masks are written."""
 
     unusual: dict[int, RowResult]
-    """By slot: rows whose result is something else."""
+    """By slot: results of the rows without a mask."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders: Mapping[type, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (Try, Tried, Compile, AskMasks, MasksReady)
+    kind: msgspec.msgpack.Decoder(kind) for kind in (StartTrial, TrialResult, Compile, ComputeMasks, MasksReady)
 }
 
 
 def send(connection: Connection, message: msgspec.Struct) -> None:
-    """Raises OSError if the other end has closed."""
+    """Raises OSError if the other end is closed."""
     connection.send_bytes(_encoder.encode(message))
 
 
@@ -131,9 +133,9 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 def receive(connection: Connection, kind: type[M]) -> M:
-    """Waits. Raises EOFError or OSError if the other end has closed."""
-    found: M = _decoders[kind].decode(connection.recv_bytes())
-    return found
+    """Wait for a message of this type. Raises EOFError or OSError if the other end is closed."""
+    message: M = _decoders[kind].decode(connection.recv_bytes())
+    return message
 
 
 def key_of(guide: Guide) -> Key:

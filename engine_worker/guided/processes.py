@@ -1,4 +1,4 @@
-"""The template process and the guide worker, as the engine sees them."""
+"""The engine's side of the template process and of the guide worker."""
 
 import os
 import select
@@ -21,18 +21,19 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.engine import GuideLimits
 
 ANSWER_BYTES = 1 << 13
+"""Limit on an answer of the template process."""
 SEND_SECONDS = 20
-"""For a guide worker to read what it is sent."""
+"""Timeout of sends to a guide worker."""
 HUNG_SECONDS = 60.0
-"""For the masks of a step, though the worker's own budgets are CPU time."""
+"""Timeout for the masks of a step. This is wall time: the worker's own budgets are CPU time."""
 START_SECONDS = 120.0
-"""For the template to load the tokenizer."""
+"""Timeout for the template process to load the tokenizer."""
 END_SECONDS = 1.0
-"""For a template process to end by itself."""
+"""Time in which a template process should exit before it is killed."""
 SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-"""A process with threads cannot be forked safely."""
+"""Environment of the template process: a process with threads cannot be forked safely."""
 STARTS = 3
-"""Attempts to start processes that something else ends."""
+"""Attempts to start a guide worker if its template process ends meanwhile."""
 
 
 class GuidesLostError(Exception):
@@ -40,7 +41,7 @@ class GuidesLostError(Exception):
 
 
 class Model(NamedTuple):
-    """What guides depend on."""
+    """The properties of a model that guided decoding depends on."""
 
     tokenizer: Path
     vocab_size: int
@@ -66,10 +67,10 @@ class TemplateLink:
     def __init__(self, model: Model, limits: GuideLimits) -> None:
         """Raises OSError if it cannot be started."""
         trials, their_trials = socket.socketpair()
-        # Packets: whatever is sent is received as one.
+        # Packets keep message boundaries.
         self._forks, their_forks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.trials = Connection(trials.detach())
-        """Guides to try, and results."""
+        """Sends StartTrial, receives TrialResult."""
         self._loaded: Loaded | None = None
         with their_trials, their_forks:
             ends = (their_trials.fileno(), their_forks.fileno())
@@ -78,10 +79,10 @@ class TemplateLink:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine_worker.guided.template", *arguments],
                 stdin=subprocess.DEVNULL,
-                # The library reports what it dies of there, in lines that are no log.
+                # llguidance prints crashes there, in lines that would corrupt the log.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # -P drops the working directory from the path, so pass on wherever this process imports from.
+                # -P drops the working directory from the path, so pass on the whole path of this process.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **SINGLE_THREADED},
                 pass_fds=ends,
             )
@@ -91,7 +92,8 @@ class TemplateLink:
         return self._process.pid
 
     def wait_loaded(self) -> Loaded:
-        """Raises EOFError, OSError or GuidesLostError."""
+        """Wait until the tokenizer is loaded. Raises GuidesLostError if it cannot be used, EOFError or OSError if the
+        process has ended."""
         if self._loaded is None:
             self._loaded = msgspec.msgpack.decode(self._receive(), type=Loaded)
         if self._loaded.error:
@@ -99,7 +101,8 @@ class TemplateLink:
         return self._loaded
 
     def is_ready(self) -> bool:
-        """Whether it reads what it is sent, or has ended. Never waits. Raises GuidesLostError."""
+        """Whether the tokenizer is loaded, or the process has ended. Never waits. Raises GuidesLostError if the
+        tokenizer cannot be used."""
         if self._loaded is None and not select.select([self._forks], [], [], 0)[0]:
             return False
         with suppress(EOFError, OSError):
@@ -114,14 +117,14 @@ class TemplateLink:
         return answer
 
     def fork(self) -> tuple[int, WorkerLink]:
-        """A new guide worker in place of the former one, with the signal that ended that. Raises OSError, EOFError and
-        GuidesLostError."""
+        """Replace the guide worker: (signal that ended the previous one, or 0; the new one). Raises as
+        `wait_loaded`."""
         loaded = self.wait_loaded()
         steps, their_steps = socket.socketpair()
         compiles, their_compiles = socket.socketpair()
         for end in (steps, compiles):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
-        # Cheaper than to poll before each of a step's messages.
+        # Cheaper than polling before each message of a step.
         steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HUNG_SECONDS))
         memory = MaskMemory.create(loaded.size)
         os.ftruncate(memory.descriptor, HEADER)
@@ -139,7 +142,7 @@ class TemplateLink:
         return status, WorkerLink(Connection(steps.detach()), Connection(compiles.detach()), memory, pid)
 
     def close(self) -> None:
-        """Ends the process, and with it its children."""
+        """End the process, which ends its children."""
         self.trials.close()
         self._forks.close()
         try:
@@ -150,8 +153,8 @@ class TemplateLink:
 
 
 class GuideProcesses:
-    """Starts them when they are first needed, and anew when they have ended. The thread that computes steps and the one
-    that runs the engine share them."""
+    """Starts the processes when they are first needed, and replaces those that have ended. Shared by the engine's
+    thread and the one that computes steps."""
 
     def __init__(self, start: Callable[[], TemplateLink]) -> None:
         self._start = start
@@ -159,15 +162,16 @@ class GuideProcesses:
         self._template: TemplateLink | None = None
         self._worker: WorkerLink | None = None
         self.forks = 0
-        """Guide workers since the start."""
+        """Guide workers forked since the start."""
 
     def template(self, lost: TemplateLink | None = None) -> TemplateLink:
-        """The one to use, other than `lost`, which has ended. Raises GuidesLostError."""
+        """The current template process, started if there is none or only `lost`, which has ended. Raises
+        GuidesLostError."""
         with self._lock:
             return self._current_template(lost)
 
     def template_if_ready(self, lost: TemplateLink | None = None) -> TemplateLink | None:
-        """The same, once it reads what it is sent. Never waits. Raises GuidesLostError."""
+        """As `template`, but None until the process is ready. Never waits. Raises GuidesLostError."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -177,8 +181,8 @@ class GuideProcesses:
             self._lock.release()
 
     def worker(self, lost: WorkerLink | None = None) -> tuple[int, WorkerLink]:
-        """The guide worker to use, other than `lost`, which is ended, and the signal that ended that; 0 if unknown.
-        Raises GuidesLostError."""
+        """(signal that ended `lost`, or 0 if unknown; the current guide worker). A new one is forked if there is none
+        or only `lost`, which is killed if it still runs. Raises GuidesLostError."""
         with self._lock:
             if self._worker is not None and self._worker is not lost:
                 return 0, self._worker
@@ -187,7 +191,8 @@ class GuideProcesses:
                 template = self._current_template(template)
                 with suppress(OSError, EOFError):
                     status, found = template.fork()
-                    # Not closed: the other thread may read from it. Its ends are closed with the last reference.
+                    # The previous link is not closed here, because the other thread may be reading from it: its sockets
+                    # are closed with the last reference.
                     self._worker = found
                     self.forks += 1
                     return status, found
@@ -198,7 +203,7 @@ class GuideProcesses:
 
     @property
     def generation(self) -> int:
-        """Number of the guide worker; 0: there is none."""
+        """Number of the current guide worker; 0 if there is none."""
         return 0 if self._worker is None else self.forks
 
     def close(self) -> None:
@@ -219,7 +224,8 @@ class GuideProcesses:
         return self._template
 
     def _check(self, ended: TemplateLink) -> None:
-        """Another one would fail like this one, if it could not load. Raises GuidesLostError."""
+        """Raises GuidesLostError if the process ended because the tokenizer cannot be used: another one would fail the
+        same way."""
         with suppress(EOFError, OSError):
             ended.wait_loaded()
 

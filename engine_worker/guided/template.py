@@ -1,7 +1,7 @@
-"""The template process: holds the loaded tokenizer, runs no threads, and forks what may have to be killed.
+"""The template process: holds the loaded tokenizer, runs no threads, and forks processes that may have to be killed.
 
-That is the guide worker, one at a time, and a trial for each new guide. It ends when the engine closes its sockets, and
-takes its children with it.
+These are the guide worker, one at a time, and a trial for each new guide. The template ends when the engine closes its
+sockets, and ends its children first.
 """
 
 import ctypes
@@ -23,25 +23,27 @@ import msgspec
 from engine_worker.guided.guide_worker import Budgets, GuideWorker
 from engine_worker.guided.matchers import GuideError, compile_guide
 from engine_worker.guided.memory import MaskMemory
-from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, Tried, Try, receive, send
+from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, StartTrial, TrialResult, receive, send
 from engine_worker.guided.vocabulary import Tokens, load_tokens
 from sluice.ring.process import PR_SET_PDEATHSIG
 
 TRIAL_NICENESS = 10
 TRIAL_PATIENCE = 60.0
-"""Seconds of wall time per second of CPU time that a trial may take, and at least so many: beside a busy process of the
-usual niceness it gets a tenth of a core, beside several even less."""
+"""Wall seconds after which a hanging trial is killed, per second of its CPU budget, and the least such time: next to
+one busy process of normal niceness a trial gets a tenth of a core, next to several even less."""
 NUM_DESCRIPTORS = 3
-"""A guide worker's: for steps, for compiling, of the shared memory."""
+"""Descriptors of a guide worker: for steps, for compiling, and of the shared memory."""
 MESSAGE_BYTES = 1 << 13
+"""Limit on the message of a trial."""
 MAX_ERROR = 1000
-"""Characters."""
+"""Limit on the characters of an error of the tokenizer."""
 
 
 class Trial:
-    """A guide that is being compiled in a process of its own."""
+    """A guide that is being compiled in a separate process."""
 
     def __init__(self, key: Key, pid: int, pipe: int, until: float) -> None:
+        """`until`: monotonic seconds after which it is killed."""
         self.key = key
         self.until = until
         self._pid = pid
@@ -53,38 +55,41 @@ class Trial:
     def kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
 
-    def result(self) -> Tried:
-        """Once it has closed its pipe."""
+    def result(self) -> TrialResult:
+        """The result; call it once the process has closed its pipe."""
         with open(self._pipe, "rb") as pipe:
             written = pipe.read(MESSAGE_BYTES)
         status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         if status == 0 and written:
             message = written[1:].decode("utf-8", "replace")
-            return Tried(self.key, Outcome.INVALID if message else Outcome.COMPILED, message)
+            return TrialResult(self.key, Outcome.INVALID if message else Outcome.COMPILED, message)
         if status == -signal.SIGKILL:
-            return Tried(self.key, Outcome.LOST)
-        return Tried(self.key, Outcome.DIED, signal=max(0, -status))
+            return TrialResult(self.key, Outcome.LOST)
+        return TrialResult(self.key, Outcome.DIED, signal=max(0, -status))
 
 
 class Template:
     def __init__(self, tokens: Tokens, budgets: Budgets, trials: Connection, forks: socket.socket) -> None:
         self._tokens = tokens
         self._budgets = budgets
-        self._asked = trials
+        self._requests = trials
+        """Receives StartTrial, sends TrialResult."""
         self._forks = forks
         self._trials: dict[int, Trial] = {}
+        """By the descriptor of their pipe."""
         self._worker: int | None = None
+        """Process id of the guide worker."""
         self._selector = selectors.DefaultSelector()
         for end in (trials, forks):
             self._selector.register(end, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the engine has closed its ends."""
+        """Serve until the engine has closed its ends."""
         with suppress(EOFError, OSError):
             while True:
                 for key, _ in self._selector.select(self._patience()):
-                    if key.fileobj is self._asked:
-                        self._begin(receive(self._asked, Try))
+                    if key.fileobj is self._requests:
+                        self._begin(receive(self._requests, StartTrial))
                     elif key.fileobj is self._forks:
                         self._fork_worker()
                     else:
@@ -100,39 +105,40 @@ class Template:
         self._reap()
 
     def _patience(self) -> float | None:
-        ends = [trial.until for trial in self._trials.values()]
-        return max(0.01, min(ends) - time.monotonic()) if ends else None
+        """Seconds until the first trial has to be killed; None if there are no trials."""
+        deadlines = [trial.until for trial in self._trials.values()]
+        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _begin(self, asked: Try) -> None:
+    def _begin(self, request: StartTrial) -> None:
         ours, theirs = os.pipe()
-        pid = self._fork(lambda: self._try(asked, theirs), keep=(theirs,))
+        pid = self._fork(lambda: self._try(request, theirs), keep=(theirs,))
         os.close(theirs)
         patience = max(TRIAL_PATIENCE, TRIAL_PATIENCE * self._budgets.compile_seconds)
-        trial = Trial(asked.key, pid, ours, time.monotonic() + patience)
+        trial = Trial(request.key, pid, ours, time.monotonic() + patience)
         self._trials[ours] = trial
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _end(self, trial: Trial) -> None:
         self._selector.unregister(trial.fileno())
         del self._trials[trial.fileno()]
-        send(self._asked, trial.result())
+        send(self._requests, trial.result())
 
-    def _try(self, asked: Try, pipe: int) -> None:
-        """In the process of a trial."""
+    def _try(self, request: StartTrial, pipe: int) -> None:
+        """Runs in the trial's process."""
         os.nice(TRIAL_NICENESS)
-        # Its default action ends the process, also within the library.
+        # The signal's default action ends the process, even while llguidance is running.
         signal.setitimer(signal.ITIMER_PROF, self._budgets.compile_seconds)
         try:
-            compile_guide(self._tokens.tokenizer, asked.guide)
+            compile_guide(self._tokens.tokenizer, request.guide)
             message = ""
         except GuideError as error:
             message = str(error)
         os.write(pipe, b"." + message.encode())
 
     def _fork_worker(self) -> None:
-        """In place of the one before; answers with how that ended."""
-        asked, descriptors, *_ = socket.recv_fds(self._forks, len(FORK), NUM_DESCRIPTORS)
-        if not asked:
+        """Replace the guide worker; answers with the signal that ended the previous one."""
+        message, descriptors, *_ = socket.recv_fds(self._forks, len(FORK), NUM_DESCRIPTORS)
+        if not message:
             raise EOFError
         status = self._reap()
         self._worker = self._fork(lambda: self._serve(*descriptors), keep=tuple(descriptors))
@@ -141,7 +147,7 @@ class Template:
         self._forks.send(msgspec.msgpack.encode((status, self._worker)))
 
     def _reap(self) -> int:
-        """End the guide worker; returns the signal that ended it, which may have been another one."""
+        """End the guide worker; returns the signal that ended it, which is not SIGKILL if it had already died."""
         if self._worker is None:
             return 0
         worker, self._worker = self._worker, None
@@ -149,11 +155,12 @@ class Template:
         return max(0, -os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
 
     def _serve(self, steps: int, compiles: int, memory: int) -> None:
-        """In the process of the guide worker."""
+        """Runs in the guide worker's process."""
         masks = MaskMemory(memory, self._tokens.size)
         GuideWorker(self._tokens, self._budgets, Connection(steps), Connection(compiles), masks).run()
 
     def _fork(self, work: Callable[[], None], keep: tuple[int, ...]) -> int:
+        """Run `work` in a child process; returns its id. `keep`: descriptors that stay open in the child."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -164,17 +171,17 @@ class Template:
             work()
             status = 0
         except MemoryError:
-            # As the library ends where it gets no memory.
+            # The same signal with which llguidance ends the process when it is out of memory.
             os.abort()
         finally:
-            # Nothing of the template's runs on: no handlers, no buffers.
+            # Skip the exit handlers and buffers inherited from the template.
             os._exit(status)
 
     def _become_child(self, parent: int, keep: tuple[int, ...]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        for descriptor in (self._asked.fileno(), self._forks.fileno(), *self._trials):
+        for descriptor in (self._requests.fileno(), self._forks.fileno(), *self._trials):
             if descriptor not in keep:
                 os.close(descriptor)
         limit = _address_space() + self._budgets.memory
@@ -182,25 +189,26 @@ class Template:
 
 
 def _address_space() -> int:
+    """Bytes of this process's address space."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     return pages * resource.getpagesize()
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """`arguments`: see `processes.TemplateLink`."""
+    """`arguments`: as `processes.TemplateLink` passes them."""
     file, vocab_size, compile_seconds, mask_seconds, memory, trials, forks = arguments
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Ctrl-C in a terminal goes to the engine too, which drains.
+    # Ctrl-C in a terminal also reaches the engine, which then drains and still needs this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked, engine = Connection(int(trials)), socket.socket(fileno=int(forks))
+    requests, engine = Connection(int(trials)), socket.socket(fileno=int(forks))
     budgets = Budgets(float(compile_seconds), float(mask_seconds), int(memory))
     try:
         tokens = load_tokens(Path(file), int(vocab_size))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the engine says so to those who ask for guides
+    except Exception as error:  # noqa: BLE001 - the engine reports it to every request with a guide
         engine.send(msgspec.msgpack.encode(Loaded(0, f"{type(error).__name__}: {error}"[:MAX_ERROR])))
         sys.exit(1)
     engine.send(msgspec.msgpack.encode(Loaded(tokens.size)))
-    template = Template(tokens, budgets, asked, engine)
+    template = Template(tokens, budgets, requests, engine)
     template.run()
     template.end_children()
     sys.exit(0)

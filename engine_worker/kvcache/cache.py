@@ -1,4 +1,4 @@
-"""Which sequence holds which blocks: allocates and releases block tables."""
+"""Allocates and releases the block tables of sequences."""
 
 from collections import Counter, abc
 from time import monotonic
@@ -14,8 +14,8 @@ from engine_worker.step import Move
 
 
 class KvCacheManager:
-    """A holder has blocks for all its tokens; with an attention window, for those that the next step may compute and
-    those that they attend to."""
+    """Owns the block tables. A sequence with blocks is a holder: it has blocks for all its tokens or, with an attention
+    window, for the tokens that the next step may compute and those that they attend to."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class KvCacheManager:
         adapters: AdapterPages | None = None,
     ) -> None:
         """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`: see Tiers. `adapters`:
-        pages of LoRA adapters, of which a holder with an adapter holds its adapter's."""
+        device pages of LoRA adapters; a holder with an adapter also holds the adapter's pages."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
         self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer)
@@ -42,34 +42,35 @@ class KvCacheManager:
         self.retired: dict[Sequence, None] = {}
         """Ended sequences whose blocks an in-flight step still uses."""
         self.preempted: dict[Sequence, None] = {}
-        """Former holders that gave their blocks back to make room and have not got new ones."""
+        """Sequences whose blocks were released to make room and that have no new ones yet."""
         self.preemptions = 0
-        """Since the start."""
+        """Preemptions since the start."""
         self.prompt_tokens = 0
-        """Of requests scheduled since the start."""
+        """Prompt tokens of requests scheduled since the start."""
         self.cached_tokens = 0
-        """Prompt tokens served from the cache since the start."""
+        """Prompt tokens found in the prefix cache since the start."""
         self._finder = PrefixFinder(self.tiers, self.geometry, reuse)
         self._next_blocks = NextBlocks()
         self._clock = clock
 
     @property
     def hit_ratio(self) -> float:
-        """Share of prompt tokens served from the cache since the start."""
+        """Share of prompt tokens found in the prefix cache since the start."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def forecast(self) -> Forecast:
         return Forecast(self.pool, self._finder, self.geometry, self._next_blocks, self.adapters)
 
     def allocate(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
-        """Allocate the blocks of each, all or nothing; returns those that have them."""
+        """Allocate the missing blocks of each sequence, all or none; returns the sequences that have all their
+        blocks."""
         lacking = [sequence for sequence in sequences if sequence.num_tokens > sequence.num_placed]
         if not lacking:
             return list(sequences)
         # All cached prefixes are held before any block is allocated, so that no sequence evicts another's prefix.
         pinned = {sequence: self._pin(sequence) for sequence in lacking if not sequence.blocks}
         if pinned and self.adapters is not None:
-            # The same for their adapters.
+            # For the same reason, their adapters become the most recently used.
             for sequence in pinned:
                 if sequence.request.adapter is not None:
                     self.adapters.touch(sequence.request.adapter)
@@ -81,37 +82,39 @@ class KvCacheManager:
         ]
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Give `child` all that a holder has computed: full blocks are shared, a partial one is copied. False, with no
-        effect, if there are too few blocks. The child must begin with these tokens, have one more, and hold nothing."""
+        """Let `child` hold everything that the holder `parent` has computed: full blocks are shared, a partly filled
+        one is copied. False, with no effect, if there are too few blocks. The child must have these tokens and one
+        more, and no blocks."""
         prefix = self._finder.fork(parent, parent.num_computed)
         for block in prefix.held:
             self.pool.hold(block)
         return self._begin(child, prefix)
 
     def commit(self, sequence: Sequence, count: int) -> None:
-        """The next `count` tokens of a holder were computed. Releases blocks that are now behind the window."""
+        """Record that the next `count` tokens of a holder were computed. Publishes the blocks that are now full, and
+        releases those that are now before the attention window."""
         size = self.tokens_per_block
         end = sequence.num_computed = sequence.num_computed + count
-        # Whether the last of them fills a block, or lies behind one that they fill.
+        # Whether these tokens fill at least one block.
         if end % size < count:
-            # Findable only now: until a block is full and computed, another sequence would read wrong values from it.
+            # Not earlier: from a block that is not fully computed another sequence would read wrong values.
             self._finder.publish(sequence, range((end - count) // size, end // size))
             self._next_blocks.set(sequence, self._finder.next_block(sequence, end))
         if self.geometry.window is not None and sequence.first_block < (first := self.geometry.first_needed(end)):
             behind = range(sequence.first_block, first)
             self._release_blocks(sequence, behind)
-            # The table keeps its length, so that positions still map to indexes.
+            # The table keeps its length, because positions map to its indexes.
             sequence.blocks[behind.start : first] = [UNUSED] * len(behind)
             sequence.first_block = first
 
     def keeps_drafted(self, sequence: Sequence) -> bool:
-        """Whether a holder still has the blocks that its next token attends to in the draft model, which may be so far
-        behind that they lie behind the window."""
+        """Whether a holder still has the blocks that the draft model's next token attends to. If the draft model is far
+        behind, they may lie before the window and have been released."""
         return sequence.first_block <= self.geometry.first_needed(sequence.num_draft_computed)
 
     def commit_drafted(self, sequence: Sequence, end: int) -> None:
-        """The draft model has computed the first `end` tokens of a holder, too; those that are not committed do not
-        count."""
+        """Record that the draft model has computed the first `end` tokens of a holder. Tokens that are not committed do
+        not count."""
         start, size = sequence.num_draft_computed, self.tokens_per_block
         end = sequence.num_draft_computed = min(end, sequence.num_computed)
         for index in range(max(start // size, sequence.first_block), end // size):
@@ -124,12 +127,13 @@ class KvCacheManager:
         self._next_blocks.set(sequence, None)
 
     def preempt(self, sequence: Sequence) -> None:
+        """Release the blocks of a holder that will compute its tokens again."""
         self.release(sequence)
         self.preempted[sequence] = None
         self.preemptions += 1
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence may hold no blocks."""
+        """Release the blocks of a sequence, if it has any, and its adapter."""
         self._release_blocks(sequence, range(sequence.first_block, len(sequence.blocks)))
         self._release_adapter(sequence)
         self._next_blocks.set(sequence, None)
@@ -141,12 +145,12 @@ class KvCacheManager:
         sequence.num_draft_computed = 0
 
     def undo(self, moves: abc.Iterable[Move]) -> list[Sequence]:
-        """Forget the content that these moves, of a failed step and all later ones, should have copied.
+        """Drop the content that these moves, of a failed step and all later ones, should have copied.
 
-        Returns the holders that rely on that content; they must be released before anything else is done.
+        Returns the holders whose computed tokens rely on that content; release them before any other call.
         """
         lost = self.tiers.undo(moves)
-        # Blocks behind the computed tokens were still to be written, so they have lost nothing.
+        # Blocks after the computed tokens were not written yet, so they have lost nothing.
         return [
             holder
             for holder in self.holders
@@ -154,12 +158,13 @@ class KvCacheManager:
         ]
 
     def check(self) -> None:
-        """Raise CacheCorruptError unless the books balance and each block still being written is in one table only."""
+        """Raise CacheCorruptError unless the pools, block tables and adapter pages are consistent, and each block that
+        is not full is in one table only."""
         holding = [*self.holders, *self.retired]
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
         self.tiers.check(tables)
         if self.adapters is not None:
-            self.adapters.check(each.request.adapter for each in holding if each.request.adapter is not None)
+            self.adapters.check(holder.request.adapter for holder in holding if holder.request.adapter is not None)
         for holder in self.holders:
             self._check_table(holder)
             for block in holder.blocks[holder.num_computed // self.tokens_per_block :]:
@@ -191,10 +196,10 @@ class KvCacheManager:
             self.tiers.host.release(block)
 
     def _begin(self, sequence: Sequence, prefix: Prefix) -> bool:
-        """Allocate a sequence's first blocks; if there are too few, unpin its prefix."""
+        """Allocate a sequence's first blocks, or unpin its prefix and return False if there are too few."""
         length = self.geometry.table_length(prefix.num_computed, sequence.num_tokens)
-        # Prefix blocks on the device are held already; those on the host need a device block each, except those that
-        # another sequence has loaded since they were pinned.
+        # Prefix blocks on the device are held already. Each one on the host needs a device block, unless another
+        # sequence has loaded it since it was pinned.
         to_load = sum(self.pool.find(sequence.chain[index]) is None for index, _ in prefix.on_host)
         if length - len(prefix.blocks) + to_load > self.pool.available or not self._hold_adapter(sequence):
             self._unpin(prefix)
@@ -214,7 +219,7 @@ class KvCacheManager:
         return True
 
     def _hold_adapter(self, sequence: Sequence) -> bool:
-        """False if there are too few pages for its adapter."""
+        """Hold the pages of the sequence's adapter, if it has one; False if there are too few."""
         version = sequence.request.adapter
         if version is None or self.adapters is None:
             return True
@@ -243,6 +248,7 @@ class KvCacheManager:
         sequence.request.blocks_allocated += len(new)
 
     def _load(self, sequence: Sequence, prefix: Prefix) -> None:
+        """Load the prefix blocks that are on the host."""
         for index, source in prefix.on_host:
             block = self.pool.find(sequence.chain[index])
             if block is None:
@@ -262,17 +268,19 @@ class KvCacheManager:
         if sequence.request.retention is not None:
             self._set_retention(sequence, indexes)
         blocks = sequence.blocks
-        # The last first, so that the tail of a cached prefix is evicted before its head.
+        # The last block first, so that the tail of a cached prefix is evicted before its head.
         for index in reversed(indexes):
             self.pool.release(blocks[index])
 
     def _set_retention(self, sequence: Sequence, indexes: range) -> None:
-        """What the request asks for each block, but at least that of the next one, which is useless without it."""
-        request, now, rest = sequence.request, self._clock(), None
+        """Give each block the retention that the request specifies for it, or that of the next block if that is higher:
+        the next block is useless without it."""
+        request, now, following = sequence.request, self._clock(), None
         for index in reversed(indexes):
             block = sequence.blocks[index]
-            kept = self.pool.retention(block)
-            if kept is not None:
-                own = requested(request.spec.retention, index * self.tokens_per_block, request.num_prompt, now) or kept
-                rest = own if rest is None else higher(own, rest)
-                self.pool.set_retention(block, rest)
+            current = self.pool.retention(block)
+            if current is not None:
+                position = index * self.tokens_per_block
+                retention = requested(request.spec.retention, position, request.num_prompt, now) or current
+                following = retention if following is None else higher(retention, following)
+                self.pool.set_retention(block, following)

@@ -1,4 +1,4 @@
-"""KV cache events: numbered changes of the prefix cache that users follow, the latest of them kept."""
+"""KV cache events: numbered changes of the prefix cache, for clients that follow them."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -19,43 +19,46 @@ class EventSlice(NamedTuple):
 
 
 class EventLog:
-    """Keeps the latest `capacity` events. Written by the engine's thread, read by any."""
+    """The latest `capacity` events. Written by the engine's thread, read by any thread."""
 
     def __init__(self, capacity: int, num_blocks: int, num_host_blocks: int) -> None:
         self._lock = Lock()
         self._capacity = capacity
         self._ring: list[CacheEvent] = []
-        """Event n is at n modulo capacity."""
+        """Event number n is at index n modulo capacity."""
         self._count = 0
         """Events since the start."""
         self._record(ring.Created([num_blocks, num_host_blocks]))
 
     def stored(self, content: Content, parent: bytes | None, priority: int, adapter: str) -> None:
-        """A block became findable on the device. `parent`: hash of the block before it."""
-        above = None if parent is None else short_hash(parent)
-        self._record(ring.Stored(short_hash(content.hash), above, content.tokens, priority, adapter))
+        """A block was published on the device. `parent`: hash of the block before it. `adapter`: version of the LoRA
+        adapter, or an empty string."""
+        parent_hash = None if parent is None else short_hash(parent)
+        self._record(ring.Stored(short_hash(content.hash), parent_hash, content.tokens, priority, adapter))
 
     def moved(self, stored: Stored, target: Tier, priority: int) -> None:
-        """What `stored` says was in the other tier."""
-        former = Tier.HOST if target is Tier.DEVICE else Tier.DEVICE
-        self._record(ring.Updated(short_hash(stored.content.hash), former, target, stored.priority, priority))
+        """A block was moved to `target` from the other tier. `stored`: its state before; `priority`: its new one."""
+        source = Tier.HOST if target is Tier.DEVICE else Tier.DEVICE
+        self._record(ring.Updated(short_hash(stored.content.hash), source, target, stored.priority, priority))
 
     def prioritized(self, tier: Tier, digest: bytes, priorities: Priorities) -> None:
+        """The priority of a block has changed."""
         self._record(ring.Updated(short_hash(digest), tier, tier, *priorities))
 
     def removed(self, digests: Iterable[bytes]) -> None:
+        """Blocks were removed from the prefix cache."""
         blocks = list(map(short_hash, digests))
         for start in range(0, len(blocks), MAX_REMOVED):
             self._record(ring.Removed(blocks[start : start + MAX_REMOVED]))
 
     def since(self, start: int) -> EventSlice:
-        """The oldest events from number `start` on that are still kept, as many as fit one message."""
+        """The oldest events that are still kept, from number `start` on, as many as fit in one message."""
         with self._lock:
             first = min(max(start, self._count - len(self._ring)), self._count)
             end = min(self._count, first + MAX_EVENTS)
             events = [self._ring[number % self._capacity] for number in range(first, end)]
         sizes = accumulate(map(size_of, events))
-        # One at least: an event alone is bounded by its own limits.
+        # At least one: a single event is bounded by its own limits.
         fitting = max(1, sum(size <= MAX_ITEMS for size in sizes))
         return EventSlice(first, events[:fitting])
 

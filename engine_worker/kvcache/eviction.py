@@ -1,4 +1,4 @@
-"""Which cached block is evicted first: by priorities that change at given times, then least recently used."""
+"""The eviction order of cached blocks: by priority, which may change at given times, then least recently used."""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -12,29 +12,29 @@ from typing import NamedTuple
 from sluice.ring.params import DEFAULT_RETENTION, RetentionParams
 
 COMPACT_AT = 64
-"""Stale heap entries, beyond as many as there are blocks, that trigger their removal."""
+"""Stale heap entries, in addition to one per block, at which they are removed."""
 
 
 class Phase(NamedTuple):
-    """A priority, from 0 (evicted first) to 100 (evicted last), that holds until a time on the engine's clock."""
+    """A priority, from 0 (evicted first) to 100 (evicted last), and the time on the engine's clock until it holds."""
 
     until: float
     priority: int
 
 
 Retention = tuple[Phase, ...]
-"""Consecutive phases; the last one never ends."""
+"""How long a block should stay cached: consecutive phases, of which the last one never ends."""
 
 DEFAULT: Retention = (Phase(inf, DEFAULT_RETENTION),)
 
 
 def requested(params: RetentionParams, position: int, num_prompt: int, now: float) -> Retention | None:
-    """What a request asks for the block that begins at `position`; None: nothing."""
+    """The retention that a request specifies for the block that begins at `position`; None if it does not."""
     if position >= num_prompt:
         if params.decode_priority == DEFAULT_RETENTION:
             return None
         return _from(now, params.decode_priority, params.decode_seconds)
-    # As in TensorRT-LLM, the range with the block's first token counts.
+    # As in TensorRT-LLM, the range that contains the block's first token applies.
     index = bisect_right(params.prompt, position, key=attrgetter("start")) - 1
     if index < 0 or position >= params.prompt[index].end:
         return None
@@ -42,7 +42,7 @@ def requested(params: RetentionParams, position: int, num_prompt: int, now: floa
 
 
 def higher(a: Retention, b: Retention) -> Retention:
-    """The higher priority of the two at every time."""
+    """The retention that at any time has the higher of the two priorities."""
     if a == b:
         return a
     phases: list[Phase] = []
@@ -55,6 +55,7 @@ def higher(a: Retention, b: Retention) -> Retention:
 
 
 def remaining_phases(retention: Retention, now: float) -> Retention:
+    """The phases that have not ended."""
     while retention[0].until <= now:
         retention = retention[1:]
     return retention
@@ -67,7 +68,7 @@ def _from(now: float, priority: int, seconds: float | None) -> Retention:
 
 
 def _priority(retention: Iterable[Phase], until: float) -> int:
-    """Of the phase that holds just before `until`."""
+    """Priority of the phase that holds just before `until`."""
     return next(phase.priority for phase in retention if phase.until >= until)
 
 
@@ -76,22 +77,24 @@ def _ignore(block: int, retention: Retention) -> None:
 
 
 class EvictionOrder:
-    """The evictable blocks: lowest priority first, among equals the least recently used.
+    """The evictable blocks: lowest priority first and, among equal priorities, the least recently used first.
 
-    The end of a phase is noticed when a block is asked for; its block then counts as just used at its new priority.
+    Ends of phases take effect when a block is next evicted or looked for: the block then becomes the most recently used
+    of its new priority.
     """
 
     def __init__(self, clock: Callable[[], float], on_phase_end: Callable[[int, Retention], None] = _ignore) -> None:
-        """`on_phase_end`: called with a block, and what remains of its retention."""
+        """`on_phase_end`: called with a block and its remaining retention."""
         self._clock = clock
         self._on_phase_end = on_phase_end
         self._retentions: dict[int, Retention] = {}
         self._levels: dict[int, OrderedDict[int, None]] = {}
         """Blocks by priority, the least recently used first."""
         self._endings: list[tuple[float, int, int]] = []
-        """Heap of (end of a phase, number, block). Stale if the block has left or got another retention."""
+        """Heap of (end of a phase, number, block). An entry is stale if the block was removed or its retention has
+        changed."""
         self._numbers = count()
-        """Break ties in the order of `add`."""
+        """Break ties between equal ends, in the order of `add`."""
 
     def __len__(self) -> int:
         return len(self._retentions)
@@ -100,7 +103,7 @@ class EvictionOrder:
         return iter(self._retentions)
 
     def add(self, block: int, retention: Retention) -> None:
-        """The block is now the most recently used of its priority."""
+        """Add a block as the most recently used one of its priority."""
         self._retentions[block] = retention
         until, priority = retention[0]
         self._levels.setdefault(priority, OrderedDict())[block] = None
@@ -117,7 +120,7 @@ class EvictionOrder:
             del self._levels[priority]
 
     def pop(self) -> int:
-        """Remove the block to evict first. Raises IndexError if there is none."""
+        """Remove and return the block to evict first. Raises IndexError if there is none."""
         if not self._retentions:
             raise IndexError("nothing to evict")
         block = next(iter(self._levels[self.lowest()]))
@@ -132,7 +135,7 @@ class EvictionOrder:
         return min(self._levels)
 
     def clear(self) -> list[int]:
-        """Remove and return all blocks, in no order."""
+        """Remove and return all blocks, in any order."""
         blocks = list(self._retentions)
         self._retentions.clear()
         self._levels.clear()
@@ -140,16 +143,18 @@ class EvictionOrder:
         return blocks
 
     def _refresh(self, now: float) -> None:
+        """Apply the ends of phases up to `now`."""
         while self._endings and self._endings[0][0] <= now:
             until, _, block = heappop(self._endings)
             retention = self._retentions.get(block)
             if retention is not None and retention[0].until == until:
-                left = remaining_phases(retention, now)
+                remaining = remaining_phases(retention, now)
                 self.remove(block)
-                self.add(block, left)
-                self._on_phase_end(block, left)
+                self.add(block, remaining)
+                self._on_phase_end(block, remaining)
 
     def _compact(self) -> None:
+        """Drop the stale entries of the heap."""
         first = ((retention[0].until, block) for block, retention in self._retentions.items())
         self._endings = [(until, next(self._numbers), block) for until, block in first if until < inf]
         heapify(self._endings)

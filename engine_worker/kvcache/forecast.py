@@ -1,4 +1,4 @@
-"""Which sequences would fit: the arithmetic of releasing, growing and admitting, without moving a block."""
+"""Predicts which sequences would fit after blocks are released, grown or admitted, without changing the cache."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,8 @@ from engine_worker.sequence import Sequence
 
 
 class NextBlocks:
-    """The block that each holder computes next, if all tokens of it are known: no other should compute it too."""
+    """The block that each holder computes next, if all its tokens are known, so that no other sequence computes the
+    same block."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, Sequence] = {}
@@ -19,21 +20,23 @@ class NextBlocks:
         return len(self._holders)
 
     def set(self, sequence: Sequence, digest: bytes | None) -> None:
-        """The sequence computes the block with this hash next; None: no full block, or it no longer holds memory."""
-        before = self._digests.pop(sequence, None)
-        if before is not None and self._holders.get(before) is sequence:
-            del self._holders[before]
+        """Set the hash of the block that the sequence computes next; None if that block will not be full, or if the
+        sequence no longer holds memory."""
+        previous = self._digests.pop(sequence, None)
+        if previous is not None and self._holders.get(previous) is sequence:
+            del self._holders[previous]
         if digest is not None:
             self._digests[sequence] = digest
             self._holders.setdefault(digest, sequence)
 
     def holder_of(self, digest: bytes) -> Sequence | None:
-        """The sequence that computes this block next."""
+        """The sequence that computes the block with this hash next."""
         return self._holders.get(digest)
 
 
 class Forecast:
-    """The pool as it would be. What fits here, `KvCacheManager.allocate` can give after the same releases."""
+    """A simulation of the block pool. What fits here, `KvCacheManager.allocate` can allocate after the same
+    releases."""
 
     def __init__(
         self,
@@ -52,15 +55,16 @@ class Forecast:
         self._adapters = None if adapters is None else PagesForecast(adapters)
         self._prefixes: dict[Sequence, Prefix] = {}
         self._change: dict[int, int] = {}
-        """Of reference counts, by block."""
+        """Simulated changes of reference counts, by block."""
         self._loading: set[int] = set()
         """Host blocks that sequences admitted here will load."""
         self._newcomers: dict[bytes, Sequence] = {}
-        """The sequence, of those admitted here, that computes a block next, by the block's hash."""
+        """By block hash: the sequence admitted here that computes the block next."""
         self._released: set[Sequence] = set()
 
     def grow(self, sequence: Sequence) -> bool:
-        """Allocate for what a holder may compute next; False, with no effect, if there are too few blocks."""
+        """Allocate blocks for the tokens that a holder may compute next; False, with no effect, if there are too
+        few."""
         if sequence.num_tokens <= sequence.num_placed or sequence.complete:
             return True
         lacking = self._geometry.table_length(sequence.num_computed, sequence.num_tokens) - len(sequence.blocks)
@@ -70,33 +74,34 @@ class Forecast:
         return True
 
     def admit(self, sequence: Sequence, headroom: int) -> bool:
-        """Allocate for a sequence without memory; False, with no effect, unless `headroom` more blocks are left, and
-        pages for its adapter."""
+        """Allocate blocks, and pages for its adapter, for a sequence without memory; False, with no effect, if there
+        are too few. `headroom`: blocks that must remain available."""
         adapters, version = self._adapters, sequence.request.adapter
         if adapters is not None and version is not None and not adapters.fits(version):
             return False
         prefix = self._find(sequence)
         held, loading = prefix.held, [block for _, block in prefix.on_host if block not in self._loading]
-        taken = self._geometry.table_length(prefix.num_computed, sequence.num_tokens) - len(prefix.blocks)
-        # Within a bounded window the sequence soon replaces shared blocks by its own, so sharing saves nothing.
-        taken += len(held) + len(prefix.on_host) if self._geometry.bounded else self._unheld(held) + len(loading)
-        if taken + headroom > self.available:
+        needed = self._geometry.table_length(prefix.num_computed, sequence.num_tokens) - len(prefix.blocks)
+        # If a window bounds its blocks, the sequence soon replaces shared blocks by others: sharing saves nothing.
+        needed += len(held) + len(prefix.on_host) if self._geometry.bounded else self._unheld(held) + len(loading)
+        if needed + headroom > self.available:
             return False
-        self.available -= taken
+        self.available -= needed
         if adapters is not None and version is not None:
             adapters.hold(version)
         self._hold(held, 1)
         self._loading.update(loading)
         digest = self._finder.next_block(sequence, prefix.num_computed)
         if digest is not None:
-            # The first in order computes it; the others wait.
+            # The first sequence in order computes the block; the others wait for it.
             self._newcomers.setdefault(digest, sequence)
         return True
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether a sequence ahead is computing the next block that this one, which holds no memory, lacks."""
-        # Waiting pays off, as the block will be in the cache. It cannot deadlock, because sequences wait only for those
-        # ahead of them in order that hold memory.
+        """Whether a sequence ahead of this one, which holds no memory, is computing the first block that this one
+        lacks."""
+        # Then it should wait, because the block will soon be cached. This cannot deadlock: sequences wait only for
+        # sequences that hold memory and are ahead of them in order.
         if sequence.awaited is not None and self._is_ahead(sequence.awaited, sequence):
             return True
         sequence.awaited = None
@@ -107,7 +112,7 @@ class Forecast:
         return sequence.awaited is not None
 
     def release(self, sequence: Sequence) -> None:
-        """Return the blocks of a holder that has not grown in this forecast."""
+        """Release the blocks of a holder that has not grown in this forecast."""
         held = sequence.blocks[sequence.first_block :]
         self._hold(held, -1)
         self.available += self._unheld(held)
@@ -116,13 +121,14 @@ class Forecast:
             self._adapters.release(sequence.request.adapter)
 
     def growth(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks beyond those that the sequence has or would get now, for `tokens` more tokens, up to max_tokens."""
+        """Additional blocks for `tokens` more tokens, up to max_tokens: in addition to those that the sequence has or
+        would be allocated now."""
         geometry = self._geometry
         most = geometry.max_blocks(min(sequence.num_tokens + tokens, sequence.request.max_tokens))
         if not geometry.bounded:
             return most - geometry.blocks_for(sequence.num_tokens)
         if sequence.blocks:
-            # Blocks from the cache do not count as its own: when it gives them back others may still hold them.
+            # Without the blocks from the cache: when it releases them, others may still hold them.
             first, num_computed = max(sequence.first_block, sequence.num_found), sequence.num_computed
         else:
             prefix = self._find(sequence)
@@ -131,10 +137,11 @@ class Forecast:
         return max(0, most - held)
 
     def growth_to_end(self, sequence: Sequence) -> int:
+        """As `growth`, for all tokens up to max_tokens."""
         return self.growth(sequence, sequence.request.max_tokens)
 
     def blocks_to_end(self, sequence: Sequence) -> int:
-        """Blocks that a sequence without memory may need in all, with nothing in the cache."""
+        """All blocks that a sequence without memory may need if none of them is cached."""
         return self._geometry.max_blocks(sequence.request.max_tokens)
 
     def _find(self, sequence: Sequence) -> Prefix:
@@ -144,7 +151,7 @@ class Forecast:
         return prefix
 
     def _is_ahead(self, digest: bytes, sequence: Sequence) -> bool:
-        """Whether a sequence ahead of this one computes the block with this hash next and can go on."""
+        """Whether a sequence ahead of this one computes the block with this hash next and is able to run."""
         holder = self._next_blocks.holder_of(digest) or self._newcomers.get(digest)
         if holder is None or holder in self._released or holder.allowed < holder.num_tokens:
             return False

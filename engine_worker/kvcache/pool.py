@@ -1,4 +1,4 @@
-"""The blocks of one memory: free, held or cached, and the index that finds full ones by the hash of their tokens."""
+"""The blocks of one memory, device or host, and the index that finds full blocks by hash."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from engine_worker.sequence import Content
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How many blocks a number of tokens needs. Sizes are in tokens."""
+    """Converts numbers of tokens to numbers of blocks. Sizes are in tokens."""
 
     tokens_per_block: int
     window: int | None = None
-    """Tokens that a token attends to at most, itself included; None: all."""
+    """Limit on the tokens that a token attends to, itself included; None: no limit."""
     chunk: int | None = None
-    """Limit on tokens of one sequence in a step; None: no limit, or no window."""
+    """Limit on the tokens of one sequence in a step; None: no limit, or no window."""
 
     @classmethod
     def fit(cls, num_blocks: int, tokens_per_block: int, window: int | None, chunk: int | None) -> "Geometry":
-        """For a pool of `num_blocks`: a window that exceeds it is ignored, chunks are cut to the room beside it."""
+        """The geometry of a pool of `num_blocks`. A window that exceeds the pool is ignored; `chunk` is limited to the
+        room that the window leaves."""
         if window is None:
             return cls(tokens_per_block)
-        # A window rarely starts at a block boundary, so it may touch one block more than it fills.
+        # A window that does not start at a block boundary overlaps one block more than it fills.
         room = num_blocks * tokens_per_block - tokens_per_block - (window - 1) + 1
         if room < 1:
             return cls(tokens_per_block)
@@ -32,40 +33,42 @@ class Geometry:
 
     @property
     def bounded(self) -> bool:
-        """Whether the blocks of a sequence are bounded, however long it gets."""
+        """Whether the number of blocks of a sequence is bounded, regardless of its length."""
         return self.chunk is not None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.tokens_per_block)
 
     def first_needed(self, position: int) -> int:
-        """Index of the first block that tokens from `position` on attend to."""
+        """Index of the first block that the token at `position` attends to."""
         if self.window is None or position < self.window:
             return 0
         return (position - self.window + 1) // self.tokens_per_block
 
     def table_length(self, num_computed: int, num_tokens: int) -> int:
-        """Length of a block table before the next step: for all tokens, or as many as that step can reach."""
+        """Length of a block table before a step: for all tokens, or for those that the step can reach."""
         reached = num_tokens if self.chunk is None else min(num_tokens, num_computed + self.chunk)
         return self.blocks_for(reached)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """Blocks that a sequence holds at once, at most, on its way to `num_tokens`."""
+        """Limit on the blocks that a sequence holds at any time until it has `num_tokens`."""
         blocks = self.blocks_for(num_tokens)
         if self.window is None or self.chunk is None:
             return blocks
         return min(blocks, self.blocks_for(self.window - 1 + self.chunk + self.tokens_per_block - 1))
 
     def longest(self, num_blocks: int) -> int | None:
-        """Tokens that a sequence with the pool to itself can reach; None: any number."""
+        """Tokens that a sequence can reach with the whole pool; None: no limit."""
         return None if self.bounded else num_blocks * self.tokens_per_block
 
 
 class CacheCorruptError(RuntimeError):
-    """The books do not balance: a bug of the engine."""
+    """The state of the KV cache is inconsistent: a bug of the engine."""
 
 
 class Stored(NamedTuple):
+    """What the index knows about a findable block."""
+
     content: Content
     retention: Retention
     drafted: bool = False
@@ -73,21 +76,21 @@ class Stored(NamedTuple):
 
     @property
     def priority(self) -> int:
-        """The end of a phase counts once the eviction order has noticed it."""
+        """The current priority. The end of a phase counts once EvictionOrder has applied it."""
         return self.retention[0].priority
 
 
 class Priorities(NamedTuple):
-    """Of a block, before and after a change."""
+    """Priority of a block before and after a change."""
 
     before: int
     after: int
 
 
 class BlockPool:
-    """Every block is free, held (`references` counts how often) or cached: not held but findable.
+    """Every block is free, held (`references` counts by how many holders) or cached, which is findable but not held.
 
-    Cached blocks are evicted in EvictionOrder, only when no block is free.
+    Blocks are evicted in EvictionOrder, and only when no block is free.
     """
 
     def __init__(
@@ -96,7 +99,8 @@ class BlockPool:
         clock: Callable[[], float] = monotonic,
         on_priority: Callable[[bytes, Priorities], None] | None = None,
     ) -> None:
-        """`clock`: seconds, for retentions. `on_priority`: called with the hash of a block whose priority changed."""
+        """`clock`: seconds, for retentions. `on_priority`: called with the hash of each block whose priority
+        changes."""
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
         # Allocated from the end: block 0 first.
@@ -117,11 +121,12 @@ class BlockPool:
         return len(self._free)
 
     def lowest_priority(self) -> int:
-        """Of the cached block to evict first; there must be one."""
+        """Priority of the cached block to evict first; there must be one."""
         return self._cached.lowest()
 
     def allocate(self) -> tuple[int, Stored | None]:
-        """(a block held once, what was evicted for it). Raises IndexError if none is available."""
+        """(a block, held once; the content that was evicted from it, if any). Raises IndexError if none is
+        available."""
         evicted = None
         if self._free:
             block = self._free.pop()
@@ -132,18 +137,18 @@ class BlockPool:
         return block, evicted
 
     def hold(self, block: int) -> None:
-        """Hold a cached or held block once more."""
+        """Increment the reference count of a cached or held block."""
         if self.references[block] == 0:
             self._cached.remove(block)
         self.references[block] += 1
 
     def release(self, block: int) -> None:
-        """Hold it once less."""
-        left = self.references[block] = self.references[block] - 1
-        if left > 0:
+        """Decrement the reference count of a held block. At 0 it is cached if it is findable, otherwise free."""
+        references = self.references[block] = self.references[block] - 1
+        if references > 0:
             return
-        if left < 0:
-            raise CacheCorruptError(f"block {block} was released more often than held")
+        if references < 0:
+            raise CacheCorruptError(f"block {block} was released more often than it was held")
         stored = self._stored[block]
         if stored is None:
             self._free.append(block)
@@ -151,7 +156,7 @@ class BlockPool:
             self._cached.add(block, stored.retention)
 
     def publish(self, block: int, content: Content, retention: Retention = DEFAULT, drafted: bool = False) -> bool:
-        """Make a held, full and computed block findable; False, with no effect, if another one has this hash."""
+        """Make a held, full and computed block findable; False, with no effect, if another block has this hash."""
         if content.hash in self._index or self._stored[block] is not None:
             return False
         self._index[content.hash] = block
@@ -172,22 +177,22 @@ class BlockPool:
         return None if stored is None else stored.retention
 
     def set_retention(self, block: int, retention: Retention) -> None:
-        """For a held block, once it is cached. No effect on a block that is not findable."""
+        """Set the retention of a held block, which applies once it is cached. No effect if it is not findable."""
         self._retain(block, retention)
 
     def is_drafted(self, block: int) -> bool:
-        """Whether the draft model has computed what it holds, too. False if the block is not findable."""
+        """Whether the draft model has computed the block's content, too. False if the block is not findable."""
         stored = self._stored[block]
         return stored is not None and stored.drafted
 
     def set_drafted(self, block: int) -> None:
-        """No effect on a block that is not findable."""
+        """Record that the draft model has computed the block's content. No effect if it is not findable."""
         stored = self._stored[block]
         if stored is not None:
             self._stored[block] = stored._replace(drafted=True)
 
     def forget(self, block: int) -> Stored | None:
-        """Make a block unfindable; returns what it held."""
+        """Make a block unfindable; returns its content, if it was findable."""
         stored = self._clear(block)
         if stored is not None and self.references[block] == 0:
             self._cached.remove(block)
@@ -195,7 +200,7 @@ class BlockPool:
         return stored
 
     def drop(self, digest: bytes) -> Stored | None:
-        """Forget the block with this hash; returns what it held."""
+        """Make the block with this hash unfindable, if there is one; returns its content."""
         block = self._index.get(digest)
         return None if block is None else self.forget(block)
 
@@ -213,11 +218,12 @@ class BlockPool:
         return ((block, stored.content) for block, stored in enumerate(self._stored) if stored is not None)
 
     def hashes(self) -> list[bytes]:
-        """Of every findable block."""
+        """Hashes of all findable blocks."""
         return list(self._index)
 
     def check(self, held: Mapping[int, int]) -> None:
-        """Raise CacheCorruptError unless `held` is the reference counts, and states and index are consistent."""
+        """Raise CacheCorruptError unless the reference counts are `held` (by block, without zeros), and states and
+        index are consistent."""
         for block, references in enumerate(self.references):
             if held.get(block, 0) != references:
                 raise CacheCorruptError(f"block {block} is held {held.get(block, 0)} times, counted {references}")
@@ -232,7 +238,7 @@ class BlockPool:
         if len(self._index) != len(contents):
             raise CacheCorruptError("the index names a block without content")
         if any(self._stored[block] is None for block in cached) or any(self._stored[block] for block in free):
-            raise CacheCorruptError("a cached block has no content, or a free block has some")
+            raise CacheCorruptError("a cached block is not findable, or a free block is")
 
     def _retain(self, block: int, retention: Retention) -> None:
         stored = self._stored[block]

@@ -1,4 +1,5 @@
-"""Finds the part of a sequence that is in the cache already: full blocks by hash chain, or forked from a sibling."""
+"""Finds the part of a sequence that is already computed: full blocks by their hash chain, or the blocks of a
+sibling."""
 
 from typing import NamedTuple
 
@@ -8,27 +9,27 @@ from engine_worker.sequence import Content, Sequence, State
 from sluice.ring.hashing import block_hash
 
 UNUSED = 0
-"""Entry of a block table that is never read: any valid block number will do."""
+"""Entry of a block table that is never read; any valid block number would do."""
 
 
 class Prefix(NamedTuple):
     """The part of a sequence that need not be computed."""
 
     blocks: list[int]
-    """The start of its block table."""
+    """The start of the sequence's block table."""
     first_block: int
-    """Entries before this one lie behind the attention window and are never read."""
+    """Index of the first entry that is read; earlier entries are before the attention window."""
     num_computed: int
     on_host: list[tuple[int, int]]
-    """(index in the table, host block) of blocks to be loaded; their entries in `blocks` are placeholders."""
+    """(index in the table, host block) of the blocks to load; their entries in `blocks` are placeholders."""
     num_drafted: int = 0
-    """Of the computed tokens, how many leading ones the draft model has computed, too."""
+    """Leading tokens that the draft model has computed, too."""
     copy_from: int | None = None
-    """Partly filled block with the last of the computed tokens. It is copied, because the sequence writes the rest."""
+    """Partly filled block with the last computed tokens. It is copied, because the sequence fills the rest itself."""
 
     @property
     def held(self) -> list[int]:
-        """The device blocks that the sequence will hold, without `copy_from`."""
+        """The device blocks that the sequence will share."""
         loaded = {index for index, _ in self.on_host}
         entries = enumerate(self.blocks[self.first_block :], self.first_block)
         return [block for index, block in entries if index not in loaded] if loaded else self.blocks[self.first_block :]
@@ -37,8 +38,8 @@ class Prefix(NamedTuple):
 class PrefixFinder:
     """Publishes computed blocks and finds them.
 
-    Only full blocks are found, and never a sequence's last token: it is computed again to get logits, as are
-    tokens whose logits or tensors are wanted. With an attention window the blocks of the last window suffice.
+    Only full blocks are found, up to `Sequence.num_reusable`: tokens whose logits or tensors are needed, the last token
+    among them, are computed again. With an attention window the blocks of the last window suffice.
     """
 
     def __init__(self, tiers: Tiers, geometry: Geometry, reuse: bool) -> None:
@@ -51,7 +52,7 @@ class PrefixFinder:
         size, num_prompt = self._geometry.tokens_per_block, sequence.request.num_prompt
         source = self._fork_source(sequence)
         if source is not None and not sequence.chain:
-            # Siblings share the prompt, so it need not be hashed again.
+            # Siblings share the prompt, so its blocks need not be hashed again.
             sequence.chain = source.chain[: num_prompt // size]
         matched = self._collect(sequence, self._candidates(sequence))
         if source is not None and matched.num_computed < num_prompt <= sequence.num_reusable:
@@ -59,7 +60,7 @@ class PrefixFinder:
         return matched
 
     def publish(self, sequence: Sequence, indexes: range) -> None:
-        """Make these full and computed blocks of its table findable."""
+        """Make the full and computed blocks at these indexes of the sequence's table findable."""
         if not self.reuse:
             return
         adapter = sequence.request.spec.adapter
@@ -70,13 +71,14 @@ class PrefixFinder:
             self._tiers.publish(sequence.blocks[index], content, parent, version)
 
     def next_block(self, sequence: Sequence, num_computed: int) -> bytes | None:
-        """Hash of the block that a sequence fills after `num_computed` tokens; None if it has too few tokens."""
+        """Hash of the block that a sequence computes after `num_computed` tokens; None if it has too few known tokens
+        to fill it."""
         index = num_computed // self._geometry.tokens_per_block
         full = (index + 1) * self._geometry.tokens_per_block <= sequence.num_known
         return self._content(sequence, index).hash if self.reuse and full else None
 
     def missing(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
-        """Hash of the first block after `prefix` that the sequence could use if it were cached, if any."""
+        """Hash of the first block after `prefix`; None if the sequence could not use it."""
         index = len(prefix.blocks)
         return self._content(sequence, index).hash if index < self.usable_blocks(sequence) else None
 
@@ -85,12 +87,13 @@ class PrefixFinder:
         return sequence.num_reusable // self._geometry.tokens_per_block if self.reuse else 0
 
     def _candidates(self, sequence: Sequence) -> range:
-        """The blocks to look for: all usable ones, or those of the last window that is wholly cached."""
+        """Indexes of the blocks to look up: all usable ones or, with a window, those of the last fully cached
+        window."""
         usable = self.usable_blocks(sequence)
         if self._geometry.window is None:
             return range(usable)
         first_needed, size = self._geometry.first_needed, self._geometry.tokens_per_block
-        # From the last block backwards; a block that is not cached moves the end of the window before it.
+        # From the last block backwards: the window has to end before each block that is not cached.
         start = end = usable
         while start > first_needed(end * size):
             start -= 1
@@ -99,10 +102,10 @@ class PrefixFinder:
         return range(first_needed(end * size), end)
 
     def _collect(self, sequence: Sequence, indexes: range) -> Prefix:
-        """These blocks, up to the first one that is not cached."""
+        """The blocks at these indexes, up to the first one that is not cached."""
         device, host = self._tiers.device, self._tiers.host
         blocks, on_host = [UNUSED] * indexes.start, []
-        # What lies behind the window is not read by the draft model either.
+        # Blocks before the window count as drafted: the draft model does not read them either.
         drafted = indexes.start
         for index in indexes:
             content = self._content(sequence, index)
@@ -121,7 +124,7 @@ class PrefixFinder:
         return Prefix(blocks, indexes.start, len(blocks) * size, on_host, drafted * size)
 
     def fork(self, source: Sequence, num_tokens: int) -> Prefix:
-        """The first tokens of a holder that has computed them."""
+        """A prefix of the first `num_tokens` tokens of `source`, a holder that has computed them."""
         whole, rest = divmod(num_tokens, self._geometry.tokens_per_block)
         first = self._geometry.first_needed(num_tokens)
         blocks = [UNUSED] * first + source.blocks[first:whole]
@@ -129,20 +132,20 @@ class PrefixFinder:
         return Prefix(blocks, first, num_tokens, [], drafted, source.blocks[whole] if rest else None)
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
-        """A sequence of the same request that holds the needed part of the prompt; None if this one has no output."""
+        """A sibling that holds the part of the prompt that this sequence attends to; None if this one has no output."""
         request = sequence.request
         if not sequence.output or len(request.sequences) == 1:
             return None
         first = self._geometry.first_needed(request.num_prompt)
-        for other in request.sequences:
-            holds = other.blocks and other.num_computed >= request.num_prompt and other.first_block <= first
-            # After a failed step the blocks of ended ones may lack the content they should have.
-            if holds and other.state is not State.ENDED:
-                return other
+        for sibling in request.sequences:
+            holds = sibling.blocks and sibling.num_computed >= request.num_prompt and sibling.first_block <= first
+            # After a failed step the blocks of ended sequences may lack content.
+            if holds and sibling.state is not State.ENDED:
+                return sibling
         return None
 
     def _content(self, sequence: Sequence, index: int) -> Content:
-        """Of the sequence's full block `index`."""
+        """Content of the sequence's full block `index`."""
         size, chain = self._geometry.tokens_per_block, sequence.chain
         while len(chain) <= index:
             start = len(chain) * size

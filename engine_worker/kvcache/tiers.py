@@ -1,4 +1,4 @@
-"""Device and host memory: where content lies, the moves between them, and the journal of what is findable."""
+"""The device pool and the host pool, the moves of blocks between them, and the journal of findable blocks."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -17,15 +17,16 @@ from sluice.ring.heartbeats import CacheNews
 
 
 class Tiers:
-    """Two pools and the pending moves. Findable content is in one of the pools only.
+    """Two pools and the pending moves. The same content is findable in at most one of the pools.
 
-    The next step carries out the moves, in order, before it computes: so a block counts as moved once that is decided.
+    The next step carries out the moves, in order, before it computes. So a block counts as moved as soon as its move is
+    pending.
     """
 
     def __init__(
         self, num_blocks: int, num_host_blocks: int, clock: Callable[[], float], event_buffer: int = 0
     ) -> None:
-        """`event_buffer`: events kept for users; 0: there are none."""
+        """`event_buffer`: number of events to keep for clients; 0: events are not recorded."""
         self.events = EventLog(event_buffer, num_blocks, num_host_blocks) if event_buffer else None
         note = None if self.events is None else self.events.prioritized
         self.device = BlockPool(num_blocks, clock, note and partial(note, Tier.DEVICE))
@@ -33,7 +34,7 @@ class Tiers:
         self.journal = Journal()
         self.moves: list[Move] = []
         self.evictions = 0
-        """Device blocks whose findable content was replaced, since the start, offloaded or not."""
+        """Device blocks whose content was evicted since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
 
@@ -41,7 +42,7 @@ class Tiers:
         return self.device.find(content) is not None or self.host.find(content) is not None
 
     def allocate(self) -> int:
-        """A device block, held once. Evicted content is offloaded if the host has room for it."""
+        """A device block, held once. Content that is evicted for it is offloaded if the host has room."""
         block, evicted = self.device.allocate()
         self.evictions += evicted is not None
         if evicted is not None and not self._offload(block, evicted):
@@ -49,7 +50,8 @@ class Tiers:
         return block
 
     def onload(self, source: int) -> int:
-        """A device block, held once, with the content of a held host block, which becomes unfindable."""
+        """Move the content of a held host block to a device block, which is held once. The host block becomes
+        unfindable."""
         block = self.allocate()
         stored = self.host.forget(source)
         if stored is None:
@@ -61,19 +63,20 @@ class Tiers:
         return block
 
     def copy(self, source: int, target: int) -> None:
+        """Copy the content of a device block to another one."""
         self.moves.append(Move(MoveKind.COPY, source, target))
 
     def publish(self, block: int, content: Content, parent: bytes | None = None, adapter: str = "") -> None:
-        """Make a held, full and computed device block findable, unless another one with this content is.
+        """Make a held, full and computed device block findable, unless another device block with this content is.
 
-        `parent`, the hash of the block before it, and `adapter`, a version, are for users.
+        `parent`: hash of the block before it; `adapter`: version of the LoRA adapter. Both are for KV cache events.
         """
         if not self.device.publish(block, content):
             return
         copy = self.host.drop(content.hash)
         if copy is not None:
-            # Content recomputed on the device replaces the copy on the host; it was findable before, so nothing changes
-            # for routers.
+            # The recomputed content replaces the copy on the host. It was findable before, so the journal, which does
+            # not distinguish the tiers, does not change.
             self._moved(copy, Tier.DEVICE, DEFAULT[0].priority)
             return
         self.journal.store(content.hash)
@@ -81,12 +84,13 @@ class Tiers:
             self.events.stored(content, parent, DEFAULT[0].priority, adapter)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """For the next step to carry out. If that step fails, `undo` them."""
+        """Remove and return the pending moves, for the next step. If that step fails, `undo` them."""
         moves, self.moves = tuple(self.moves), []
         return moves
 
     def undo(self, moves: Iterable[Move]) -> set[int]:
-        """Forget the content these moves should have copied; returns the device blocks whose content is undefined."""
+        """Drop the content that these moves should have copied; returns the device blocks whose content is
+        undefined."""
         lost: set[int] = set()
         for kind, _, target in moves:
             pool = self.host if kind is MoveKind.OFFLOAD else self.device
@@ -98,7 +102,7 @@ class Tiers:
         return lost
 
     def flush(self) -> int:
-        """Forget every prefix; returns the number of blocks freed in both pools. Holders keep their blocks."""
+        """Make all blocks unfindable; returns the number of blocks freed in both pools. Holders keep their blocks."""
         self.journal.clear()
         if self.events is not None:
             self.events.removed([*self.device.hashes(), *self.host.hashes()])
@@ -114,7 +118,7 @@ class Tiers:
             raise CacheCorruptError(f"{len(twice)} blocks are findable on the device and on the host")
 
     def _offload(self, block: int, evicted: Stored) -> bool:
-        """Move evicted content to a host block; False if there is none, or if it would replace higher priority."""
+        """Move evicted content to a host block; False if none is available, or only by evicting a higher priority."""
         host = self.host
         if not host.available or (not host.num_free and host.lowest_priority() > evicted.priority):
             return False
@@ -123,7 +127,7 @@ class Tiers:
             self._removed(dropped)
         host.publish(target, *evicted)
         self._moved(evicted, Tier.HOST, evicted.priority)
-        # Cached at once: host blocks are held only while they are about to be loaded.
+        # Host blocks are cached, not held, except while they are about to be loaded.
         host.release(target)
         self.moves.append(Move(MoveKind.OFFLOAD, block, target))
         self.offloads += 1
@@ -140,11 +144,11 @@ class Tiers:
 
 
 JOURNAL_CAPACITY = 1 << 16
-"""Changes kept; a router that has fallen further behind gets the full state."""
+"""Changes kept; a router that is further behind receives the full state."""
 
 
 class Journal:
-    """Numbered changes of which blocks are findable, for routers that place requests by it. Thread-safe."""
+    """Numbered changes of the set of findable blocks, by which routers place requests. Thread-safe."""
 
     def __init__(self, capacity: int = JOURNAL_CAPACITY) -> None:
         self._lock = Lock()
@@ -162,19 +166,19 @@ class Journal:
     def clear(self) -> None:
         with self._lock:
             self._findable.clear()
-            # Without changes every router that is behind gets the full state.
+            # Without changes every router that is behind receives the full state.
             self._changes.clear()
             self._last += 1
 
     def since(self, known: int) -> CacheNews | None:
-        """What changed after change number `known`, if anything."""
+        """The changes after number `known`, or the full state if they are no longer kept; None if there are none."""
         with self._lock:
             last, behind = self._last, self._last - known
             if not behind:
                 return None
             if not 0 < behind <= len(self._changes):
                 return CacheNews(0, last, list(self._findable), whole=True)
-            # Of several changes of one block the last counts.
+            # Of several changes of a block the last one counts.
             changed = dict(islice(self._changes, len(self._changes) - behind, None))
         stored = [block for block, findable in changed.items() if findable]
         removed = [block for block, findable in changed.items() if not findable]

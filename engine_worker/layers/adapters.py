@@ -1,5 +1,5 @@
-"""LoRA (arXiv:2106.09685) as layers see it: which of their linear maps adapters may change, and what does so in a
-step."""
+"""LoRA (arXiv:2106.09685) in layers: the linear maps that adapters may change, and the interface by which a step's
+adapters change their outputs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -16,18 +16,19 @@ class Target(NamedTuple):
 
     layer: int
     block: str
-    """Its part of the decoder layer, such as "self_attn"."""
+    """The part of the decoder layer that contains the map, such as "self_attn"."""
     name: str
-    """Such as "q_proj"."""
+    """The map's name in the checkpoint, such as "q_proj"."""
     linear: str
-    """The layer that computes it, such as "qkv_proj"."""
+    """The layer that computes the map, such as "qkv_proj"."""
     inputs: Span
-    """This rank's share, as that of the base weight."""
+    """This rank's share of the inputs, like that of the base weight."""
     outputs: Span
+    """This rank's share of the outputs."""
     first: int
-    """Index of its first output among those of `linear`."""
+    """Index of the map's first output among the outputs of `linear`."""
     place: int = 0
-    """Its index among the model's targets."""
+    """Index of this target among the model's targets."""
 
     @property
     def path(self) -> str:
@@ -38,11 +39,12 @@ class StepAdapters(Protocol):
     """The adapters of a step's tokens."""
 
     def add(self, layer: int, linear: str, x: Tensor, out: Tensor) -> None:
-        """Add to `out` [T, outputs], in place, what each token's adapter makes of its `x` [T, inputs]."""
+        """For each token with an adapter, add the adapter's output for `x` [T, inputs] to `out` [T, outputs], in
+        place."""
 
 
 class LayerAdapters(NamedTuple):
-    """The same for one decoder layer."""
+    """The adapters of a step's tokens in one decoder layer."""
 
     step: StepAdapters
     layer: int
@@ -52,9 +54,9 @@ class LayerAdapters(NamedTuple):
 
 
 def find_targets(layers: Sequence[Layer]) -> list[Target]:
-    """Of a model's decoder layers, in order: the linear maps that adapters may change. Experts are not among them."""
-    found = (target for number, layer in enumerate(layers) for target in _targets(number, layer))
-    return [target._replace(place=index) for index, target in enumerate(found)]
+    """The linear maps of a model's decoder layers, in order, that adapters may change. Experts are not among them."""
+    targets = (target for number, layer in enumerate(layers) for target in _targets(number, layer))
+    return [target._replace(place=index) for index, target in enumerate(targets)]
 
 
 def _targets(number: int, layer: Layer) -> Iterator[Target]:

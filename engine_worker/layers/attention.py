@@ -1,4 +1,4 @@
-"""Self-attention with grouped-query heads."""
+"""Self-attention with grouped-query heads (arXiv:2305.13245)."""
 
 import torch
 from torch import Tensor
@@ -28,23 +28,21 @@ class SelfAttention(Layer):
         output_bias: bool,
         norm_eps: float | None,
     ) -> None:
-        """`heads`: of the whole model. `window`: how many tokens a token sees, itself included. `norm_eps`: of an
-        RMSNorm on each query and key head (arXiv:2302.05442); None: without.
+        """heads: of the whole model, all ranks. window: number of tokens that a token attends to, itself included.
+        norm_eps: eps of an RMSNorm on each query and key head (arXiv:2302.05442); None: no such norm.
 
         Raises ValueError if the ranks cannot share the heads equally.
         """
         shard = place.shard
-        queries, pairs = (span.times(heads.head_dim) for span in (shard.query_heads(heads), shard.kv_heads(heads)))
-        self.qkv_proj = FusedLinear(
-            hidden_size, {"q_proj": queries, "k_proj": pairs, "v_proj": pairs}, place, bias=bias
-        )
-        self.o_proj = SummedLinear(queries, hidden_size, place, bias=output_bias)
+        query, kv = (span.times(heads.head_dim) for span in (shard.query_heads(heads), shard.kv_heads(heads)))
+        self.qkv_proj = FusedLinear(hidden_size, {"q_proj": query, "k_proj": kv, "v_proj": kv}, place, bias=bias)
+        self.o_proj = SummedLinear(query, hidden_size, place, bias=output_bias)
         self._heads = shard.heads(heads)
         self._backend = backend
         self._window = window
         self._norm_eps = norm_eps
         self._norm_weight: Tensor | None = None
-        """[heads + kv_heads, head_dim], set by `freeze`: one norm serves queries and keys together."""
+        """[heads + kv_heads, head_dim], set by `freeze`: one operation normalizes queries and keys."""
         if norm_eps is not None:
             self.q_norm = RMSNorm(heads.head_dim, norm_eps, place)
             self.k_norm = RMSNorm(heads.head_dim, norm_eps, place)
@@ -60,7 +58,7 @@ class SelfAttention(Layer):
             self._normalize.set_weight(self._norm_weight)
 
     def rotate(self, query_key: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-        """Normalize, if the model does, and rotate queries and keys together: [T, heads + kv_heads, head_dim]."""
+        """Normalize (if the model does) and rotate queries and keys, both [T, heads + kv_heads, head_dim]."""
         if self._kernels is not None:
             return self._kernels.rotate(query_key, rotations, self._norm_weight, self._norm_eps or 0.0)
         return rotate(query_key if self._norm_weight is None else self._normalize(query_key), rotations)
@@ -77,7 +75,7 @@ class SelfAttention(Layer):
         projected = self.qkv_proj(x)
         if adapters is not None:
             adapters.add("qkv_proj", x, projected)
-        # Queries and keys are adjacent in the product, so one call rotates both.
+        # Queries and keys are adjacent in the product, so that one call rotates both.
         qkv = projected.view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
         query_key = self.rotate(qkv[:, : num_heads + num_kv_heads], rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]

@@ -7,10 +7,10 @@ from torch import Tensor
 
 class Embeds(NamedTuple):
     tokens: Tensor
-    """[V] int64: which tokens of a step they belong to; the ids there are arbitrary."""
+    """[V] int64: indexes, in the step, of the tokens that the rows belong to; these tokens' ids are placeholders."""
     rows: Tensor
     """[V, hidden] float32."""
 
-    def lay_over(self, x: Tensor) -> None:
-        """x [T, hidden]: the embeddings of a step's tokens, changed in place."""
+    def replace_rows(self, x: Tensor) -> None:
+        """Write the rows into the embeddings of a step's tokens, x [T, hidden]."""
         x.index_copy_(0, self.tokens, self.rows.to(x.dtype))

@@ -1,4 +1,18 @@
-"""Triton implementations of `FusedKernels`. Imports triton, so it is imported only when they are wanted."""
+"""Triton implementations of `FusedKernels`. This module imports triton, so import it only where the kernels are used.
+
+Each kernel replaces a few torch operations by one launch, and rounds to x's dtype wherever they do. dtypes: float16,
+bfloat16 or float32, the same for all tensors of a call; arithmetic is float32. T tokens, H heads of dimension D.
+
+| kernel | inputs | output | grid | source |
+| --- | --- | --- | --- | --- |
+| `_norm` | x, update [T, SIZE], weight [SIZE] | [T, SIZE] | T | RMSNorm (arXiv:1910.07467) |
+| `_rotate` | x [T, H, D], cos, sin [T, 1, D], weight [H, D] | [T, H, D] | T, H / GROUP | RoPE (arXiv:2104.09864) |
+| `_gate` | x [T, 2 * SIZE] | [T, SIZE] | T, SIZE / TILE | SwiGLU (arXiv:2002.05202) |
+| `_product` | x [1, inputs], weight [outputs, inputs] | [1, outputs] | outputs / ROWS | |
+
+Quotients of the grid are rounded up. Tensors are contiguous, except x of `_rotate`: a token's heads are contiguous, the
+stride between tokens is free, so x can be a view of a fused QKV product. `sin` is signed, see `Rotary`.
+"""
 
 import torch
 import triton
@@ -8,14 +22,16 @@ from torch import Tensor
 from engine_worker.layers.layer import FusedKernels
 
 TILE = 1 << 10
-"""Elements per program, except in `_norm`, where a program computes a whole row."""
+"""Elements per program of `_rotate` and `_gate`."""
 PRODUCT_TILE = 1 << 11
-"""Weights that a program of `_product` reads at a time: of one output, or of two if there are few inputs."""
+"""Weights that a program of `_product` reads per iteration: those of one output, or of two if there are few inputs."""
 
 
 @triton.jit
 def _norm(x, update, weight, out, eps, ADDED: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """One row per program. Rounds to x's dtype where torch's operations would: after the sum and before the weight."""
+    """One row per program: RMSNorm of x. If ADDED, x += update first, in place. Rounds to x's dtype where torch's
+    operations would: after the addition, and before the product with the weight. WIDTH: SIZE rounded up to a power of
+    two."""
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, WIDTH)
     inside = at < SIZE
@@ -35,7 +51,9 @@ def _rotate(
     x, cos, sin, weight, out, stride, eps,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """GROUP heads of a token per program. `near` is each element, `far` its rotation partner half a head away."""
+    """GROUP heads of one token per program: an RMSNorm per head if NORMED, then the rotation. `near` is each element of
+    a head, `far` its rotation partner half a head away. `stride`: elements between tokens of x. DIMS: HEAD_DIM rounded
+    up to a power of two."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * GROUP + tl.arange(0, GROUP))[:, None]
     at = tl.arange(0, DIMS)[None, :]
@@ -61,7 +79,7 @@ def _rotate(
 
 @triton.jit
 def _gate(x, out, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """TILE elements of a row per program."""
+    """TILE elements of one row per program: silu(gates) * values. A row of x is SIZE gates, then SIZE values."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < SIZE
@@ -73,7 +91,7 @@ def _gate(x, out, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["outputs"])
 def _product(x, weight, out, inputs, outputs, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """ROWS outputs per program."""
+    """ROWS outputs per program: x Wᵀ for a single row x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, TILE)
     start = weight + row.to(tl.int64)[:, None] * inputs
@@ -81,7 +99,7 @@ def _product(x, weight, out, inputs, outputs, ROWS: tl.constexpr, TILE: tl.const
     for begin in range(0, inputs, TILE):
         inside = begin + at < inputs
         values = tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32)
-        # Nothing else reads them in this step.
+        # Each weight is read once per step: do not let it displace other data from the cache.
         weights = tl.load(
             start + (begin + at)[None, :], mask=inside[None, :] & (row < outputs)[:, None], other=0.0,
             eviction_policy="evict_first",

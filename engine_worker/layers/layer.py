@@ -1,6 +1,7 @@
 """The base class of all layers, and the interface of fused kernels.
 
-Layers are plain Python objects that hold tensors: torch.nn.Module spends a tenth of a small model's step on its hooks.
+Layers are plain Python objects with tensors as attributes: the hooks of torch.nn.Module would take a tenth of a small
+model's step.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,19 +14,20 @@ from engine_worker.layers.shard import Cut
 
 
 class FusedKernels(NamedTuple):
-    """The element-wise work between matrix products, one GPU launch each, and the products of a single row.
+    """Kernels for the element-wise operations between matrix products, one GPU launch each, and for matrix products of
+    a single row.
 
-    At batch size 1 an operation takes as long as its launch, so the number of launches counts, and a product as long as
-    reading its weight, which the libraries' kernels, made for more rows, do not do at full speed. Each kernel rounds to
-    the model's dtype wherever the torch operations it replaces do.
+    At batch size 1 an element-wise operation takes as long as its launch, so fewer launches are faster. A product takes
+    as long as reading its weight, which the libraries' kernels, made for more rows, do not read at full speed. Each
+    kernel rounds to the model's dtype wherever the torch operations that it replaces do.
     """
 
     norm: Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
-    """(x, update, weight, eps): adds update, if given, to x [T, size] in place -> RMSNorm of x by weight [size],
-    [T, size]."""
+    """(x [T, size], update [T, size] or None, weight [size], eps): adds update to x in place, then returns the RMSNorm
+    of x [T, size]."""
     rotate: Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None, float], Tensor]
-    """(x, rotations, weight, eps): x [T, heads, head_dim], heads contiguous, first through an RMSNorm per head by
-    weight [heads, head_dim] if given -> rotated x, [T, heads, head_dim]."""
+    """(x [T, heads, head_dim], rotations, weight [heads, head_dim] or None, eps): an RMSNorm per head if there is a
+    weight, then the rotation -> [T, heads, head_dim]. The heads of a token must be contiguous."""
     gate: Callable[[Tensor], Tensor]
     """x [T, 2 * size], contiguous, gates before values -> silu(gates) * values, [T, size]."""
     product: Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +35,8 @@ class FusedKernels(NamedTuple):
 
 
 class Layer:
-    """Public tensor attributes are its weights; public attributes that are layers, or lists of layers, its children."""
+    """Public tensor attributes are the layer's weights; public attributes that are layers, or lists of layers, are its
+    children."""
 
     _kernels: FusedKernels | None = None
 
@@ -47,24 +50,24 @@ class Layer:
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
         """Views to load the weights into before `freeze`, by the checkpoint's tensor names."""
-        found = {
+        targets = {
             prefix + name: value
             for name, value in vars(self).items()
             if isinstance(value, Tensor) and not name.startswith("_")
         }
         for name, child in self.children():
-            found |= child.targets(f"{prefix}{name}.")
-        return found
+            targets |= child.targets(f"{prefix}{name}.")
+        return targets
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        """Which slice of the checkpoint's tensor a target holds; targets not listed hold all of it."""
-        found: dict[str, Cut] = {}
+        """The slice of the checkpoint's tensor that each target contains; targets not listed contain all of it."""
+        cuts: dict[str, Cut] = {}
         for name, child in self.children():
-            found |= child.cuts(f"{prefix}{name}.")
-        return found
+            cuts |= child.cuts(f"{prefix}{name}.")
+        return cuts
 
     def freeze(self) -> None:
-        """Derive what depends on the weights, which are final from here on. Required before the first call."""
+        """Call when the weights are final, before the first call: computes tensors that are derived from them."""
         for _, child in self.children():
             child.freeze()
 
@@ -74,7 +77,7 @@ class Layer:
             child.pack(packer)
 
     def fuse(self, kernels: FusedKernels) -> None:
-        """Use these kernels from here on, recursively."""
+        """Use these kernels in later calls, recursively."""
         self._kernels = kernels
         for _, child in self.children():
             child.fuse(kernels)

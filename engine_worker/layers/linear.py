@@ -1,4 +1,5 @@
-"""Linear layers, plain, fused and row-parallel; token embedding and output head, by rows of the vocabulary."""
+"""Linear layers (plain, fused and row-parallel), and token embedding and output head, split by rows of the
+vocabulary."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,33 +32,35 @@ class Linear(Layer):
 
 
 class FusedLinear(Linear):
-    """Several linear maps of the same input as one product; their outputs (this rank's share of them) concatenated.
-    Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each."""
+    """Several linear maps of the same input as one product; the result is this rank's shares of their outputs,
+    concatenated. Checkpoints store the maps separately, as siblings of this layer: `targets` has a view for each."""
 
     def __init__(self, inputs: int, outputs: dict[str, Span], place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs, sum(span.size for span in outputs.values()), place, bias=bias)
         self.inputs = Span(0, inputs, inputs)
         self.outputs = outputs
-        """Outputs of each map by its name in the checkpoint."""
+        """This rank's share of each map's outputs, by the map's name in the checkpoint."""
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
         # "layers.0.self_attn.qkv_proj." -> "layers.0.self_attn".
         parent = prefix.removesuffix(".").rpartition(".")[0]
-        found: dict[str, Tensor] = {}
+        targets: dict[str, Tensor] = {}
         for name, fused in super().targets().items():
             rows = fused.split([span.size for span in self.outputs.values()])
-            found |= {f"{parent}.{each}.{name}": view for each, view in zip(self.outputs, rows, strict=True)}
-        return found
+            targets |= {f"{parent}.{map_name}.{name}": view for map_name, view in zip(self.outputs, rows, strict=True)}
+        return targets
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
         parent = prefix.removesuffix(".").rpartition(".")[0]
         names = super().targets()
-        return {f"{parent}.{each}.{name}": Cut(0, span) for each, span in self.outputs.items() for name in names}
+        return {
+            f"{parent}.{map_name}.{name}": Cut(0, span) for map_name, span in self.outputs.items() for name in names
+        }
 
 
 class SummedLinear(Linear):
-    """A row-parallel linear map: each rank has some of the inputs, and the ranks' products are summed. [T, this rank's
-    inputs] -> [T, outputs], the same on every rank."""
+    """A row-parallel linear map: each rank has a share of the inputs, and the ranks' products are summed. [T, this
+    rank's inputs] -> [T, outputs], the same on every rank."""
 
     def __init__(self, inputs: Span, outputs: int, place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs.size, outputs, place, bias=bias)
@@ -70,7 +73,7 @@ class SummedLinear(Linear):
 
     def freeze(self) -> None:
         super().freeze()
-        # Rank 0 alone adds the bias, so that the sum contains it once.
+        # Only rank 0 adds the bias, so that the sum contains it once.
         if self._shard.rank:
             self.bias = None
 
@@ -78,7 +81,7 @@ class SummedLinear(Linear):
         return self.sum(self.share(x))
 
     def share(self, x: Tensor) -> Tensor:
-        """What this rank contributes to the sum."""
+        """This rank's term of the sum."""
         return super().__call__(x)
 
     def sum(self, share: Tensor) -> Tensor:
@@ -86,13 +89,13 @@ class SummedLinear(Linear):
 
 
 class Embedding(Layer):
-    """[T] int64 -> [T, hidden], a copy."""
+    """Token embedding: ids [T] int64 -> [T, hidden], a new tensor."""
 
     def __init__(self, vocab_size: int, hidden_size: int, place: Place) -> None:
         self._shard = place.shard
         self._rows = place.shard.padded_span(vocab_size)
         self.weight = place.empty(self._rows.size, hidden_size)
-        # No checkpoint fills the padding, and `empty` may contain NaN.
+        # Loading does not fill the padding, and `empty` may contain NaN.
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
@@ -104,15 +107,15 @@ class Embedding(Layer):
     def __call__(self, token_ids: Tensor) -> Tensor:
         if self._shard.size == 1:
             return self.weight.index_select(0, token_ids)
-        # Every token is on exactly one rank; the others contribute zeros to the sum.
+        # Each token's row is on exactly one rank; the other ranks contribute zeros to the sum.
         rows = token_ids - self._rows.start
         elsewhere = (rows < 0) | (rows >= self._rows.size)
-        found = self.weight.index_select(0, rows.masked_fill_(elsewhere, 0))
-        return self._shard.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+        embeddings = self.weight.index_select(0, rows.masked_fill_(elsewhere, 0))
+        return self._shard.all_reduce(embeddings.masked_fill_(elsewhere.unsqueeze(1), 0))
 
 
 class LMHead(Linear):
-    """[R, hidden] -> logits [R, vocab] on rank 0; undefined on other ranks."""
+    """Output head: [R, hidden] -> logits [R, vocab] on rank 0; undefined on other ranks."""
 
     def __init__(self, hidden_size: int, vocab_size: int, place: Place) -> None:
         self._shard = place.shard
@@ -127,5 +130,5 @@ class LMHead(Linear):
         return {f"{prefix}weight": Cut(0, self._rows)}
 
     def __call__(self, x: Tensor) -> Tensor:
-        # Only the last ranks have padding rows, so they end up behind the vocabulary.
+        # Only the last ranks have padding rows, so the padding comes after the vocabulary.
         return self._shard.gather(super().__call__(x))[:, : self._rows.total]

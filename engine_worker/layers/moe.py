@@ -12,13 +12,13 @@ from engine_worker.layers.linear import Linear
 from engine_worker.layers.shard import Cut, Place
 
 ALIGNED = 8
-"""The grouped matrix product needs rows of a multiple of 16 bytes: so many half-precision numbers."""
+"""Half-precision numbers in 16 bytes: the grouped matrix product needs rows of a multiple of that size."""
 
 
 def waits_for_device(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether torch's grouped product reads the group sizes on the host, which rules out CUDA graphs.
 
-    In bfloat16 on compute capability 9 and 10 it is a single kernel; elsewhere torch loops over the groups.
+    In bfloat16 on compute capability 9 and 10 the product is a single kernel; otherwise torch loops over the groups.
     """
     if device.type != "cuda" or dtype != torch.bfloat16:
         return True
@@ -32,15 +32,15 @@ class ExpertShape:
     """Experts per token."""
     intermediate_size: int
     normalized: bool
-    """Whether the weights of a token's experts are scaled to sum to one."""
+    """Whether the router's weights of a token's experts are scaled so that their sum is 1."""
 
 
 class Experts(Layer):
-    """`num_experts` SwiGLUs without biases. Each rank holds a slice of every expert and computes a partial sum."""
+    """`num_experts` SwiGLUs without biases. Each rank has a slice of every expert and computes a partial sum."""
 
     def __init__(self, hidden_size: int, shape: ExpertShape, place: Place) -> None:
-        self._inside = place.shard.span(shape.intermediate_size, "moe_intermediate_size")
-        count, size = shape.num_experts, self._inside.size
+        self._span = place.shard.span(shape.intermediate_size, "moe_intermediate_size")
+        count, size = shape.num_experts, self._span.size
         if size % ALIGNED:
             raise ValueError(
                 f"tensor_parallel = {place.shard.size}: each rank's share of moe_intermediate_size = "
@@ -50,23 +50,23 @@ class Experts(Layer):
         self.down_proj = place.empty(count, hidden_size, size)
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        """Checkpoints store the three projections of each expert separately."""
-        found = {}
+        """See `Layer.targets`. Checkpoints store the three projections of each expert separately."""
+        targets = {}
         for i, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
             gate, up = gate_up.chunk(2)
             for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
-                found[f"{prefix}{i}.{name}.weight"] = weight
-        return found
+                targets[f"{prefix}{i}.{name}.weight"] = weight
+        return targets
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
         dims = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
         experts = range(len(self.down_proj))
-        return {f"{prefix}{i}.{name}.weight": Cut(dim, self._inside) for i in experts for name, dim in dims.items()}
+        return {f"{prefix}{i}.{name}.weight": Cut(dim, self._span) for i in experts for name, dim in dims.items()}
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """x [S, hidden], rows sorted by expert; ends [num_experts] int32, where each expert's rows end -> [S, hidden].
 
-        One grouped product per projection, over all experts."""
+        Each projection is one grouped product over all experts."""
         gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate).mul_(up), self.down_proj.transpose(1, 2), offs=ends)
 
@@ -84,7 +84,7 @@ class SparseMoE(Layer):
 
     def __call__(self, x: Tensor, adapters: LayerAdapters | None = None) -> Tensor:  # noqa: ARG002 - none for experts
         weights, chosen = self._choose(x)
-        # (token, expert) pairs sorted by expert: the grouped product needs each expert's rows side by side.
+        # Sort the (token, expert) pairs by expert: the grouped product needs each expert's rows to be adjacent.
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
         sorted_rows = self.experts(x.index_select(0, order // self._shape.num_chosen), ends)

@@ -20,7 +20,7 @@ class RMSNorm(Layer):
         self._normalize.set_weight(self.weight)
 
     def __call__(self, x: Tensor, update: Tensor | None = None) -> Tensor:
-        """`update` is first added to x, in place: the residual connection."""
+        """If given, `update` (the residual connection) is first added to x, in place."""
         if self._kernels is not None:
             return self._kernels.norm(x, update, self.weight, self._eps)
         if update is not None:
@@ -29,12 +29,12 @@ class RMSNorm(Layer):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm by torch: x [..., size], weight [..., size]."""
+    """torch's RMSNorm: x [..., size], weight [..., size] -> [..., size]."""
     return F.rms_norm(x, weight.shape[-1:], eps=eps) * weight
 
 
 class Normalize:
-    """RMSNorm of [..., size] by a weight [..., size] that broadcasts to it, as fast as the device can."""
+    """RMSNorm of [..., size] with a weight that broadcasts to it, by the fastest operations for the device."""
 
     def __init__(self, size: int, eps: float, device: torch.device) -> None:
         self._size = size
@@ -44,7 +44,7 @@ class Normalize:
         self._fused = True
 
     def set_weight(self, weight: Tensor) -> None:
-        # On a CPU torch's rms_norm is a chain of ten small ops; x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight) is four.
+        # On a CPU torch's rms_norm runs ten small operations; x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight) runs four.
         self._fused = weight.dtype != torch.float32 or weight.device.type != "cpu"
         self._weight = weight if self._fused else weight * self._size**0.5
 

@@ -1,9 +1,10 @@
-"""Weights packed once, at load time, into the layout of a CPU library's matrix product.
+"""Packs weights once, when the model is loaded, into the layout of a CPU library's matrix product.
 
-A plain product repacks its weight on every call, which at 4 to 32 rows can cost more than the product itself. A product
-is batch invariant if a row gets the same bits in every batch. Whether one is depends on the CPU, the number of threads
-and the weight's shape: MKL's is on Intel, but on AMD it computes batches of 1 to 3 rows differently. So every library
-is tested on this machine, for each shape of weight.
+A plain product repacks its weight in every call, which at 4 to 32 rows can cost more than the product itself.
+
+A product is batch invariant if a row's result has the same bits in every batch. That depends on the library, the CPU,
+the number of threads and the weight's shape: MKL's product is batch invariant on Intel, but on AMD it computes batches
+of 1 to 3 rows differently. So each library is tested on this machine, for each shape of weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +18,17 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 """(x [T, inputs], bias [outputs] or None) -> [T, outputs]."""
 
 TUNED_ROWS = 16
-"""Rows that the libraries optimize their layout for; the product accepts any number."""
+"""Number of rows for which the libraries optimize the layout; the product accepts any number."""
 ONEDNN_ROWS = 2
-"""From this many rows on oneDNN's order of summation depends on the weight alone; a single row can get another
-kernel."""
+"""From this number of rows on, oneDNN's order of summation depends only on the weight; for a single row it may choose
+another kernel."""
 TESTED_ROWS = 512
+"""Rows of the largest tested batch."""
 TESTED_BATCHES = (*range(1, 18), 24, 33, 64, 100, 257)
+"""Rows of the smaller batches that are compared with it."""
 TESTED_OUTPUTS = 2048
-"""At most: the order of a sum depends on the number of its terms, which is the number of inputs."""
+"""Maximum number of outputs to test. Fewer than the weight's are enough: the order of a sum depends on the number of
+inputs."""
 
 
 class Library(NamedTuple):
@@ -45,9 +49,9 @@ class LibraryChoice(NamedTuple):
 
 
 def pack_mkl(weight: Tensor) -> Product:
-    """By cblas_sgemm_pack and cblas_sgemm_compute."""
+    """MKL's cblas_sgemm_pack and cblas_sgemm_compute."""
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, TUNED_ROWS)
-    # Next to the packed weight the op reads only the sizes of the plain one, so an expanded scalar will do.
+    # Of the plain weight the operation reads only the shape, so an expanded scalar will do.
     shape = torch.empty(1).expand(weight.shape)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -57,7 +61,7 @@ def pack_mkl(weight: Tensor) -> Product:
 
 
 def pack_onednn(weight: Tensor) -> Product:
-    """By oneDNN's inner product, padded to at least `ONEDNN_ROWS` rows."""
+    """oneDNN's inner product, padded to at least `ONEDNN_ROWS` rows."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, TUNED_ROWS)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,16 +83,18 @@ LIBRARIES = (MKL, ONEDNN)
 
 
 class Packer:
-    """Packs each weight by the first library that is batch invariant for its shape, or else by the first one."""
+    """Packs each weight with the first library that is batch invariant for its shape, or with the first library if none
+    is."""
 
     def __init__(self, libraries: Sequence[Library] = LIBRARIES) -> None:
         self._libraries = [library for library in libraries if library.exists()]
         self._choices: dict[torch.Size, LibraryChoice] = {}
-        """By the tested shape."""
+        """Choice by the shape of the tested part of the weight."""
 
     @property
     def invariant(self) -> bool:
-        """Whether the products of all packed weights are batch invariant; False without any, since it is unknown."""
+        """Whether the products of all packed weights are batch invariant; False if none was packed, since it is then
+        unknown."""
         return bool(self._choices) and all(choice.invariant for choice in self._choices.values())
 
     @property
@@ -99,8 +105,8 @@ class Packer:
         return f"{' and '.join(names)}, {'' if self.invariant else 'not '}batch invariant"
 
     def pack(self, weight: Tensor) -> Product | None:
-        """The product by a final weight [outputs, inputs]; None in half precision or on a GPU, where packing is no
-        use."""
+        """The product with a final weight [outputs, inputs]. None in half precision and on a GPU, which have no packed
+        product."""
         if weight.dtype != torch.float32 or weight.device.type != "cpu" or not self._libraries:
             return None
         part = weight[:TESTED_OUTPUTS]
@@ -116,8 +122,8 @@ class Packer:
 
 
 def is_batch_invariant(product: Product, inputs: int) -> bool:
-    """Whether rows come out the same, bit for bit, in smaller batches."""
-    # The last rows of the whole batch are the first of the smaller one, so their offset differs too.
+    """Whether rows have the same bits in the whole batch and in smaller batches."""
+    # The smaller batches are the last rows of the whole batch, so that a row's offset in the batch differs too.
     x = torch.randn(TESTED_ROWS, inputs, generator=torch.Generator().manual_seed(0))
     whole = product(x, None)
     return all(torch.equal(product(x[-rows:], None), whole[-rows:]) for rows in TESTED_BATCHES)

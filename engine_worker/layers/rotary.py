@@ -16,7 +16,8 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies divided by a factor, high ones kept, those in between interpolated (Llama 3.1)."""
+    """Low frequencies are divided by a factor, high frequencies unchanged, frequencies in between interpolated
+    (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -31,11 +32,11 @@ class Rope:
     theta: float
     scaling: LinearScaling | Llama3Scaling | None = None
     sections: tuple[int, int, int] | None = None
-    """Of the frequencies, how many turn by a token's time, line and column (M-RoPE, arXiv:2409.12191); None: a token
+    """M-RoPE (arXiv:2409.12191): numbers of frequencies that rotate by a token's time, line and column. None: a token
     has one position."""
 
     def axes(self) -> list[int]:
-        """Of each frequency, which of the three positions it turns by."""
+        """For each frequency, the index of the position (time, line or column) that it rotates by."""
         return [axis for axis, count in enumerate(self.sections or ()) for _ in range(count)]
 
 
@@ -49,8 +50,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
             return plain / factor
         case Llama3Scaling(factor, low, high, original):
             # 1 where at least `high` wavelengths fit into the original context, 0 where at most `low` do.
-            kept = ((original * plain / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
-            return (1 - kept) * plain / factor + kept * plain
+            unscaled = ((original * plain / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
+            return (1 - unscaled) * plain / factor + unscaled * plain
 
 
 class Rotary:
@@ -59,23 +60,23 @@ class Rotary:
     def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         half = frequencies(rope, head_dim)
         self._frequencies = torch.cat((half, half)).to(device)
-        # The sign of the sine is folded in here, so that `rotate` needs no negation: (a, b) -> (a cos - b sin, ...).
+        # The sign of the sine is applied here, so that `rotate` needs no negation: (a, b) -> (a cos - b sin, ...).
         self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
         self._axes = torch.tensor(rope.axes() * 2, dtype=torch.int64, device=device)
         self._dtype = dtype
 
     def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions [T], or [3, T] of a model with sections -> cosines and signed sines, each [T, 1, head_dim]."""
-        # In float32: bfloat16 cannot represent positions above 256 exactly.
+        """Positions [T], or [3, T] with M-RoPE -> cosines and signed sines, each [T, 1, head_dim]."""
+        # Angles are float32: bfloat16 cannot represent all positions above 256.
         if positions.dim() == 1:
             angles = torch.outer(positions.float(), self._frequencies).unsqueeze(1)
         else:
-            chosen = positions.float().index_select(0, self._axes)
-            angles = (chosen.T * self._frequencies).unsqueeze(1)
+            by_frequency = positions.float().index_select(0, self._axes)
+            angles = (by_frequency.T * self._frequencies).unsqueeze(1)
         return angles.cos().to(self._dtype), (angles.sin() * self._signs).to(self._dtype)
 
 
 def rotate(x: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-    """[T, heads, head_dim] -> the same shape."""
+    """x [T, heads, head_dim] -> rotated x, the same shape."""
     cos, sin = rotations
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -1,7 +1,8 @@
 """How layers are split over the ranks of a tensor-parallel group, as in Megatron-LM (arXiv:1909.08053).
 
-Projections into heads, or into the inside of an MLP, are split by output; projections back by input, and the ranks'
-results are summed. The vocabulary is split by rows. The residual stream in between is replicated.
+Projections into heads, or into the intermediate dimension of an MLP, are split by output. Projections back to the
+residual stream are split by input, and the ranks' results are summed. The vocabulary is split by rows. The residual
+stream is replicated.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from engine_worker.attention.backend import HeadShape
 
 
 class Span(NamedTuple):
-    """`size` of `total` rows or columns, from `start` on; anything past `total` is padding."""
+    """`size` of `total` rows or columns, from `start` on; rows past `total` are padding."""
 
     start: int
     size: int
@@ -22,7 +23,7 @@ class Span(NamedTuple):
 
     @property
     def filled(self) -> int:
-        """Rows that are not padding."""
+        """Number of rows that are not padding."""
         return self.end - min(self.start, self.total)
 
     @property
@@ -31,24 +32,25 @@ class Span(NamedTuple):
         return min(self.start + self.size, self.total)
 
     def times(self, width: int) -> "Span":
-        """The same span counted in rows, where each item is `width` rows."""
+        """The same span in a smaller unit: each of its items is `width` rows."""
         return Span(self.start * width, self.size * width, self.total * width)
 
 
 class Cut(NamedTuple):
-    """The slice of a checkpoint's tensor that a rank holds."""
+    """The slice of a checkpoint's tensor that a rank loads."""
 
     dim: int
     span: Span
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Indices into the whole tensor."""
+        """Index of the slice in the whole tensor."""
         return (slice(None),) * self.dim + (slice(self.span.end - self.span.filled, self.span.end),)
 
 
 class Shard:
-    """A rank's share of a model, and its collectives. This base class is a single rank: nothing is exchanged."""
+    """A rank's share of a model, and its collective operations. This base class is a single rank, which communicates
+    with no other."""
 
     rank: int = 0
     size: int = 1
@@ -68,17 +70,18 @@ class Shard:
         """The minimum over all ranks."""
         return number
 
-    def span(self, total: int, what: str) -> Span:
-        """An equal share for every rank. Raises ValueError, naming `what`, if `total` is not divisible."""
+    def span(self, total: int, name: str) -> Span:
+        """This rank's share, which is equally large on every rank. Raises ValueError, with the name of the dimension,
+        if `total` is not divisible by the number of ranks."""
         if total % self.size:
-            raise ValueError(f"tensor_parallel = {self.size} does not divide {what} = {total}")
-        each = total // self.size
-        return Span(self.rank * each, each, total)
+            raise ValueError(f"tensor_parallel = {self.size} does not divide {name} = {total}")
+        share = total // self.size
+        return Span(self.rank * share, share, total)
 
     def padded_span(self, total: int) -> Span:
-        """An equal share for every rank, the last ones padded."""
-        each = -(-total // self.size)
-        return Span(self.rank * each, each, total)
+        """This rank's share, which is equally large on every rank; the last ranks' shares are padded."""
+        share = -(-total // self.size)
+        return Span(self.rank * share, share, total)
 
     def query_heads(self, heads: HeadShape) -> Span:
         return self.span(heads.num_heads, "num_attention_heads")
@@ -87,7 +90,7 @@ class Shard:
         """The KV heads that this rank's query heads read."""
         if self.size % heads.num_kv_heads:
             return self.span(heads.num_kv_heads, "num_key_value_heads")
-        # More ranks than KV heads: several ranks hold a copy of the same one.
+        # More ranks than KV heads: several ranks have a copy of the same KV head.
         return Span(self.rank * heads.num_kv_heads // self.size, 1, heads.num_kv_heads)
 
     def heads(self, heads: HeadShape) -> HeadShape:
@@ -99,7 +102,7 @@ UNSHARDED = Shard()
 
 
 class Place(NamedTuple):
-    """Where and how a layer holds its weights."""
+    """Type, device and share of a layer's weights."""
 
     dtype: torch.dtype
     device: torch.device

@@ -1,6 +1,7 @@
-"""An adapter's two files, as peft saves them -> its weights, validated against the model.
+"""Reads an adapter from the two files that peft saves, and validates it against the model.
 
-The files come from users: sizes are bounded by the model before anything is parsed, and only safetensors is read.
+The files come from users: sizes are checked against limits that follow from the model before anything is parsed, and
+weights are only read from safetensors.
 """
 
 import re
@@ -20,17 +21,19 @@ from sluice.ring.tensor_file import INVALID_JSON, TensorFileError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 WRAPPER = "base_model.model."
-"""Of tensor names: peft's."""
+"""Prefix of all tensor names, by peft."""
 DECODERS = ("language_model.model.", "model.language_model.", "model.")
-"""What follows: the decoder of a vision-language model, in older and newer versions of transformers, or of a text
-model."""
+"""Prefixes that follow: the decoder of a vision-language model, in older and newer versions of transformers, or of a
+text model."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
 MAX_PATTERN = 4096
+"""Entries of rank_pattern and of alpha_pattern."""
 PLAIN_KEY = re.compile(r"(?P<name>\^?[\w.]{1,256})\$?", re.ASCII)
-"""A key of rank_pattern and alpha_pattern: ^ and a module's name, or the end of one; peft allows any expression."""
+"""A key of rank_pattern and alpha_pattern: ^ and a module's name, or the end of a name. peft allows any regular
+expression."""
 NEUTRAL_INITS = ("gaussian", "eva", "orthogonal", "true", "false")
-"""Values of init_lora_weights that leave the base weights as they are."""
+"""Values of init_lora_weights that do not change the base weights."""
 WITHOUT_EFFECT = frozenset(
     [
         "task_type",
@@ -53,10 +56,11 @@ WITHOUT_EFFECT = frozenset(
         "runtime_config",
     ]
 )
-"""Options that matter in training only, or that the tensors show."""
+"""Options that only matter in training, or that follow from the tensors."""
 READ = frozenset(
     ["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"]
 )
+"""Options that are read. All other options must be off."""
 
 
 class AdapterError(ValueError):
@@ -64,13 +68,13 @@ class AdapterError(ValueError):
 
 
 class ModuleWeights(NamedTuple):
-    """What an adapter adds to one linear map: x a^T b, with x [T, inputs]."""
+    """The low-rank matrices that an adapter adds to one linear map: x a^T b, with x [T, inputs]."""
 
     target: Target
     a: Tensor
     """[r, inputs of the whole map], contiguous."""
     b: Tensor
-    """[r, outputs of the whole map], contiguous, with the scaling."""
+    """[r, outputs of the whole map], contiguous, multiplied by the scaling."""
 
     @property
     def rank(self) -> int:
@@ -83,7 +87,7 @@ class AdapterWeights(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The largest of any module."""
+        """The largest rank of any module."""
         return max(module.rank for module in self.modules)
 
     @property
@@ -95,9 +99,9 @@ class AdapterWeights(NamedTuple):
 
 
 def read_files(folder: Path, targets: Iterable[Target], max_rank: int) -> AdapterFiles:
-    """Raises AdapterError, naming what is missing or too large."""
+    """Read an adapter's files. Raises AdapterError, which names the file that is missing or too large."""
     limits = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: max_file_bytes(targets, max_rank)}
-    found = {}
+    contents = {}
     for name, limit in limits.items():
         path = folder / name
         try:
@@ -105,19 +109,19 @@ def read_files(folder: Path, targets: Iterable[Target], max_rank: int) -> Adapte
             if not path.is_file() or size > limit:
                 raise AdapterError(f"{name} has {size} bytes; an adapter for this model has at most {limit}")
             with path.open("rb") as file:
-                # It may have grown since.
-                found[name] = file.read(limit + 1)
+                # Read no more than that, since the file may have grown meanwhile; its size is checked again later.
+                contents[name] = file.read(limit + 1)
         except OSError as error:
             if name == WEIGHTS and (folder / PICKLE).exists():
                 raise AdapterError(
                     f"{PICKLE} is a pickle, which may run code: save the adapter as {WEIGHTS}"
                 ) from error
             raise AdapterError(f"{name} cannot be read: {error.strerror or error}") from error
-    return AdapterFiles(found[CONFIG], found[WEIGHTS])
+    return AdapterFiles(contents[CONFIG], contents[WEIGHTS])
 
 
 def max_file_bytes(targets: Iterable[Target], max_rank: int) -> int:
-    """Of the weights of an adapter with all targets of a model."""
+    """Maximum size of the weights file: an adapter of all targets of the model, in float32."""
     values = sum(max_rank * (target.inputs.total + target.outputs.total) for target in targets)
     return min(MAX_FILE_BYTES, values * torch.float32.itemsize + MAX_HEADER_BYTES)
 
@@ -132,29 +136,32 @@ def read_adapter(
     tensors = _tensors(files.weights, max_file_bytes(targets.values(), max_rank))
     pairs: dict[str, _Pair] = {}
     for name, tensor in tensors.items():
-        place = _place(name, targets)
-        pair = pairs.setdefault(place.path, _Pair(place.module, {}))
-        if pair.module != place.module:
-            raise AdapterError(f"{_shown(pair.module)} and {_shown(place.module)} are the same module of this model")
-        pair.sides[place.side] = tensor
+        parsed = _parse_name(name, targets)
+        pair = pairs.setdefault(parsed.path, _Pair(parsed.module, {}))
+        if pair.module != parsed.module:
+            raise AdapterError(f"{_shown(pair.module)} and {_shown(parsed.module)} are the same module of this model")
+        pair.sides[parsed.side] = tensor
     if not pairs:
         raise AdapterError(f"{WEIGHTS} has no tensors")
-    # In the model's order, whatever the file's is.
+    # In the order of the model's targets, which may differ from the file's.
     modules = (_module(targets[path], pairs[path], config, max_rank, dtype) for path in targets if path in pairs)
     return AdapterWeights(tuple(modules))
 
 
-class _Place(NamedTuple):
-    """What the name of a tensor says."""
+class _TensorName(NamedTuple):
+    """The parsed name of a tensor."""
 
     path: str
-    """Of the target."""
+    """Path of the target."""
     module: str
-    """The same in the model that peft had, such as "model.language_model.layers.0.mlp.up_proj"."""
+    """Path of the module in the model that was trained, such as "model.language_model.layers.0.mlp.up_proj"."""
     side: str
+    """One of SIDES."""
 
 
 class _Pair(NamedTuple):
+    """The tensors of one module, by side."""
+
     module: str
     sides: dict[str, Tensor]
 
@@ -163,9 +170,11 @@ class _Config(NamedTuple):
     rank: int
     alpha: float
     by_root: bool
-    """Scaled by alpha / sqrt(r) (rank-stabilized LoRA, arXiv:2312.03732), else alpha / r."""
+    """Scaled by alpha / sqrt(r) (rank-stabilized LoRA, arXiv:2312.03732); otherwise by alpha / r."""
     ranks: Mapping[str, int]
+    """rank_pattern; keys as in PLAIN_KEY."""
     alphas: Mapping[str, float]
+    """alpha_pattern; keys as in PLAIN_KEY."""
 
     @classmethod
     def read(cls, data: bytes) -> "_Config":
@@ -203,7 +212,7 @@ class _Config(NamedTuple):
 
 
 def _find(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-    # As peft: the first key, in their order, that fits.
+    # As in peft, the first matching key counts.
     return next((value for key, value in pattern.items() if _fits(key, module)), default)
 
 
@@ -254,17 +263,17 @@ def _tensors(data: Data, limit: int) -> dict[str, Tensor]:
         raise AdapterError(f"{WEIGHTS} {error}") from error
 
 
-def _place(name: str, targets: Mapping[str, Target]) -> _Place:
-    decoder = next((each for each in DECODERS if name.startswith(WRAPPER + each)), None)
+def _parse_name(name: str, targets: Mapping[str, Target]) -> _TensorName:
+    decoder = next((prefix for prefix in DECODERS if name.startswith(WRAPPER + prefix)), None)
     found = None if decoder is None else TENSOR.fullmatch(name.removeprefix(WRAPPER + decoder))
     if decoder is None or found is None:
-        raise AdapterError(f"tensor {_shown(name)} is not supported: {_why(name)}")
+        raise AdapterError(f"tensor {_shown(name)} is not supported: {_why_unsupported(name)}")
     if found["path"] not in targets:
         raise AdapterError(f"tensor {_shown(name)}: adapters of this model cannot change {found['path']}")
-    return _Place(found["path"], decoder + found["path"], found["side"])
+    return _TensorName(found["path"], decoder + found["path"], found["side"])
 
 
-def _why(name: str) -> str:
+def _why_unsupported(name: str) -> str:
     for part, why in (
         ("lora_magnitude_vector", "DoRA"),
         ("modules_to_save", "whole modules"),
@@ -290,7 +299,7 @@ def _module(target: Target, pair: _Pair, config: _Config, max_rank: int, dtype: 
     for side, shape in shapes.items():
         if tuple(sides[side].shape) != shape:
             raise AdapterError(
-                f"{path}.{side} has shape {tuple(sides[side].shape)}, the model and rank {rank} need {shape}"
+                f"{path}.{side} has shape {tuple(sides[side].shape)}; the model and rank {rank} require {shape}"
             )
     a = sides["lora_A"].to(dtype).contiguous()
     b = (sides["lora_B"].float() * config.scaling(module, rank)).t().to(dtype).contiguous()

@@ -1,7 +1,7 @@
-"""The kernel of adapters in pages on a CPU, compiled by numba when it is first imported.
+"""The kernel for paged adapters on a CPU, compiled by numba when this module is first imported.
 
-Each row is computed on its own, in one order, so it has the same bits in every batch; and a call costs 2 µs, while a
-step of a small model makes dozens.
+Each row is computed independently, in a fixed order, so its result has the same bits in every batch. A call takes 2 µs,
+since a step of a small model makes dozens of calls.
 """
 
 from functools import partial
@@ -33,13 +33,13 @@ SIGNATURE = numba.void(
 OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
-    # Sums are regrouped into vectors, in one way for each length. Values that are not finite stay what they are.
+    # Sums may be reordered for vector instructions, always in the same way for one length. NaN and infinities are kept.
     "fastmath": {"contract", "nsz", "reassoc"},
 }
 ONE_THREAD = 1 << 22
-"""Multiplications, at most, for which other threads are not woken."""
+"""Up to this many multiplications run in the caller's thread, because waking other threads would take longer."""
 AT_ONCE = 4
-"""Ranks for which a row is read once."""
+"""Ranks that are computed in one reading of a row."""
 
 
 class CpuKernel:
@@ -92,7 +92,7 @@ def _shrink(row: NDArray[np.float32], a: NDArray[np.float32], factors: NDArray[n
 
 @numba.njit(**OPTIONS)
 def _expand(factors: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Adds factors [ranks] times b [ranks, outputs] to out [outputs]."""
+    """Add factors [ranks] times b [ranks, outputs] to out [outputs]."""
     whole = len(b) - len(b) % AT_ONCE
     for rank in range(0, whole, AT_ONCE):
         b0, b1, b2, b3 = b[rank], b[rank + 1], b[rank + 2], b[rank + 3]
@@ -117,7 +117,7 @@ def _add(
     first: int,
     last: int,
 ) -> None:
-    """Rows `order[first:last]`."""
+    """Compute the rows `order[first:last]`."""
     inputs, block_size = x.shape[1], len(order) // len(adapters)
     num_targets, _, max_pages = tables.shape
     factors = np.empty(page_ranks, np.float32)
@@ -125,8 +125,8 @@ def _add(
         rows = order[max(block * block_size, first) : min((block + 1) * block_size, last)]
         for target in range(num_targets):
             start, size = spans[target, 0], spans[target, 1]
-            for place in range(max_pages):
-                page = tables[target, adapters[block], place]
+            for index in range(max_pages):
+                page = tables[target, adapters[block], index]
                 if page < 0:
                     continue
                 a = arena[page, : page_ranks * inputs].reshape(page_ranks, inputs)

@@ -17,11 +17,11 @@ from engine_worker.step import AdapterLoad
 
 
 class LoadPlan(NamedTuple):
-    """A load as all ranks need it; plain data."""
+    """What all ranks need to load an adapter; plain data."""
 
     load: AdapterLoad
     modules: tuple[tuple[int, int], ...]
-    """Of each module the index of its target, and its rank."""
+    """For each module, the index of its target and its rank."""
 
     @classmethod
     def of(cls, load: AdapterLoad, weights: AdapterWeights) -> "LoadPlan":
@@ -48,8 +48,8 @@ class DeviceAdapters:
         """Why loads failed, by number, until they succeed or are dropped."""
 
     def load(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights]) -> None:
-        """`weights`: of each; only rank 0 has them. Raises whatever a load raises if there are several ranks: the
-        others may wait for it."""
+        """`weights`: one per plan, only on rank 0. With several ranks, a load that fails raises, since other ranks may
+        wait for its data; with one rank, `missing` reports it."""
         for plan in plans:
             for number in plan.load.dropped:
                 self.placed.drop(number)
@@ -64,18 +64,18 @@ class DeviceAdapters:
         except Exception as error:
             if self._shard.size > 1:
                 raise
-            # The sequences that need it end, the others of the step do not.
+            # Only the sequences that use this adapter end.
             self._failed[number] = f"{type(error).__name__}: {error}"
         else:
             self._failed.pop(number, None)
 
     def missing(self, numbers: NDArray[np.int64]) -> dict[int, str]:
-        """Those of a step's adapters that are not on the device, with the reason."""
-        gone = {number for number in numbers.tolist() if number != NO_ADAPTER and number not in self.placed}
-        return {number: self._failed.get(number, "the step that loads it failed") for number in gone}
+        """The adapters of a step that are not on the device, with the reason."""
+        absent = {number for number in numbers.tolist() if number != NO_ADAPTER and number not in self.placed}
+        return {number: self._failed.get(number, "the step that loads it failed") for number in absent}
 
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> StepAdapters | None:
-        """See `PagedAdapters.step`; without those that are missing. None: none is left."""
+        """See `PagedAdapters.step`. Skips missing adapters; None if no adapter remains."""
         missing = self.missing(numbers)
         if missing:
             numbers = np.where(np.isin(numbers, list(missing)), NO_ADAPTER, numbers)
@@ -87,7 +87,7 @@ class DeviceAdapters:
             if weights is not None and self._shard.size == 1:
                 yield share(target, weights.modules[i].a, weights.modules[i].b)
                 continue
-            # One module at a time, so that it takes little memory, in one message.
+            # Broadcast one module at a time, to save memory, and both matrices in one message.
             both = torch.empty(rank, target.inputs.total + target.outputs.total, dtype=self._dtype, device=self._device)
             a, b = both[:, : target.inputs.total], both[:, target.inputs.total :]
             if weights is not None:

@@ -1,4 +1,5 @@
-"""Adapters in host memory, by version: the least recently used leave first, but none that a live request uses."""
+"""The cache of adapters in host memory, by version: evicts the least recently used adapter that no live request
+uses."""
 
 from collections import Counter, OrderedDict
 
@@ -13,7 +14,7 @@ class HostAdapters:
         """Since the start: adapters dropped to make room for others."""
         self._adapters: OrderedDict[str, AdapterWeights] = OrderedDict()
         self._users: Counter[str] = Counter()
-        """Live requests by version, whether its weights have come or not."""
+        """Number of live requests by version, even if its weights are not here yet."""
 
     def __len__(self) -> int:
         return len(self._adapters)
@@ -30,7 +31,7 @@ class HostAdapters:
         return list(self._adapters)
 
     def touch(self, version: str) -> bool:
-        """It is used now; False if it is not here."""
+        """Mark the adapter as just used. False: it is not here."""
         if version not in self._adapters:
             return False
         self._adapters.move_to_end(version)
@@ -38,13 +39,13 @@ class HostAdapters:
 
     @property
     def room(self) -> int:
-        """Bytes beside the adapters in use."""
+        """Bytes that are free or belong to adapters that no live request uses."""
         return self.num_bytes - sum(
             weights.nbytes for version, weights in self._adapters.items() if self._users[version]
         )
 
     def add(self, version: str, weights: AdapterWeights) -> bool:
-        """False, with no effect, if there is no room beside those in use."""
+        """Add an adapter, evicting others. False, with no effect: `room` is too small."""
         if self.touch(version):
             return True
         if weights.nbytes > self.room:
@@ -58,7 +59,7 @@ class HostAdapters:
         return True
 
     def remove(self, version: str) -> bool:
-        """False if it is in use."""
+        """Remove an adapter, if it is here. False, with no effect: a live request uses it."""
         if self._users[version]:
             return False
         if version in self._adapters:

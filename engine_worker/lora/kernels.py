@@ -1,6 +1,8 @@
-"""Triton kernels for adapters in pages, as in Punica (arXiv:2310.18547). Imports triton, so it is imported only when
-they are wanted. Arguments are those of `StepPages`
-and `LinearTargets`."""
+"""Triton kernels for paged adapters, as in Punica (arXiv:2310.18547). Arguments are the fields of `StepPages` and
+`LinearTargets`.
+
+Imports triton, so import this module only where Triton is installed.
+"""
 
 from functools import partial
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from engine_worker.lora.paged import BLOCK, Add, LinearTargets, StepPages
 
 TILE = 64
-"""Inputs or outputs at a time."""
+"""Inputs or outputs that are computed at a time."""
 
 
 @triton.jit
@@ -20,7 +22,7 @@ def _shrink(
     x, arena, tables, order, adapters, sums, stride, page_size, num_adapters, max_pages, num_rows,
     INPUTS: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows times one page's a -> sums [targets, max_pages, rows, WIDTH] float32."""
+    """Multiply a block of rows by the a of one page -> sums [targets, max_pages, rows, WIDTH] float32."""
     block, place, target = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     page = tl.load(tables + (target * num_adapters + tl.load(adapters + block)) * max_pages + place).to(tl.int64)
     rows = block * BLOCK + tl.arange(0, BLOCK)
@@ -48,8 +50,7 @@ def _expand(
     out, arena, tables, order, adapters, sums, spans, stride, page_size, num_adapters, max_pages, num_rows,
     INPUTS: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Adds the sums of all pages times b to TILE outputs of a block of rows. `spans` [targets, 2] int32: each target's
-    first output and number of outputs."""
+    """Multiply the sums of all pages by their b, and add the products to TILE outputs of a block of rows."""
     block, tile, target = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, size = tl.load(spans + 2 * target), tl.load(spans + 2 * target + 1)
     table = tables + (target * num_adapters + tl.load(adapters + block)) * max_pages
@@ -81,7 +82,7 @@ def bind(pages: StepPages, linear: LinearTargets) -> Add:
 
 
 def _add(pages: StepPages, linear: LinearTargets, x: Tensor, out: Tensor) -> None:
-    """`pages`: with the tables of the linear layer alone."""
+    """`pages`: has only the tables of this linear layer."""
     arena, tables, order, adapters, page_ranks = pages
     _, spans, widest = linear
     num_targets, num_adapters, max_pages = tables.shape

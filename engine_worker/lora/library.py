@@ -1,7 +1,6 @@
-"""The adapters of an engine, as its thread sees them: loaded by threads of their own, kept in host memory, found by
-version.
+"""The LoRA adapters of an engine, by version: loads them in separate threads and keeps them in host memory.
 
-All state belongs to the engine's thread; a loading thread only turns files into weights.
+All state belongs to the engine's thread; the loading threads only convert files to weights.
 """
 
 import time
@@ -26,22 +25,22 @@ from sluice.ring.errors import ErrorCode, Fault
 from sluice.settings.engine import LoraOptions
 
 MAX_LOADING = 64
-"""Adapters that load, or wait for a thread or for host memory, beside those that requests wait for."""
+"""Limit on the loads that do not belong to a waiting request, including those that wait for a thread."""
 MAX_UNSERVABLE = 256
-"""Uploads of which it is remembered why they cannot be served."""
+"""Uploads for which the reason why they cannot be served is remembered."""
 
 
 class OtherFilesError(AdapterError):
-    """The files are not those that were asked for."""
+    """The files are not those of the requested version."""
 
 
 class LibraryPlan(NamedTuple):
-    """What a library is for: a model, and the memory for adapters."""
+    """The model's targets, and the memory for adapters."""
 
     targets: Sequence[Target]
     dtype: torch.dtype
     num_pages: int
-    """On the device."""
+    """Pages on the device."""
     host_bytes: int
 
 
@@ -59,18 +58,18 @@ class AdapterLibrary:
         """Loads since the start, by outcome."""
         self._loading: list[Loading] = []
         self._awaited: dict[tuple[str, str], Loading] = {}
-        """Those that requests wait for, by version and path: two ids may have the same version from different folders,
-        of which one may be replaced. An empty path: an upload that is being read may be it."""
+        """Loads that requests wait for, by version and path: two ids may have the same version in different folders,
+        and the files in one of them may be replaced. The path is empty if the version can only come from an upload."""
         self._unservable: dict[str, Fault] = {}
-        """By version: uploads that cannot be served, and why, the latest last."""
+        """Uploads that cannot be served, by version, with the reason; the latest last."""
         self._uploads = WaitingUploads(self._host, options.lora_num_put_workers, clock)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, adapter: Adapter) -> Loading | None:
-        """None: it is in host memory. Else it is loaded from its path, and done later. ADAPTER_MISSING: it was
-        uploaded, and is not here."""
+        """Load the adapter from its path if it is not in host memory; None if it is. The fault is ADAPTER_MISSING if
+        the adapter was uploaded and its files are not here."""
         self.advance()
         self._uploads.on_request(adapter.version)
         if self._host.touch(adapter.version):
@@ -90,11 +89,12 @@ class AdapterLibrary:
         return found
 
     def load(self, path: str) -> Loading:
-        """From a folder on this machine."""
+        """Load from a folder on this machine."""
         return self._bounded(partial(self._read_path, path, None))
 
     def offer(self, version: str, parts: Sequence[bytes]) -> Loading:
-        """That was uploaded: the data of all parts, see `AdapterPart`. ADAPTER_MISSING: not this version."""
+        """Load an upload. `parts`: the data of all parts, see `AdapterPart`. The fault is ADAPTER_MISSING if they are
+        not the files of this version."""
         return self._bounded(partial(self._read_upload, version, parts), version)
 
     def held(self) -> list[str]:
@@ -108,45 +108,45 @@ class AdapterLibrary:
         return HostUsage(len(self._host), self._host.used, self._host.num_bytes, self._host.evictions, self._ended)
 
     def remove(self, version: str) -> bool:
-        """From host memory; False: a live request uses it."""
+        """Remove from host memory. False, with no effect: a live request uses it."""
         return self._host.remove(version)
 
     def acquire(self, version: str) -> None:
-        """A request that uses it begins: once it is here it stays."""
+        """A request that uses the adapter has begun: do not evict the adapter until it is released."""
         self._host.acquire(version)
 
     def release(self, version: str) -> None:
-        """That request has ended."""
+        """A request that uses the adapter has ended."""
         self._host.release(version)
 
     def weights(self, version: str) -> AdapterWeights:
         return self._host[version]
 
     def pages_of(self, version: str) -> int:
-        """Pages that it takes on the device; it must be in host memory."""
+        """Pages that the adapter takes on the device. It must be in host memory."""
         return self._host[version].num_pages(self._options.lora_optimal_adapter_size)
 
     def prefetch(self) -> list[tuple[str, str]]:
-        """Load what the folder `lora_prefetch_dir` has, one adapter per folder in it, as far as host memory goes.
-        Returns what was left out, with the reason. Raises ValueError."""
+        """Load the adapters in `lora_prefetch_dir`, each in a subfolder, until host memory is full. Returns the folders
+        that were skipped, with the reason. Raises ValueError if `lora_prefetch_dir` does not exist."""
         if self._options.lora_prefetch_dir is None:
             return []
-        left_out = []
+        skipped = []
         for folder in sorted(_existing("lora_prefetch_dir", self._options.lora_prefetch_dir).iterdir()):
             if (folder / CONFIG).is_file():
                 try:
                     loaded = self._read(read_files(folder, self._targets.values(), self._max_rank))
                 except AdapterError as error:
-                    left_out.append((str(folder), str(error)))
+                    skipped.append((str(folder), str(error)))
                     continue
                 if self._host.used + loaded.weights.nbytes > self._host.num_bytes:
-                    left_out.append((str(folder), "host memory for adapters is full"))
+                    skipped.append((str(folder), "host memory for adapters is full"))
                 else:
                     self._host.add(loaded.version, loaded.weights)
-        return left_out
+        return skipped
 
     def advance(self) -> None:
-        """Store what the threads have loaded. Never waits."""
+        """Store the adapters that the threads have loaded. Never waits."""
         self._uploads.advance(version for version, path in self._awaited if not path)
         if not (self._loading or self._awaited):
             return
@@ -160,8 +160,8 @@ class AdapterLibrary:
         self._begin_patient()
 
     def _begin_patient(self) -> None:
-        """Those for which there is room, or of which it is not known; one per thread, since what was read is in memory
-        beside the other adapters until it is stored."""
+        """Begin patient loads that fit into host memory or whose size is unknown. One per thread: until an adapter is
+        stored, it takes memory in addition to those in the cache."""
         waiting = [loading for loading in self._loading if loading.patient and loading.readable]
         if not waiting:
             return
@@ -172,7 +172,8 @@ class AdapterLibrary:
             loading.begin(self._threads)
 
     def _end_awaited(self) -> None:
-        """Those whose version has come, wherever from, and those that no upload brings."""
+        """End the waits for versions that are in host memory now, from any source, and for uploads that are not
+        here."""
         reading = any(not (loading.patient or loading.done) for loading in self._loading)
         for (version, path), loading in self._awaited.items():
             if version in self._host:
@@ -180,7 +181,7 @@ class AdapterLibrary:
             elif not (path or reading or version in self._uploads):
                 fault = self._unservable.get(version)
                 if fault is None:
-                    fault = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not hold its uploaded files")
+                    fault = _fault(ErrorCode.ADAPTER_MISSING, "this engine does not have its uploaded files")
                     self._uploads.on_refused(version)
                 loading.end(fault)
         self._awaited = {source: loading for source, loading in self._awaited.items() if not loading.done}
@@ -193,16 +194,16 @@ class AdapterLibrary:
         try:
             loaded = future.result()
         except OtherFilesError as error:
-            # Another engine may still hold it.
+            # Another engine may still have the right files.
             loading.end(_fault(ErrorCode.ADAPTER_MISSING, str(error)))
             return
         except AdapterError as error:
             fault = _fault(ErrorCode.INVALID_ARGUMENT, f"the adapter cannot be served: {error}")
             if loading.uploaded:
-                self._remember(loading.uploaded, fault)
+                self._remember_unservable(loading.uploaded, fault)
             loading.end(fault)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it was, the requests that wait must end
+        except Exception as error:  # noqa: BLE001 - the waiting requests must end on any error
             loading.end(Fault(ErrorCode.INTERNAL.name, f"loading the adapter failed: {type(error).__name__}: {error}"))
             return
         if self._host.add(loaded.version, loaded.weights):
@@ -216,7 +217,7 @@ class AdapterLibrary:
             if loading.uploaded:
                 self._uploads.add(loaded.version, loaded.weights)
 
-    def _remember(self, version: str, fault: Fault) -> None:
+    def _remember_unservable(self, version: str, fault: Fault) -> None:
         self._unservable[version] = fault
         while len(self._unservable) > MAX_UNSERVABLE:
             del self._unservable[next(iter(self._unservable))]
@@ -236,33 +237,33 @@ class AdapterLibrary:
         return loading
 
     def _read_path(self, path: str, version: str | None) -> Loaded:
-        """In a loading thread."""
-        folder = self._allowed(path)
+        """Runs in a loading thread."""
+        folder = self._resolve_allowed(path)
         files = read_files(folder, self._targets.values(), self._max_rank)
         if version is not None and files.version != version:
-            raise OtherFilesError(f"{path} holds other files than when the adapter was loaded")
+            raise OtherFilesError(f"the files in {path} have changed since the adapter was loaded")
         return self._read(files)
 
     def _read_upload(self, version: str, parts: Sequence[bytes]) -> Loaded:
-        """In a loading thread."""
+        """Runs in a loading thread."""
         try:
             files = join_parts(parts)
         except msgspec.DecodeError as error:
-            raise OtherFilesError(f"what was uploaded is malformed: {error}") from error
+            raise OtherFilesError(f"the upload is malformed: {error}") from error
         if files.version != version:
-            raise OtherFilesError("other files were uploaded than those of this version")
+            raise OtherFilesError("the uploaded files are not those of this version")
         return self._read(files)
 
-    def _allowed(self, path: str) -> Path:
-        """Without symbolic links. Raises AdapterError if it lies outside of `lora_folders`."""
+    def _resolve_allowed(self, path: str) -> Path:
+        """The path with symbolic links resolved. Raises AdapterError if it is not within one of `lora_folders`."""
         try:
             folder = Path(path).resolve()
         except (OSError, ValueError, RuntimeError) as error:
             raise AdapterError(f"{path!r} is not a folder: {error}") from error
         if not self._folders:
-            raise AdapterError(f"{path!r} is a folder of the engine, and lora_folders allows none: upload it instead")
+            raise AdapterError(f"{path!r} is a folder of the engine, but lora_folders is empty: upload it instead")
         if not any(folder.is_relative_to(allowed) for allowed in self._folders):
-            raise AdapterError(f"{path!r} does not lie in one of lora_folders")
+            raise AdapterError(f"{path!r} is not within one of lora_folders")
         return folder
 
     def _read(self, files: AdapterFiles) -> Loaded:
@@ -270,11 +271,12 @@ class AdapterLibrary:
         pages = weights.num_pages(self._options.lora_optimal_adapter_size)
         if pages > self.num_pages:
             raise AdapterError(
-                f"it takes {pages} pages of the device's memory for adapters, which has {self.num_pages}"
+                f"it needs {pages} pages of the device's memory for adapters, which has {self.num_pages}"
             )
         if weights.nbytes > self._host.num_bytes:
             raise AdapterError(
-                f"it takes {weights.nbytes} bytes; lora_host_cache_size leaves {self._host.num_bytes} for all adapters"
+                f"it needs {weights.nbytes} bytes; the host memory for all adapters is {self._host.num_bytes} "
+                "(lora_host_cache_size)"
             )
         return Loaded(files.version, weights)
 

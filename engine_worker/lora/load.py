@@ -1,4 +1,4 @@
-"""The memory for adapters of an engine, and what computes with them."""
+"""Allocates an engine's memory for adapters and chooses the kernel that computes with them."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,8 @@ from sluice.settings.engine import LoraOptions
 def make_adapters(
     layers: Sequence[Layer], options: LoraOptions, dtype: torch.dtype, device: torch.device, shard: Shard, free: int
 ) -> DeviceAdapters:
-    """`layers`: of the decoder. `free`: bytes of device memory. Raises ValueError if not one page fits, or the model
-    has no linear map that an adapter may change."""
+    """`layers`: layers of the decoder. `free`: free bytes of device memory. Raises ValueError if not even one page
+    fits, or if the model has no linear map that an adapter may change."""
     targets = find_targets(layers)
     if not targets:
         raise ValueError("lora: no layer of this model can have adapters")
@@ -42,7 +42,7 @@ def make_adapters(
 def library_plan(adapters: DeviceAdapters, options: LoraOptions, dtype: torch.dtype) -> LibraryPlan:
     host_bytes, ranks = options.lora_host_cache_size, options.lora_num_host_module_layer
     if ranks is not None:
-        # Host memory has whole adapters, whatever the number of ranks.
+        # Adapters in host memory are whole, not split over ranks.
         widest = max(target.inputs.total + target.outputs.total for target in adapters.targets)
         host_bytes = ranks * widest * dtype.itemsize
     return LibraryPlan(adapters.targets, dtype, adapters.num_pages, host_bytes)
@@ -54,7 +54,7 @@ def _paged_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _kernel(device: torch.device) -> Kernel:
-    # Imported only where they are used: the one is compiled then, the other needs triton.
+    # Imported only where needed: importing the first compiles it, and the second requires triton.
     if device.type == "cpu":
         from engine_worker.lora.cpu import CpuKernel
 

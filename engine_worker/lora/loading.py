@@ -1,4 +1,4 @@
-"""An adapter on its way from files to host memory."""
+"""A load of an adapter from files to host memory."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -24,25 +24,26 @@ class Loading:
         patient: bool = False,
         uploaded: str = "",
     ) -> None:
-        """`read`: for a thread; None: it comes from elsewhere. `uploaded`: its version, if it was."""
+        """`read`: reads the adapter, in a thread; None: another load will provide it. `patient`: see the attribute.
+        `uploaded`: the version, if the adapter was uploaded."""
         self.done = False
         self.fault: Fault | None = None
         self.version = ""
-        """Known once it is done without a fault; so is `rank`."""
+        """Known once the load has ended without a fault; so is `rank`."""
         self.rank = 0
         self.future: Future[Loaded] | None = None
-        """None: it is not being read."""
+        """None: the adapter is not being read."""
         self.nbytes = 0
-        """In host memory; known once it was read and there was no room for it."""
+        """Size in host memory; known once the adapter was read and there was no room for it."""
         self.patient = patient
-        """Whether it waits while host memory is full of adapters in use."""
+        """Whether the load waits while host memory is full of adapters in use."""
         self.uploaded = uploaded
         self._advance = advance
         self._read = read
 
     @property
     def readable(self) -> bool:
-        """Whether it could be read now."""
+        """Whether `begin` would read the adapter: it can be read and is not being read."""
         return self._read is not None and self.future is None
 
     def begin(self, threads: Executor) -> None:
@@ -55,7 +56,7 @@ class Loading:
         return self.done
 
     def withdraw(self) -> None:
-        """It is loaded all the same, for the next request."""
+        """The load goes on, for the next request."""
 
     def end(self, fault: Fault | None = None) -> None:
         self.done, self.fault, self.future, self._read = True, fault, None, None

@@ -1,4 +1,4 @@
-"""Adapters on a device: pages in one arena, which kernels read through tables."""
+"""Adapters on a device: pages in one arena, which kernels read through page tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -12,24 +12,24 @@ from engine_worker.layers.adapters import Target
 from engine_worker.lora.placed import PlacedModule
 
 BLOCK = 16
-"""Rows that have one adapter: what a kernel computes at once, and the least that Triton's products take."""
+"""Rows in a block, which all have the same adapter and are computed together: the smallest number for Triton's dot."""
 NO_PAGE = -1
 PADDING = -1
-"""In place of a token."""
+"""In place of a token's index."""
 
 
 class StepPages(NamedTuple):
-    """The adapters of a step as kernels read them. Its tokens are sorted by adapter and padded to blocks. A page has
-    `page_ranks` rows of a [inputs], then as many of b [outputs of the target]."""
+    """The adapters of a step, for kernels. The step's tokens are sorted by adapter and padded to blocks. A page has
+    `page_ranks` rows of a [inputs], then as many rows of b [outputs of the target]."""
 
     arena: Tensor
     """[pages, page size]."""
     tables: Tensor
-    """[targets, adapters, max_pages] int32: pages, or NO_PAGE."""
+    """[targets, adapters, max_pages] int32: page numbers, or NO_PAGE."""
     order: Tensor
-    """[rows] int64: the tokens, or PADDING."""
+    """[rows] int64: indices of the tokens, or PADDING."""
     adapters: Tensor
-    """[rows / BLOCK] int32: of each block, as an index into the tables."""
+    """[rows / BLOCK] int32: the adapter of each block, as an index into the tables."""
     page_ranks: int
 
 
@@ -37,15 +37,15 @@ class LinearTargets(NamedTuple):
     """The targets that one linear layer computes."""
 
     places: slice
-    """Among the model's targets."""
+    """Indices among the model's targets."""
     spans: Tensor
     """[targets, 2] int32: first output and number of outputs of each."""
     widest: int
-    """Outputs of the largest."""
+    """Outputs of the largest target."""
 
 
 Add = Callable[[Tensor, Tensor], None]
-"""Adds to out [T, outputs] what the adapters make of x [T, inputs], which comes first."""
+"""(x [T, inputs], out [T, outputs]) -> None: adds the adapters' products with x to out."""
 Kernel = Callable[[StepPages, LinearTargets], Add]
 
 
@@ -54,21 +54,21 @@ class _Group(NamedTuple):
 
     number: int
     tokens: NDArray[np.int64]
-    """Their indexes, in order."""
+    """Their indices, ascending."""
 
 
 def _groups(numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> list[_Group]:
-    """By number, without NO_ADAPTER."""
+    """The groups in the order of their numbers, without tokens that have no adapter."""
     of_tokens = np.repeat(numbers, np.diff(query_start))
     return [_Group(int(number), np.flatnonzero(of_tokens == number)) for number in np.unique(numbers) if number]
 
 
 class PagedAdapters:
-    """The adapters on a device, by the numbers that steps name."""
+    """The adapters on a device, by number; see `AdapterLoad.number`."""
 
     def __init__(self, targets: Sequence[Target], arena: Tensor, page_ranks: int, kernel: Kernel) -> None:
-        """`page_ranks`: ranks in a page. `arena`: [pages, page_ranks * (inputs and outputs, on this rank, of the
-        largest target)]."""
+        """`page_ranks`: ranks in a page. `arena`: [pages, page_ranks * (inputs + outputs of the largest target, on this
+        rank)]."""
         self.page_ranks = page_ranks
         self.arena = arena
         self._kernel = kernel
@@ -77,50 +77,51 @@ class PagedAdapters:
         """By number: [targets, pages of the largest module]."""
         self._linears = _linears(targets, arena.device)
         self._latest: tuple[tuple[bytes, bytes], PagedStep] | None = None
-        """Most steps are like the one before."""
+        """The latest step, with its key in `step`: most steps have the same adapters as the previous one."""
 
     def place(self, number: int, modules: Iterable[PlacedModule], pages: Sequence[int]) -> None:
-        """Copy an adapter into these pages. Steps name it by this number."""
-        rows: list[tuple[int, list[int]]] = []
-        left = list(pages)
+        """Copy an adapter to these pages, under this number."""
+        pages_of_targets: list[tuple[int, list[int]]] = []
+        remaining = list(pages)
         for module in modules:
             count = -(-len(module.a) // self.page_ranks)
-            taken, left = left[:count], left[count:]
-            for i, page in enumerate(taken):
+            module_pages, remaining = remaining[:count], remaining[count:]
+            for i, page in enumerate(module_pages):
                 self._write(page, module, i * self.page_ranks)
-            rows.append((module.target.place, taken))
-        table = np.full((self._num_targets, max(len(taken) for _, taken in rows)), NO_PAGE, np.int32)
-        for place, taken in rows:
-            table[place, : len(taken)] = taken
+            pages_of_targets.append((module.target.place, module_pages))
+        width = max(len(module_pages) for _, module_pages in pages_of_targets)
+        table = np.full((self._num_targets, width), NO_PAGE, np.int32)
+        for target, module_pages in pages_of_targets:
+            table[target, : len(module_pages)] = module_pages
         self._tables[number] = table
         self._latest = None
 
     def drop(self, number: int) -> None:
-        """It was evicted; it may be unknown."""
+        """Forget an evicted adapter, if it is known."""
         self._tables.pop(number, None)
         self._latest = None
 
     def __contains__(self, number: int) -> bool:
-        """Whether it was placed and not dropped since."""
+        """Whether the adapter was placed and not dropped since."""
         return number in self._tables
 
     def step(self, numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> "PagedStep":
-        """`numbers` [B]: each slice's adapter, or NO_ADAPTER; `query_start` [B + 1]: see `AttentionInputs`. Raises
-        KeyError if one of them was not placed."""
+        """`numbers` [B]: each slice's adapter, or NO_ADAPTER. `query_start` [B + 1]: see `AttentionInputs`. Raises
+        KeyError if an adapter was not placed."""
         key = numbers.tobytes(), query_start.tobytes()
         if self._latest is None or self._latest[0] != key:
             self._latest = key, self._step(_groups(numbers, query_start))
         return self._latest[1]
 
-    def _step(self, found: Sequence[_Group]) -> "PagedStep":
+    def _step(self, groups: Sequence[_Group]) -> "PagedStep":
         device = self.arena.device
-        order, adapters = (each.to(device) for each in _sorted(found))
-        tables = self._tables_of(found).to(device)
+        order, adapters = (tensor.to(device) for tensor in _sorted(groups))
+        tables = self._tables_of(groups).to(device)
         pages = StepPages(self.arena, tables, order, adapters, self.page_ranks)
         return PagedStep(pages, self._linears, self._kernel)
 
     def _write(self, page: int, module: PlacedModule, first: int) -> None:
-        """Ranks from `first` on; those that the adapter does not have are zeros."""
+        """Write the ranks from `first` on to a page; ranks that the adapter lacks become zeros."""
         target, content = module.target, self.arena[page]
         start = 0
         for part, width in ((module.a, target.inputs.size), (module.b, target.outputs.size)):
@@ -130,11 +131,11 @@ class PagedAdapters:
             rows[len(ranks) :].zero_()
             start += self.page_ranks * width
 
-    def _tables_of(self, found: Sequence[_Group]) -> Tensor:
+    def _tables_of(self, groups: Sequence[_Group]) -> Tensor:
         """[targets, adapters, pages] int32."""
-        tables = [self._tables[group.number] for group in found]
+        tables = [self._tables[group.number] for group in groups]
         width = max(table.shape[1] for table in tables)
-        padded = [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=NO_PAGE) for each in tables]
+        padded = [np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=NO_PAGE) for table in tables]
         return torch.from_numpy(np.stack(padded, 1))
 
 
@@ -155,10 +156,10 @@ class PagedStep:
         bound(x, out)
 
 
-def _sorted(found: Sequence[_Group]) -> tuple[Tensor, Tensor]:
-    """The rows of a step, and the adapter of each block of them; see `StepPages`."""
+def _sorted(groups: Sequence[_Group]) -> tuple[Tensor, Tensor]:
+    """`order` and `adapters` of `StepPages`."""
     order, adapters = [], []
-    for index, group in enumerate(found):
+    for index, group in enumerate(groups):
         padding = -len(group.tokens) % BLOCK
         order += [group.tokens, np.full(padding, PADDING, np.int64)]
         adapters += [index] * ((len(group.tokens) + padding) // BLOCK)
@@ -166,15 +167,16 @@ def _sorted(found: Sequence[_Group]) -> tuple[Tensor, Tensor]:
 
 
 def _linears(targets: Sequence[Target], device: torch.device) -> dict[tuple[int, str], LinearTargets]:
-    parts: dict[tuple[int, str], list[Target]] = {}
+    """By layer and linear layer."""
+    by_linear: dict[tuple[int, str], list[Target]] = {}
     for target in targets:
-        parts.setdefault((target.layer, target.linear), []).append(target)
+        by_linear.setdefault((target.layer, target.linear), []).append(target)
     return {
         key: LinearTargets(
-            # Consecutive ones.
-            slice(members[0].place, members[0].place + len(members)),
-            torch.tensor([[each.first, each.outputs.size] for each in members], dtype=torch.int32, device=device),
-            max(each.outputs.size for each in members),
+            # The targets of a linear layer are consecutive.
+            slice(parts[0].place, parts[0].place + len(parts)),
+            torch.tensor([[part.first, part.outputs.size] for part in parts], dtype=torch.int32, device=device),
+            max(part.outputs.size for part in parts),
         )
-        for key, members in parts.items()
+        for key, parts in by_linear.items()
     }

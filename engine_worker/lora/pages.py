@@ -1,8 +1,8 @@
-"""Bookkeeping of the device's adapter pages: which adapter has which, and which may be evicted. No tensors.
+"""Bookkeeping of the device's adapter pages: which adapter has which pages, and which can be evicted. No tensors.
 
 A page holds `lora_optimal_adapter_size` ranks of one linear map of one layer. An adapter gets all its pages or none. It
-keeps them while a sequence that holds memory uses it, and afterwards until another adapter needs them, the least
-recently used first.
+keeps them while a sequence that holds memory uses it, and afterwards until another adapter needs them; the least
+recently used adapter is evicted first.
 """
 
 from collections import Counter, OrderedDict, abc
@@ -19,14 +19,14 @@ class PagesCorruptError(AssertionError):
 
 @dataclass(slots=True)
 class _Placed:
-    """An adapter on the device, or about to be."""
+    """An adapter that is on the device, or whose load is pending."""
 
     number: int
     pages: tuple[int, ...]
     holders: int = 0
-    """Sequences."""
+    """Number of sequences that hold it."""
     taken: bool = False
-    """Whether a step has had its load, which may have been copied even if the step failed."""
+    """Whether its load was part of a step. The adapter may have been copied even if that step failed."""
 
 
 class AdapterPages:
@@ -42,9 +42,9 @@ class AdapterPages:
         """By version, the least recently used first."""
         self._numbers = count(1)
         self._loads: dict[int, AdapterLoad] = {}
-        """Not yet part of a step, by number."""
+        """Loads that are not part of a step yet, by number."""
         self._dropped: list[int] = []
-        """Numbers of evicted adapters whose eviction no step has passed to the device yet."""
+        """Numbers of evicted adapters that no step has dropped from the device yet."""
 
     def __contains__(self, version: str) -> bool:
         return version in self._placed
@@ -54,7 +54,7 @@ class AdapterPages:
 
     @property
     def num_free(self) -> int:
-        """Pages of no adapter."""
+        """Pages that belong to no adapter."""
         return len(self._free)
 
     def holders(self, version: str) -> int:
@@ -62,18 +62,18 @@ class AdapterPages:
         return 0 if placed is None else placed.holders
 
     def size(self, version: str) -> int:
-        """Pages of an adapter that is here or in host memory."""
+        """Pages of an adapter that is on the device or in host memory."""
         placed = self._placed.get(version)
         return self.host.pages_of(version) if placed is None else len(placed.pages)
 
     def touch(self, version: str) -> None:
-        """It is used soon: others are evicted first."""
+        """Mark the adapter as just used, because a sequence will hold it soon."""
         if version in self._placed:
             self._placed.move_to_end(version)
 
     def hold(self, version: str) -> int | None:
-        """For one more sequence -> the number by which steps name it; None, with no effect, if too few pages are
-        available."""
+        """Hold the adapter for one more sequence. Returns its number in steps; None, with no effect, if too few pages
+        are available."""
         placed = self._placed.get(version)
         if placed is None:
             size = self.size(version)
@@ -82,26 +82,26 @@ class AdapterPages:
             placed = self._place(version, size)
         if not placed.holders:
             self.available -= len(placed.pages)
-            # What is held here is in host memory too, so that a load that failed can be repeated.
+            # A held adapter stays in host memory too, so that a failed load can be repeated.
             self.host.acquire(version)
         placed.holders += 1
         self._placed.move_to_end(version)
         return placed.number
 
     def release(self, version: str) -> None:
-        """By one of the sequences that hold it. No step in flight may read its pages any more, if it was the last."""
+        """Release the adapter for one sequence. If it is the last one, no step in flight may read the pages."""
         placed = self._placed[version]
         placed.holders -= 1
         if placed.holders:
             return
         self.available += len(placed.pages)
         self.host.release(version)
-        # Host memory may drop it now, so a load that no step has taken yet must not be kept.
+        # Host memory may evict the adapter now, so a load that is not part of a step yet must be cancelled.
         if placed.number in self._loads:
             self._evict(version)
 
     def take_loads(self) -> tuple[AdapterLoad, ...]:
-        """What the next step must copy to the device before it computes."""
+        """The loads that must be part of the next step."""
         if not self._loads:
             return ()
         first, *rest = self._loads.values()
@@ -112,7 +112,7 @@ class AdapterPages:
         return loads
 
     def requeue(self, loads: abc.Iterable[AdapterLoad]) -> None:
-        """These were part of a step that failed."""
+        """Repeat loads that were part of a failed step."""
         for load in loads:
             self._dropped += load.dropped
             placed = self._placed.get(load.version)
@@ -124,7 +124,7 @@ class AdapterPages:
                 self._evict(load.version)
 
     def check(self, versions: abc.Iterable[str]) -> None:
-        """`versions`: of each sequence that holds memory and has one. Raises PagesCorruptError."""
+        """`versions`: the adapter of each sequence that holds memory and has an adapter. Raises PagesCorruptError."""
         held = Counter(versions)
         found = {version: placed.holders for version, placed in self._placed.items() if placed.holders}
         if found != dict(held):
@@ -154,13 +154,13 @@ class AdapterPages:
 
 
 class PagesForecast:
-    """The pages after planned changes; see `engine_worker.kvcache.forecast.Forecast`."""
+    """Counts the pages after planned changes; see `engine_worker.kvcache.forecast.Forecast`."""
 
     def __init__(self, pages: AdapterPages) -> None:
         self._pages = pages
         self._available = pages.available
         self._change: Counter[str] = Counter()
-        """Of holders."""
+        """Planned change of the number of holders, by version."""
 
     def fits(self, version: str) -> bool:
         return self._holders(version) > 0 or self._pages.size(version) <= self._available

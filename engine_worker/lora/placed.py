@@ -1,4 +1,4 @@
-"""An adapter as a rank puts it on its device."""
+"""One rank's share of an adapter."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Cut, Span
 
 NO_ADAPTER = 0
-"""In place of a number."""
+"""In place of an adapter's number."""
 
 
 class PlacedModule(NamedTuple):
-    """This rank's share of what an adapter adds to one linear map."""
+    """One rank's share of `ModuleWeights`."""
 
     target: Target
     a: Tensor
@@ -22,7 +22,7 @@ class PlacedModule(NamedTuple):
 
 
 def share(target: Target, a: Tensor, b: Tensor) -> PlacedModule:
-    """Cut a whole module to this rank's share."""
+    """Slice a whole module to this rank's share."""
     return PlacedModule(target, a[_columns(target.inputs)], b[_columns(target.outputs)])
 
 

@@ -1,7 +1,7 @@
-"""A safetensors file in memory -> its tensors, copied without the interpreter's lock.
+"""Reads the tensors of a safetensors file in memory, copying them without the GIL.
 
-`safetensors.deserialize` holds the lock while it copies a whole file, half a second per GiB, and the engine's steps
-would wait for it.
+`safetensors.deserialize` holds the GIL while it copies a whole file, half a second per GiB, which would delay the
+engine's steps.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ class _Entry(msgspec.Struct, frozen=True):
     dtype: str
     shape: Annotated[list[Size], Meta(max_length=8)]
     data_offsets: tuple[Size, Size]
-    """Behind the header: of the first byte, and of the one after the last."""
+    """First byte and end (exclusive), counted from the end of the header."""
 
 
 def read_matrices(data: Data) -> dict[str, Tensor]:
-    """By name. Raises TensorFileError, also for a tensor that is not a matrix of a supported type."""
+    """The tensors, by name. Raises TensorFileError, also if a tensor is not a matrix of a supported type."""
     file = split(data, MAX_HEADER_BYTES)
     entries = {name: decode(raw, _Entry) for name, raw in file.entries.items()}
     for name, entry in entries.items():
@@ -45,22 +45,24 @@ def _check(name: str, entry: _Entry) -> None:
     if dtype is None:
         raise TensorFileError(f"has tensor {_shown(name)} of type {entry.dtype[:80]}; supported: {', '.join(DTYPES)}")
     if len(entry.shape) != 2 or not all(entry.shape):
-        raise TensorFileError(f"has tensor {_shown(name)} of shape {entry.shape}, which is not that of a matrix")
+        raise TensorFileError(f"has tensor {_shown(name)} of shape {entry.shape}, which is not a matrix")
     if end - first != prod(entry.shape) * dtype.itemsize:
         raise _misplaced(name, entry)
 
 
 def _check_layout(entries: Mapping[str, _Entry], size: int) -> None:
-    """Raises TensorFileError unless the tensors fill `size` bytes, one behind the other. If they could overlap, a small
-    file could have any amount of tensors."""
-    before = 0
+    """Raises TensorFileError unless the tensors fill `size` bytes, one after the other. If they could overlap, a small
+    file could contain any number of large tensors."""
+    previous_end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         first, end = entry.data_offsets
-        if first != before or end > size:
+        if first != previous_end or end > size:
             raise _misplaced(name, entry)
-        before = end
-    if before != size:
-        raise TensorFileError(f"is not a safetensors file: it has {size} bytes of tensors, its header says {before}")
+        previous_end = end
+    if previous_end != size:
+        raise TensorFileError(
+            f"is not a safetensors file: it has {size} bytes of tensors, but its header describes {previous_end}"
+        )
 
 
 def _copied(entry: _Entry, data: Data, start: int) -> Tensor:
@@ -71,7 +73,7 @@ def _copied(entry: _Entry, data: Data, start: int) -> Tensor:
 
 def _misplaced(name: str, entry: _Entry) -> TensorFileError:
     first, end = entry.data_offsets
-    return TensorFileError(f"is not a safetensors file: tensor {_shown(name)} lies at bytes {first} to {end}")
+    return TensorFileError(f"is not a safetensors file: it has tensor {_shown(name)} at bytes {first} to {end}")
 
 
 def _shown(name: str) -> str:

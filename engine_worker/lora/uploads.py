@@ -1,4 +1,4 @@
-"""Uploads on their way to requests: those for which there was no room, and those whose requests are to come back."""
+"""Uploads that wait for host memory, and uploads whose requests are expected to be submitted again."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,16 +6,18 @@ from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.host import HostAdapters
 
 MAX_REMEMBERED = 256
-"""Versions of each kind."""
+"""Versions that are remembered of each kind."""
 RETURN_SECONDS = 5.0
-"""For a request that ended with ADAPTER_MISSING to come back with its files."""
+"""Time in which a request that ended with ADAPTER_MISSING is expected again, after a router has sent the files."""
 
 
 class WaitingUploads:
-    """Those that came first are kept, because they cannot be read again. The others are dropped: routers have their
-    files. Once there is room, routers are asked for them, one at a time and in the order in which requests wait.
+    """Uploads for which there was no room in host memory.
 
-    What a router sends for a request is in use until the request is here: otherwise the next upload might evict it.
+    The first ones are kept, because they cannot be read again. All others are dropped, since routers have their files.
+    Once there is room, their requests end with ADAPTER_MISSING, one at a time and in the order in which they wait, so
+    that a router sends the files and submits the request again. Until that request arrives its adapter counts as used;
+    otherwise the next upload might evict it.
     """
 
     def __init__(self, host: HostAdapters, num_kept: int, clock: Callable[[], float]) -> None:
@@ -26,19 +28,19 @@ class WaitingUploads:
         self._kept: dict[str, AdapterWeights] = {}
         """By version."""
         self._dropped: dict[str, int] = {}
-        """Bytes by version, the latest last."""
-        self._asked = ""
-        """The version that a router was asked for last, until its request is back."""
+        """Sizes in bytes by version, the latest last."""
+        self._requested = ""
+        """The version that was last requested from a router, by ending its requests with ADAPTER_MISSING."""
         self._returning: dict[str, float] = {}
-        """Versions of requests that are to come back, and until when, the latest last."""
+        """Versions whose requests are expected again, and until when, the latest last."""
         self._reserved: set[str] = set()
-        """Those of them that are in host memory."""
+        """Versions of `_returning` that are in host memory, and count as used."""
 
     def __contains__(self, version: str) -> bool:
         return version in self._kept or version in self._dropped
 
     def add(self, version: str, weights: AdapterWeights) -> None:
-        """There is no room for this upload."""
+        """Called if there is no room for this upload."""
         if len(self._kept) < self._num_kept:
             self._kept[version] = weights
             return
@@ -47,37 +49,39 @@ class WaitingUploads:
             del self._dropped[next(iter(self._dropped))]
 
     def on_stored(self, version: str) -> None:
-        """An upload is in host memory."""
+        """Called when an upload was stored in host memory."""
         self._dropped.pop(version, None)
         if version in self._returning and version not in self._reserved:
             self._reserved.add(version)
             self._host.acquire(version)
 
     def on_request(self, version: str) -> None:
-        """A request is here that acquires it at once."""
+        """Called when a request arrives, which acquires the adapter immediately."""
         self._forget(version)
 
     def on_refused(self, version: str) -> None:
-        """A request has ended with ADAPTER_MISSING."""
+        """Called when a request ends with ADAPTER_MISSING."""
         self._forget(version)
         self._returning[version] = self._clock() + RETURN_SECONDS
         while len(self._returning) > MAX_REMEMBERED:
             self._forget(next(iter(self._returning)))
 
     def advance(self, awaited: Iterable[str]) -> None:
-        """Store those for which there is room by now; then forget the first of the versions that requests wait for, in
-        order, if it is its turn: its request ends with ADAPTER_MISSING, for which a router sends the files."""
+        """Store the kept uploads for which there is room now. Then forget the first dropped version among `awaited`,
+        the versions that requests wait for, if there is room for it and no other request is expected again: its
+        request then ends with ADAPTER_MISSING."""
         self._expire()
-        for version in [each for each, weights in self._kept.items() if self._host.add(each, weights)]:
+        stored = [version for version, weights in self._kept.items() if self._host.add(version, weights)]
+        for version in stored:
             del self._kept[version]
             self.on_stored(version)
-        if not self._dropped or self._asked in self._returning:
+        if not self._dropped or self._requested in self._returning:
             return
         room = self._host.room - sum(weights.nbytes for weights in self._kept.values())
         first = next((version for version in awaited if version in self._dropped), None)
         if first is not None and self._dropped[first] <= room:
             del self._dropped[first]
-            self._asked = first
+            self._requested = first
 
     def _expire(self) -> None:
         while self._returning:
@@ -87,7 +91,7 @@ class WaitingUploads:
             self._forget(oldest)
 
     def _forget(self, version: str) -> None:
-        """It is not to come back any more."""
+        """Its request is no longer expected again."""
         self._returning.pop(version, None)
         if version in self._reserved:
             self._reserved.discard(version)

@@ -1,4 +1,5 @@
-"""config.json of a decoder, validated: every option is present and supported, or an error names it."""
+"""Reads and validates config.json of a decoder: an option that is missing or not supported raises an error that names
+it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,10 +10,10 @@ from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
 from sluice.ring.checkpoint import CheckpointError
 
 Windows = tuple[int | None, ...]
-"""One per layer; None: full attention."""
+"""Attention window of each layer in tokens; None: full attention."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# transformers' defaults, which it does not write into config.json.
+# transformers' defaults: it omits options with these values from config.json.
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
@@ -27,11 +28,11 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
 }
-"""Options that change what a model computes, with the values that leave our models right; absent is fine too."""
+"""Options that our models do not implement, with the values for which they can be ignored. They may be absent."""
 
 
 class NotNativeError(CheckpointError):
-    """config.json asks for something that our own model classes do not compute; transformers' might."""
+    """config.json has an option that our own model classes do not support; transformers' modules may support it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: Rope
     attention_bias: bool
-    """On queries, keys and values."""
+    """Whether the query, key and value projections have biases."""
     output_bias: bool
-    """On attention's output projection."""
+    """Whether attention's output projection has a bias."""
     mlp_bias: bool
     tie_word_embeddings: bool
     head_norms: bool
-    """Whether each query and key head goes through an RMSNorm (Qwen3)."""
+    """Whether each query and key head is normalized by an RMSNorm (Qwen3)."""
 
     @property
     def num_layers(self) -> int:
@@ -60,7 +61,7 @@ class DecoderConfig:
 
 
 def no_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """Llama has none. Raises NotNativeError if config.json asks for one."""
+    """Full attention in every layer (Llama). Raises NotNativeError if config.json has a sliding window."""
     if raw.get("use_sliding_window"):
         raise NotNativeError("config.json: use_sliding_window = True is not supported in this architecture")
     if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is None:
@@ -84,8 +85,8 @@ def qwen_moe_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
 
 
 def qwen_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """`sliding_window` if `use_sliding_window`: in the layers that `layer_types` marks, or without it in layers from
-    `max_window_layers` on. Raises CheckpointError."""
+    """`sliding_window` if `use_sliding_window`: in the layers that `layer_types` marks or, without that option, in
+    layers from `max_window_layers` on. Raises CheckpointError."""
     window = _window(raw) if raw.get("use_sliding_window") else None
     if raw.get("layer_types") is None:
         first = raw.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
@@ -97,19 +98,19 @@ def qwen_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
 
 
 def narrow_windows(windows: Windows, limits: Sequence[int], max_context: int) -> Windows:
-    """The smaller of each layer's window and its limit. Fewer limits than layers repeat, as in TensorRT-LLM's
-    max_attention_window. A window of `max_context` tokens or more is dropped: it hides nothing."""
-    found = []
+    """The smaller of each layer's window and its limit. If there are fewer limits than layers, they repeat, as in
+    TensorRT-LLM's max_attention_window. A window of `max_context` tokens or more has no effect and becomes None."""
+    narrowed = []
     for layer, window in enumerate(windows):
-        least = min(window or max_context, limits[layer % len(limits)] if limits else max_context)
-        found.append(least if least < max_context else None)
-    return tuple(found)
+        smaller = min(window or max_context, limits[layer % len(limits)] if limits else max_context)
+        narrowed.append(smaller if smaller < max_context else None)
+    return tuple(narrowed)
 
 
 def widest_window(windows: Windows) -> int | None:
     """The widest window of any layer; None if a layer has full attention."""
-    known = [window for window in windows if window is not None]
-    return max(known) if len(known) == len(windows) else None
+    limited = [window for window in windows if window is not None]
+    return max(limited) if len(limited) == len(windows) else None
 
 
 def read_decoder(
@@ -119,8 +120,8 @@ def read_decoder(
     read_windows: Callable[[Mapping[str, Any], int], Windows] = no_windows,
     head_norms: bool = False,
 ) -> DecoderConfig:
-    """`mlp_bias`: whether the family supports that option. `read_windows`: (config.json, number of layers) -> each
-    layer's window.
+    """raw: config.json. mlp_bias: whether the family supports that option. read_windows: (config.json, number of
+    layers) -> each layer's window. head_norms: whether the family normalizes each query and key head.
 
     Raises CheckpointError on an option that is missing or invalid, NotNativeError on one that is not supported.
     """
@@ -129,11 +130,11 @@ def read_decoder(
     num_kv_heads = size(raw, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise CheckpointError(
-            f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+            f"config.json: num_attention_heads = {num_heads} is not a multiple of num_key_value_heads = {num_kv_heads}"
         )
     head_dim = size(raw, "head_dim", hidden_size // num_heads)
     if head_dim % 2:
-        raise CheckpointError(f"head_dim {head_dim} is odd: rotary embedding needs an even one")
+        raise CheckpointError(f"config.json: head_dim = {head_dim} must be even for the rotary embedding")
     return DecoderConfig(
         vocab_size=size(raw, "vocab_size"),
         hidden_size=hidden_size,
@@ -160,62 +161,65 @@ def _refuse_unsupported(raw: Mapping[str, Any], mlp_bias: bool) -> None:
 
 def size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """A positive integer option. Raises CheckpointError."""
-    found = raw.get(name)
-    found = default if found is None else found
-    if not isinstance(found, int) or found < 1:
-        raise CheckpointError(f"config.json: {name} must be a positive integer, not {found!r}")
-    return found
+    value = raw.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {name} must be a positive integer, not {value!r}")
+    return value
 
 
 def _read_rope(raw: Mapping[str, Any]) -> Rope:
-    """Checkpoints of transformers 5 have `rope_parameters`; older ones `rope_theta` and `rope_scaling`."""
-    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in found.values()):
+    """Checkpoints of transformers 5 have `rope_parameters`; older ones have `rope_theta` and `rope_scaling`."""
+    options = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if any(isinstance(value, Mapping) for value in options.values()):
         raise NotNativeError("config.json: rope_parameters per layer type are not supported")
-    kind = found.get("rope_type", found.get("type", "default"))
-    theta = float(found.get("rope_theta", raw.get("rope_theta", 10000.0)))
-    if found.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotNativeError(f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported")
+    kind = options.get("rope_type", options.get("type", "default"))
+    theta = float(options.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    if options.get("partial_rotary_factor", 1.0) != 1.0:
+        factor = options["partial_rotary_factor"]
+        raise NotNativeError(f"config.json: partial_rotary_factor = {factor} is not supported")
     try:
         match kind:
             case "default" | "mrope":
                 return Rope(theta)
             case "linear":
-                return Rope(theta, LinearScaling(float(found["factor"])))
+                return Rope(theta, LinearScaling(float(options["factor"])))
             case "llama3":
-                numbers = {field.name: float(found[field.name]) for field in fields(Llama3Scaling)}
+                numbers = {field.name: float(options[field.name]) for field in fields(Llama3Scaling)}
                 return Rope(theta, Llama3Scaling(**numbers))
     except KeyError as error:
-        raise CheckpointError(f"config.json: rope type {kind} lacks {error}") from error
+        raise CheckpointError(f"config.json: rope type {kind} requires {error}, which is missing") from error
     raise NotNativeError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
 
 
 def _with_sections(raw: Mapping[str, Any], rope: Rope, head_dim: int) -> Rope:
-    """Raises CheckpointError."""
-    found = (raw.get("rope_parameters") or raw.get("rope_scaling") or {}).get("mrope_section")
-    if found is None:
+    """Adds `mrope_section`, if config.json has it. Raises CheckpointError if it is invalid."""
+    sections = (raw.get("rope_parameters") or raw.get("rope_scaling") or {}).get("mrope_section")
+    if sections is None:
         return rope
-    match found:
-        case [int(time), int(line), int(column)] if min(found) >= 0 and sum(found) == head_dim // 2:
+    match sections:
+        case [int(time), int(line), int(column)] if min(sections) >= 0 and sum(sections) == head_dim // 2:
             return replace(rope, sections=(time, line, column))
     raise CheckpointError(
-        f"config.json: mrope_section must be three numbers that are {head_dim // 2} together, not {found!r}"
+        f"config.json: mrope_section must be three numbers whose sum is {head_dim // 2}, not {sections!r}"
     )
 
 
 def _window(raw: Mapping[str, Any]) -> int | None:
-    found = raw.get("sliding_window", DEFAULT_WINDOW)
-    if found is not None and (not isinstance(found, int) or found < 1):
-        raise CheckpointError(f"config.json: sliding_window must be a positive integer or null, not {found!r}")
-    return found
+    window = raw.get("sliding_window", DEFAULT_WINDOW)
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise CheckpointError(f"config.json: sliding_window must be a positive integer or null, not {window!r}")
+    return window
 
 
 def _check_types(raw: Mapping[str, Any], num_layers: int, *supported: str) -> None:
+    """Raises NotNativeError if `layer_types` names a type that is not supported, and CheckpointError if it does not
+    have one type per layer."""
     kinds = raw.get("layer_types")
     if kinds is None:
         return
-    other = sorted({str(kind) for kind in kinds} - set(supported))
-    if other:
-        raise NotNativeError(f"config.json: layer_types {', '.join(other)} are not supported")
+    unsupported = sorted({str(kind) for kind in kinds} - set(supported))
+    if unsupported:
+        raise NotNativeError(f"config.json: layer_types {', '.join(unsupported)} are not supported")
     if len(kinds) != num_layers:
         raise CheckpointError(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers")

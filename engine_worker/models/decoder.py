@@ -24,7 +24,7 @@ from engine_worker.models.config import DecoderConfig
 from engine_worker.models.taps import Taps
 
 TIED = "lm_head.weight"
-"""The tensor that a checkpoint with tied embeddings may leave out."""
+"""The tensor that a checkpoint with tied embeddings may omit."""
 
 FeedForward = SwiGLU | SparseMoE
 
@@ -50,8 +50,8 @@ class DecoderLayer(Layer):
     ) -> Tensor:
         """x [T, hidden], the residual stream, is updated in place.
 
-        `update` and the result [T, hidden] are what the previous layer, and this one, still have to add to x: the next
-        norm does it, so that a fused kernel can do both at once.
+        `update` [T, hidden] is the output of the previous layer's feed-forward block, which has not been added to x
+        yet; the result is that of this layer. The next norm adds it, so that one fused kernel can add and normalize.
         """
         update = self.self_attn(self.input_layernorm(x, update), rotations, cache, inputs, adapters)
         return self.mlp(self.post_attention_layernorm(x, update), adapters)
@@ -76,7 +76,7 @@ class CausalLM(Layer):
         place: Place,
         mlp: Callable[[int], FeedForward] | None = None,
     ) -> None:
-        """`mlp`: makes the feed-forward block of the layer with this index; None: SwiGLU in every layer."""
+        """`mlp`: layer index -> the layer's feed-forward block; None: SwiGLU in every layer."""
 
         def attention(window: int | None) -> SelfAttention:
             return SelfAttention(
@@ -121,8 +121,8 @@ class CausalLM(Layer):
     ) -> Tensor:
         x = self.model.embed_tokens(token_ids)
         if embeds is not None:
-            embeds.lay_over(x)
-        # The same for all layers.
+            embeds.replace_rows(x)
+        # All layers use the same rotations.
         rotations = self._rotary.rotations(positions)
         update = None
         for number, (layer, layer_cache) in enumerate(zip(self.model.layers, cache.layers, strict=True)):
@@ -136,7 +136,7 @@ class CausalLM(Layer):
         return self.lm_head(hidden).float()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        found = super().targets(prefix)
+        targets = super().targets(prefix)
         if self.config.tie_word_embeddings:
-            del found[prefix + TIED]
-        return found
+            del targets[prefix + TIED]
+        return targets

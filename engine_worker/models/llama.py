@@ -1,4 +1,4 @@
-"""Llama, and the families that differ from it by configuration alone: Mistral and Qwen2."""
+"""Llama, and the families that differ from it only in their configuration: Mistral and Qwen2."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ class Llama(CausalLM):
 
 
 class Mistral(CausalLM):
-    """Llama with a sliding window over every layer (arXiv:2310.06825)."""
+    """Llama with a sliding window in every layer (arXiv:2310.06825)."""
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> DecoderConfig:

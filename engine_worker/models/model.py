@@ -36,7 +36,7 @@ class ModelConfig(Protocol):
 
 
 class Model(Protocol):
-    """A decoder over the paged cache and its output head. First its weights are loaded, then `freeze`, then calls."""
+    """A decoder over the paged cache, and its output head. Load its weights, call `freeze`, then compute steps."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -47,15 +47,15 @@ class Model(Protocol):
 
     @property
     def takes_embeds(self) -> bool:
-        """Whether rows of prompt tables may stand for tokens; known after `freeze`."""
+        """Whether a call accepts `embeds`: rows of prompt tables in place of embeddings. Known after `freeze`."""
 
     @property
     def has_taps(self) -> bool:
-        """Whether a call can give single layers' outputs."""
+        """Whether a call accepts `taps`: copies of single layers' outputs."""
 
     @property
     def has_axes(self) -> bool:
-        """Whether tokens have three positions; see `engine_worker.positions`."""
+        """Whether a token has three rotary positions (M-RoPE); see `engine_worker.positions`."""
 
     def __call__(
         self,
@@ -67,9 +67,9 @@ class Model(Protocol):
         embeds: Embeds | None = None,
         taps: Taps | None = None,
     ) -> Tensor:
-        """token_ids [T] int64, positions [T] int64, or [3, T] if it has axes -> hidden states [T, hidden], before the
-        head. `adapters`: only if the model has targets for them (`find_targets`). `embeds`, `taps`: only if it takes or
-        has them."""
+        """token_ids [T] int64, positions [T] int64, or [3, T] if `has_axes` -> hidden states [T, hidden], before the
+        head. `adapters`: only if the model has targets for them (`find_targets`). `embeds`, `taps`: only if
+        `takes_embeds`, `has_taps`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32; undefined on ranks other than 0."""
@@ -78,10 +78,10 @@ class Model(Protocol):
         """Views to load the weights into, by the checkpoint's tensor names."""
 
     def cuts(self) -> Mapping[str, Cut]:
-        """Which slice of the checkpoint's tensor a target holds; targets not listed hold all of it."""
+        """The slice of the checkpoint's tensor that each target contains; targets not listed contain all of it."""
 
     def freeze(self) -> None:
-        """The weights are final. Raises CheckpointError if the model turns out not to be servable."""
+        """Call when the weights are final. Raises CheckpointError if the model cannot be served."""
 
 
 @runtime_checkable
@@ -89,17 +89,17 @@ class SelfLoading(Protocol):
     """A model that reads a checkpoint by itself, instead of having its targets filled."""
 
     def load(self, folder: Path, progress: Callable[[int, int], None]) -> None:
-        """`progress` gets bytes done and bytes in total. Raises CheckpointError."""
+        """`progress` is called with the bytes loaded and the bytes in total. Raises CheckpointError."""
 
 
 class Architecture(Protocol):
     """A model class."""
 
     def __call__(self, config: Any, backend: AttentionBackend, place: Place) -> Model:
-        """`config`: from `read_config`, possibly with narrower windows. Raises ValueError if the ranks cannot share the
-        model."""
+        """`config`: from `read_config`, possibly with narrower windows. Raises ValueError if the model cannot be split
+        over the ranks."""
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Any:
-        """A ModelConfig from config.json. Raises CheckpointError, or NotNativeError if another implementation might
-        serve it."""
+        """A ModelConfig from config.json. Raises CheckpointError, or NotNativeError if another implementation may
+        support the checkpoint."""

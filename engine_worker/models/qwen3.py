@@ -13,7 +13,7 @@ from engine_worker.models.decoder import CausalLM, FeedForward
 from sluice.ring.checkpoint import CheckpointError
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts")
-"""The option that holds the number of experts: Qwen's own name, and the one that transformers saves."""
+"""Names of the option with the number of experts: Qwen's, and the one that transformers writes."""
 
 
 class Qwen3(CausalLM):
@@ -47,7 +47,7 @@ class Qwen3Moe(CausalLM):
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:
-        # read_decoder refuses options of experts: they are read here.
+        # read_decoder refuses the options of experts, which are read below.
         dense = {name: value for name, value in raw.items() if name not in EXPERT_COUNTS}
         decoder = read_decoder(dense, read_windows=qwen_moe_windows, head_norms=True)
         return Qwen3MoeConfig(
@@ -68,9 +68,9 @@ def _read_experts(raw: Mapping[str, Any], hidden_size: int) -> ExpertShape:
         raise CheckpointError(
             f"config.json: num_experts_per_tok {shape.num_chosen} is more than the {shape.num_experts} experts"
         )
-    for name, found in (("hidden_size", hidden_size), ("moe_intermediate_size", shape.intermediate_size)):
-        if found % ALIGNED:
-            raise CheckpointError(f"config.json: {name} must be a multiple of {ALIGNED}, not {found}")
+    for name, value in (("hidden_size", hidden_size), ("moe_intermediate_size", shape.intermediate_size)):
+        if value % ALIGNED:
+            raise CheckpointError(f"config.json: {name} must be a multiple of {ALIGNED}, not {value}")
     return shape
 
 

@@ -1,4 +1,4 @@
-"""Which class computes which architecture."""
+"""Maps the architecture named in config.json to the class that implements it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,39 +19,40 @@ MODELS: Mapping[str, Architecture] = {
 
 
 class ResolvedModel(NamedTuple):
-    """The class that computes a checkpoint, and its configuration."""
+    """The class that implements a checkpoint's architecture, and the configuration that it has read."""
 
     architecture: Architecture
     config: Any
     """A ModelConfig."""
     choices: Mapping[str, str]
-    """For the log: `implementation`, and `implementation_reason` if it is not our own."""
+    """For the log: `implementation`, and `implementation_reason` if the implementation is not Sluice's."""
 
 
 def model_class(raw: Mapping[str, Any]) -> Architecture:
-    """Our own class for `architectures` of config.json. Raises NotNativeError if we have none."""
+    """Sluice's class for `architectures` of config.json. Raises NotNativeError if there is none."""
     names = [str(name) for name in raw.get("architectures") or []]
     for name in names:
         if name in MODELS:
             return MODELS[name]
-    raise NotNativeError(f"Sluice has no class of its own for {', '.join(names) or 'no architecture'}")
+    missing = f"architecture {', '.join(names)}" if names else "a checkpoint without architectures in config.json"
+    raise NotNativeError(f"Sluice has no native implementation of {missing}")
 
 
 def find_model(raw: Mapping[str, Any]) -> ResolvedModel:
-    """Our own class if it computes what config.json asks for, else transformers' module behind the adapter.
+    """Sluice's class if it supports every option of config.json, otherwise transformers' module behind the adapter.
 
-    Raises CheckpointError if neither can serve it.
+    Raises CheckpointError if neither can serve the checkpoint.
     """
     try:
-        own = model_class(raw)
-        return ResolvedModel(own, own.read_config(raw), {"implementation": "sluice"})
+        native = model_class(raw)
+        return ResolvedModel(native, native.read_config(raw), {"implementation": "sluice"})
     except NotNativeError as error:
         reason = str(error)
-    # Imported only if needed: transformers takes seconds to import.
+    # A local import: importing transformers takes seconds.
     from engine_worker.models.generic.model import Adapter
 
     try:
         config = Adapter.read_config(raw)
     except CheckpointError as error:
-        raise CheckpointError(f"{reason}; and through transformers: {error}") from error
+        raise CheckpointError(f"{reason}; with transformers: {error}") from error
     return ResolvedModel(Adapter, config, {"implementation": "transformers", "implementation_reason": reason})

@@ -1,4 +1,4 @@
-"""The residual stream after single layers, for clients."""
+"""Copies of the residual stream after single layers, which clients can request as tensors."""
 
 from collections.abc import Collection
 
@@ -6,16 +6,16 @@ from torch import Tensor
 
 
 class Taps:
-    """Of one step: copies the rows of some tokens where the layers' outputs are."""
+    """Copies the outputs of `layers` for some of a step's tokens."""
 
     def __init__(self, layers: Collection[int], tokens: Tensor | None) -> None:
-        """`tokens`: [K] int64, indices within the step."""
+        """`tokens`: [K] int64, indexes in the step; None: copy nothing."""
         self._layers = layers
         self._tokens = tokens
-        self.found: dict[int, Tensor] = {}
-        """[K, hidden], by layer."""
+        self.rows: dict[int, Tensor] = {}
+        """Output [K, hidden] by layer."""
 
     def add(self, layer: int, x: Tensor, update: Tensor) -> None:
-        """See `DecoderLayer`: the residual stream [T, hidden], and what is still to be added to it."""
+        """Record a layer's output x + update, both [T, hidden]; see `DecoderLayer`."""
         if layer in self._layers and self._tokens is not None:
-            self.found[layer] = x.index_select(0, self._tokens) + update.index_select(0, self._tokens)
+            self.rows[layer] = x.index_select(0, self._tokens) + update.index_select(0, self._tokens)

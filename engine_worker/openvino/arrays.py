@@ -1,4 +1,4 @@
-"""A step's slices as the graph's inputs."""
+"""Builds the graph's inputs from a step's slices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,10 @@ from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 
 PADDING = 2
-"""Tokens of the sequence that pads small batches."""
-LEAST = 2
-"""Rows of a matrix product; a single one would get another kernel, and other bits."""
+"""Number of tokens in the sequence that pads small batches."""
+MIN_ROWS = 2
+"""Fewest rows of a matrix product: for a single row the plugin uses another kernel, whose results differ in their last
+bits."""
 NO_IDS = np.zeros(0, np.int32)
 DTYPES = [dtype.to_dtype() for _, dtype, _ in INPUTS]
 
@@ -28,15 +29,16 @@ class PreparedStep:
         self.inputs: list[NDArray[Any]] = list(map(np.asarray, lists, DTYPES))
         """In the order of `graph.INPUTS`."""
         self.num_rows = num_rows
-        """Without padding."""
+        """Rows of logits to sample from, without padding."""
         self.num_kept = num_kept
+        """Rows whose hidden states are returned."""
         self.has_rows = num_kept > 0
         self.follows = bool(tokens)
         self._tokens = tokens
         self._draws = draws
 
     def follow(self, sampled: Tensor) -> None:
-        """Fill in the tokens that the previous step drew: `sampled` [D] int64."""
+        """Fill in the tokens that the previous step sampled: `sampled` [D] int64."""
         self.inputs[0][self._tokens] = sampled.numpy()[self._draws]
 
 
@@ -50,13 +52,16 @@ def prepared_step(
     *,
     axes: bool = False,
 ) -> PreparedStep:
-    """window: the widest of any layer; blocks wholly behind it are left out. Steps of fewer than `smallest` tokens, one
-    per sequence, get another sequence, in the block `spare`. no_rows: [0, hidden]. axes: see `Model.has_axes`."""
+    """window: the widest of any layer; blocks entirely outside of it are omitted. no_rows: [0, hidden]. axes: see
+    `Model.has_axes`.
+
+    A step of fewer than `smallest` sequences with one token each is padded with one more sequence, in block `spare`.
+    """
     virtual = table_rows(slices)
     if len(slices) < smallest and all(len(part.tokens) == 1 for part in slices):
-        # Its logits are not read.
+        # The padding sequence's logits are not read.
         slices = [*slices, Slice([0] * PADDING, 0, [spare])]
-    # Lists, which for the few numbers of most steps are faster than arrays, and few calls per slice.
+    # Lists, and few calls per slice: for the few numbers of a typical step, lists are faster than arrays.
     token_ids: list[int] = []
     positions: list[int] = []
     past: list[int] = []
@@ -70,7 +75,7 @@ def prepared_step(
     longest = PADDING
     for part in slices:
         start, count = part.start, len(part.tokens)
-        # Attention counts a sequence from the first block that it is given; positions still count from its start.
+        # For attention, a sequence starts at the first block that it gets; positions count from the sequence's start.
         skipped = 0 if window is None else max(start - window + 1, 0) // tokens_per_block
         length = start + count - skipped * tokens_per_block
         token_ids += part.tokens
@@ -87,7 +92,7 @@ def prepared_step(
         elif part.draws:
             rows.append(end - 1)
         if part.kept or part.scored is not None:
-            kept += [end - count + index for wanted in part.rows for index in wanted]
+            kept += [end - count + index for indexes in part.rows for index in indexes]
         if part.follows is not None:
             tokens.append(end - 1)
             draws.append(part.follows)
@@ -96,14 +101,14 @@ def prepared_step(
             token_ids[token] = STAND_IN
     virtual_tokens, virtual_rows = virtual or (NO_IDS, no_rows)
     num_rows = len(rows)
-    rows += [0] * (LEAST - num_rows)
-    turned = _by_axes(slices, positions) if axes else positions
-    lists: list[Any] = [token_ids, turned, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
+    rows += [0] * (MIN_ROWS - num_rows)
+    rotary = _by_axes(slices, positions) if axes else positions
+    lists: list[Any] = [token_ids, rotary, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
     lists += [virtual_tokens, virtual_rows]
     return PreparedStep(lists, num_rows, len(kept), tokens, draws)
 
 
 def _by_axes(slices: Sequence[Slice], positions: list[int]) -> NDArray[np.int64]:
-    """[3 T], token by token."""
-    found = rotary_positions(slices, np.array(positions, np.int64))
-    return np.broadcast_to(found, (AXES, len(positions))).T.reshape(-1)
+    """M-RoPE positions [3 T]: the three axes of the first token, then of the next."""
+    rotary = rotary_positions(slices, np.array(positions, np.int64))
+    return np.broadcast_to(rotary, (AXES, len(positions))).T.reshape(-1)

@@ -1,4 +1,4 @@
-"""The paged KV cache in the layout of OpenVINO's attention, over our own memory."""
+"""The paged KV cache in the layout of OpenVINO's attention, in memory that we allocate."""
 
 import math
 import mmap
@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from engine_worker.step import Move, MoveKind
 
 TOKENS_PER_BLOCK = 32
-"""The only size that the CPU plugin has."""
+"""The only block size that the CPU plugin supports."""
 
 
 class BlockShape:
-    """What one block takes of each tensor: opaque bytes, since quantized blocks hold their scales too."""
+    """Shape and bytes of one block in each cache tensor. Blocks are copied as opaque bytes, since quantized blocks
+    contain their scales too."""
 
     def __init__(self, tensors: list[tuple[list[int], ov.Type]]) -> None:
-        """Keys and values of each layer in turn."""
+        """tensors: shape and type of a block; keys and values of each layer in turn."""
         self.tensors = tensors
         self.sizes = [math.prod(shape) * kind.size for shape, kind in tensors]
         self.nbytes = sum(self.sizes)
@@ -27,7 +28,7 @@ class BlockShape:
 class BlockCache:
     """Keys and values of all layers, and a second pool in host memory for evicted blocks.
 
-    One more block than `num_blocks` belongs to the row that pads small batches, see `forward`.
+    One block is allocated beyond `num_blocks`, for the sequence that pads small batches; see `arrays.prepared_step`.
     """
 
     def __init__(self, block: BlockShape, num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -36,16 +37,17 @@ class BlockCache:
         self.tokens_per_block = TOKENS_PER_BLOCK
         self.nbytes = block.nbytes * num_blocks
         self.spare = num_blocks
+        """Number of the padding sequence's block."""
         self._blocks = [_zeros(num_blocks + 1, size) for size in block.sizes]
         self._host = [_zeros(num_host_blocks, size) for size in block.sizes]
         self.tensors = [
             ov.Tensor(blocks, ov.Shape([num_blocks + 1, *shape]), kind)
             for blocks, (shape, kind) in zip(self._blocks, block.tensors, strict=True)
         ]
-        """Over the memory of the blocks, in the order of `BlockShape.tensors`."""
+        """The graph's cache inputs, in the order of `BlockShape.tensors`; they share the memory of the blocks."""
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Copy blocks, all layers, in order."""
+        """Copy blocks of all layers, one move after the other."""
         for kind, source, target in moves:
             from_host, to_host = kind is MoveKind.ONLOAD, kind is MoveKind.OFFLOAD
             for blocks, host in zip(self._blocks, self._host, strict=True):
@@ -53,7 +55,8 @@ class BlockCache:
 
 
 def _zeros(rows: int, size: int) -> NDArray[np.uint8]:
-    """[rows, size]: pages take memory only once they are written. Zeros, since unwritten slots may be multiplied."""
+    """[rows, size]. Pages take memory only once they are written. Zeros, since attention multiplies unwritten slots by
+    a weight of 0, and 0 * NaN is NaN."""
     if not rows:
         return np.zeros((0, size), np.uint8)
     return np.frombuffer(mmap.mmap(-1, rows * size), np.uint8).reshape(rows, size)

@@ -1,4 +1,4 @@
-"""A step's arrays through the compiled decoder. Other than torch's, it computes without the interpreter's lock."""
+"""Runs steps on the compiled decoder. Unlike a forward pass in torch, OpenVINO's does not hold the GIL."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.models.config import DecoderConfig, widest_window
-from engine_worker.openvino.arrays import LEAST, PreparedStep, prepared_step
+from engine_worker.openvino.arrays import MIN_ROWS, PreparedStep, prepared_step
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
 from engine_worker.runner.forward import TakeRows, ignore_rows, rows_between, rows_per_block
@@ -21,7 +21,7 @@ from engine_worker.step import Move, Slice
 
 ROWS = next(index for index, (name, *_) in enumerate(INPUTS) if name == "rows")
 UNWRITTEN = 0x7FC0DEAD
-"""As a float not a number, and none that arithmetic makes."""
+"""Bits of a float32 NaN that no arithmetic produces: marks logits that the plugin has not written."""
 
 
 class OpenVinoForward:
@@ -39,7 +39,7 @@ class OpenVinoForward:
         threads: int,
         output_layers: tuple[int, ...] = (),
     ) -> None:
-        """`output_layers`: those that it was compiled with."""
+        """`output_layers` must be those that the decoder was compiled with."""
         self.cache = cache
         self.dtype = dtype
         self.window = widest_window(config.windows)
@@ -50,38 +50,39 @@ class OpenVinoForward:
         self._axes = config.rope.sections is not None
         self.output_layers = output_layers
         self.rank = Rank(0, 1, self.device, compiled, cache)
-        # Smaller generation steps get other kernels: products of one row, attention that splits a sum over the threads.
-        # With a sequence of more than one token beside them, every step is computed alike.
-        self._smallest = max(LEAST, threads)
+        # For fewer sequences of one token the plugin uses other kernels, with other rounding: matrix products of a
+        # single row, and attention that splits a sum over the threads. A padding sequence of more than one token makes
+        # it use the same kernels for every step.
+        self._smallest = max(MIN_ROWS, threads)
         self._no_rows = np.zeros((0, config.hidden_size), np.float32)
         self._request = compiled.create_infer_request()
         self._head = compiled.head
-        # No step has inputs of this shape.
+        # Initial buffers of a shape that no input has.
         self._buffers: list[NDArray[Any]] = [np.zeros((0, 0))] * len(INPUTS)
-        self._latest = np.zeros((LEAST, config.vocab_size), np.float32)
-        """The logits of the step before, in OpenVINO's memory."""
+        self._logits = np.zeros((MIN_ROWS, config.vocab_size), np.float32)
+        """The previous step's logits, in OpenVINO's memory."""
         self._failed = False
         for index, tensor in enumerate(cache.tensors, len(INPUTS)):
             self._request.set_input_tensor(index, tensor)
 
     def check(self) -> None:
         if self._failed:
-            # A node that throws leaves its threads in the middle of their work: a later call may crash the process.
+            # When a node throws, its other threads may still be running it: a later call could crash the process.
             raise RuntimeError("OpenVINO is in an undefined state after an error")
 
     def close(self) -> None:
-        """Nothing is left on the device."""
+        """Nothing to wait for: `logits` returns when the step is complete."""
 
     def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
         size, spare = self.cache.tokens_per_block, self.cache.spare
         return prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows, axes=self._axes)
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
-        """Nothing has to go to a device."""
+        """Returns the step unchanged: there is nothing to copy to a device."""
         return arrays
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
-        raise NotImplementedError("OpenVINO's graphs have no adapters")
+        raise NotImplementedError("the openvino backend does not support LoRA adapters")
 
     def missing_adapters(self, step: PreparedStep) -> Mapping[int, str]:  # noqa: ARG002
         return {}
@@ -94,13 +95,13 @@ class OpenVinoForward:
             return None
         self._set(step.inputs)
         try:
-            self._latest = self._infer(len(step.inputs[ROWS]))
+            self._logits = self._infer(len(step.inputs[ROWS]))
             if step.num_kept:
                 self._take_rows(step.num_kept, take)
         except Exception:
             self._failed = True
             raise
-        return torch.from_numpy(self._latest[: step.num_rows]) if step.num_rows else None
+        return torch.from_numpy(self._logits[: step.num_rows]) if step.num_rows else None
 
     def _take_rows(self, num_kept: int, take: TakeRows) -> None:
         hidden = self._request.get_output_tensor(1).data
@@ -115,26 +116,26 @@ class OpenVinoForward:
             take(normed, logits, rows_between(layers, start, end))
 
     def _infer(self, num_rows: int) -> NDArray[np.float32]:
-        """The logits, in OpenVINO's memory. Raises RuntimeError."""
-        _marker(self._latest)[:] = UNWRITTEN
+        """Returns logits [num_rows, vocab], in OpenVINO's memory. Raises RuntimeError."""
+        _first_bits(self._logits)[:] = UNWRITTEN
         self._request.infer(share_outputs=True)
-        found: NDArray[np.float32] = self._request.get_output_tensor(0).data
-        # A node that fails may only print its error, and leave what was there before.
-        if len(found) != num_rows or _marker(found) == UNWRITTEN:
-            raise RuntimeError("OpenVINO could not compute this step; its output, before this error, says why")
-        return found
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
+        # A node that fails may only print its error and leave the previous step's output in place.
+        if len(logits) != num_rows or _first_bits(logits) == UNWRITTEN:
+            raise RuntimeError("OpenVINO could not compute this step; its error message is above in the output")
+        return logits
 
     def _set(self, inputs: list[NDArray[Any]]) -> None:
-        """Copied where the shape is that of the step before, which is faster than a new tensor."""
+        """Copy each input into the buffer of the previous step if the shapes are equal: faster than a new tensor."""
         for index, (array, buffer) in enumerate(zip(inputs, self._buffers, strict=True)):
             if buffer.shape == array.shape:
                 buffer[...] = array
             else:
-                # Of its own: a step's arrays may share memory with others.
-                self._buffers[index] = own = array.copy()
-                self._request.set_input_tensor(index, ov.Tensor(own, shared_memory=True))
+                # A copy, since a step's arrays may share memory with other arrays, and later steps overwrite it.
+                self._buffers[index] = copied = array.copy()
+                self._request.set_input_tensor(index, ov.Tensor(copied, shared_memory=True))
 
 
-def _marker(logits: NDArray[np.float32]) -> NDArray[np.int32]:
-    """The first of them, as an integer."""
+def _first_bits(logits: NDArray[np.float32]) -> NDArray[np.int32]:
+    """A view [1] of the first logit's bits."""
     return logits.view(np.int32)[0, :1]

@@ -1,8 +1,8 @@
-"""A native decoder as an OpenVINO graph over T tokens of B sequences.
+"""Builds a native decoder as an OpenVINO graph over T tokens of B sequences.
 
-Paged attention is an operation that OpenVINO exports for its own server alone: its inputs have changed between
-versions, which `trial` and tests/engine_worker/openvino find out. Patterns that the CPU plugin fuses (RMSNorm, rotary
-embedding) are written as its matchers want them.
+Paged attention is an internal operation, which OpenVINO exports only for its own model server. Its inputs have changed
+between versions; `trial` and tests/engine_worker/openvino detect such a change. RMSNorm and rotary embedding are
+written in the exact form that the CPU plugin's pattern matchers fuse.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ from engine_worker.positions import AXES
 
 INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("token_ids", ov.Type.i32, [-1]),
-    # As numbers: what the angles are computed from. Exact up to 2^24. [3 T], token by token, of a model with axes.
+    # Rotary positions, float32 since the angles are computed from them: exact up to 2^24. [3 T], the three axes of each
+    # token in turn, for a model with M-RoPE.
     ("positions", ov.Type.f32, [-1]),
     ("past_lengths", ov.Type.i32, [-1]),
     ("query_start", ov.Type.i32, [-1]),
@@ -37,36 +38,44 @@ INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("virtual_tokens", ov.Type.i32, [-1]),
     ("virtual_rows", ov.Type.f32, [-1, -1]),
 )
-"""[T], [T], then per sequence: tokens in the cache, index of the first token [B + 1], blocks of all in a row, index of
-the first block [B + 1]; the longest context; the tokens whose logits are needed [R]; those whose hidden states are
-needed [K]; those that are rows of prompt tables [V], and these rows [V, hidden]. The caches of all layers follow, keys
-before values."""
+"""Name, type and shape of the decoder's inputs. The keys and values caches of each layer in turn follow them.
+
+- token_ids [T], positions [T]
+- past_lengths [B]: tokens of the sequence that are in the cache
+- query_start [B + 1]: index of the sequence's first token
+- blocks: the block tables of all sequences, concatenated; blocks_start [B + 1]: index of the sequence's first block
+- max_context: tokens of the longest context
+- rows [R]: indexes of the tokens whose logits are returned
+- kept [K]: indexes of the tokens whose hidden states are returned
+- virtual_tokens [V], virtual_rows [V, hidden]: indexes of the tokens whose embedding is a row of a prompt table, and
+  these rows
+"""
 
 
 class Graphs(NamedTuple):
     decoder: ov.Model
-    """Inputs as in INPUTS -> logits [R, vocab] float32, hidden states [K, hidden] before the last norm and, of each
-    output layer in turn, its output [K, hidden]."""
+    """Inputs as in INPUTS -> logits [R, vocab] float32, hidden states [K, hidden] before the last norm, and the output
+    [K, hidden] of each output layer in turn."""
     head: ov.Model
-    """Last norm and head: [N, hidden] -> logits [N, vocab] and what the norm gives [N, hidden], over the same
-    weights."""
+    """The last norm and the head, which shares the decoder's weights: hidden states [N, hidden] -> logits [N, vocab],
+    output of the norm [N, hidden]."""
 
 
 class Step(NamedTuple):
     """Nodes that all layers share."""
 
     attention: list[ov.Node]
-    """past_lengths, query_start, blocks, blocks_start."""
+    """The inputs past_lengths, query_start, blocks and blocks_start."""
     max_context: ov.Node
     cos: ov.Node
-    """[T, 1, 1, head_dim]."""
+    """[T, 1, 1, head_dim], like `sin`."""
     sin: ov.Node
 
 
 def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) -> Graphs:
-    """The plugin chooses shape and type of the caches."""
+    """Build both graphs. Shape and type of the cache inputs are dynamic: the plugin chooses them."""
     config: DecoderConfig = model.config
-    inputs = [_parameter(*each) for each in INPUTS]
+    inputs = [_parameter(*declared) for declared in INPUTS]
     token_ids, positions, *attention, max_context, rows, kept, virtual_tokens, virtual_rows = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
     x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
@@ -79,15 +88,17 @@ def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) 
         if index in output_layers:
             layers[index] = op.gather(x, kept, _int64(0)).output(0)
     hidden = _parameter("hidden", ov.Type.f32, [-1, config.hidden_size])
-    # Before the last norm: an operation on no rows costs each step microseconds.
+    # Kept rows are returned before the last norm, which the head graph computes: in most steps there are none, and even
+    # an operation on no rows costs microseconds.
     kept_rows, head = op.gather(x, kept, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
-    drawn, normed = (
-        _norm(each, model.model.norm.weight, config.rms_norm_eps) for each in (op.gather(x, rows, _int64(0)), hidden)
+    sampled_rows = op.gather(x, rows, _int64(0))
+    normed_sampled, normed_hidden = (
+        _norm(states, model.model.norm.weight, config.rms_norm_eps) for states in (sampled_rows, hidden)
     )
-    logits, others = (op.matmul(each, head, False, True) for each in (drawn, normed))
+    logits, head_logits = (op.matmul(states, head, False, True) for states in (normed_sampled, normed_hidden))
     outputs = [logits.output(0), kept_rows.output(0), *(layers[layer] for layer in output_layers)]
     decoder = ov.Model(outputs, inputs, "decoder")
-    return Graphs(decoder, ov.Model([others.output(0), normed.output(0)], [hidden], "head"))
+    return Graphs(decoder, ov.Model([head_logits.output(0), normed_hidden.output(0)], [hidden], "head"))
 
 
 def _layer(
@@ -101,11 +112,11 @@ def _layer(
 ) -> ov.Node:
     attention, mlp, eps = layer.self_attn, layer.mlp, config.rms_norm_eps
     if not isinstance(mlp, SwiGLU):
-        raise TypeError(f"{type(mlp).__name__} has no graph")
+        raise TypeError(f"{type(mlp).__name__} cannot be built as an OpenVINO graph")
     heads = config.heads
-    queries, pairs = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+    query_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     h = _norm(x, layer.input_layernorm.weight, eps)
-    qkv = _split(_linear(attention.qkv_proj, weights, h), [queries, pairs, pairs])
+    qkv = _split(_linear(attention.qkv_proj, weights, h), [query_size, kv_size, kv_size])
     query = _rotated(qkv[0], heads.num_heads, attention.q_norm.weight if config.head_norms else None, config, step)
     key = _rotated(qkv[1], heads.num_kv_heads, attention.k_norm.weight if config.head_norms else None, config, step)
     attended = _attention([query, key, qkv[2]], caches, config, step, window)
@@ -118,18 +129,18 @@ def _layer(
 def _attention(
     query_key_value: list[ov.Output], caches: list[ov.Node], config: DecoderConfig, step: Step, window: int | None
 ) -> ov.Node:
-    """Stores keys and values, then attends: [T, heads * head_dim]."""
+    """Store keys and values in the caches, then attend -> [T, heads * head_dim]."""
     heads = config.heads
     no_ids, no_numbers, no_bytes = (op.constant(np.zeros(0, kind)) for kind in (np.int32, np.float32, np.uint8))
     off = op.constant(np.int32(0))
-    found = internal._PagedAttentionExtension(
+    node = internal._PagedAttentionExtension(
         [
             *query_key_value,
-            *(node.output(0) for node in caches),
-            *(node.output(0) for node in step.attention),
+            *(cache.output(0) for cache in caches),
+            *(operand.output(0) for operand in step.attention),
             *(
-                node.output(0)
-                for node in (
+                operand.output(0)
+                for operand in (
                     op.constant(np.float32(heads.scale)),
                     op.constant(np.int32(window or 0)),
                     no_numbers,  # ALiBi slopes
@@ -145,13 +156,14 @@ def _attention(
             ),
         ]
     )
-    info = found.get_rt_info()
+    info = node.get_rt_info()
     for kind in ("k", "v"):
         info[f"num_{kind}_heads"], info[f"{kind}_head_size"] = heads.num_kv_heads, heads.head_dim
-    return found.output(0)
+    return node.output(0)
 
 
 def _rotations(config: DecoderConfig, positions: ov.Node) -> tuple[ov.Node, ov.Node]:
+    """Cosines and sines of the rotary embedding, each [T, 1, 1, head_dim]."""
     half = frequencies(config.rope, config.heads.head_dim)
     whole = torch.cat((half, half)).view(1, 1, 1, -1)
     columns = _shape(-1, 1, 1, 1)
@@ -164,16 +176,16 @@ def _rotations(config: DecoderConfig, positions: ov.Node) -> tuple[ov.Node, ov.N
 
 
 def _rotated(x: ov.Output, num_heads: int, norm: Tensor | None, config: DecoderConfig, step: Step) -> ov.Output:
-    """[T, heads * head_dim], through the norm of each head if there is one, rotated."""
+    """x [T, heads * head_dim] -> the same shape: normalized per head with the weights `norm`, if any, then rotated."""
     size = config.heads.head_dim
-    # One token per "batch", so that heads are where the fused operation expects them, and nothing is transposed.
+    # Tokens as the batch dimension: heads are then where the fused operation expects them, without a transposition.
     x = op.reshape(x, _shape(-1, num_heads, 1, size), False)
     if norm is not None:
         x = _norm(x, norm, config.rms_norm_eps)
-    # Fused only if axes are written like this: 3 here, -1 in the concatenation.
+    # The plugin fuses this only with the axis written as 3 in the split and as -1 in the concatenation.
     first, second = op.variadic_split(x, _int64(3), _shape(size // 2, size // 2)).outputs()
-    turned = op.concat([op.multiply(second, op.constant(np.float32(-1))), first], -1)
-    x = op.add(op.multiply(x, step.cos), op.multiply(turned, step.sin))
+    half_turned = op.concat([op.multiply(second, op.constant(np.float32(-1))), first], -1)
+    x = op.add(op.multiply(x, step.cos), op.multiply(half_turned, step.sin))
     return op.reshape(x, _shape(-1, num_heads * size), False).output(0)
 
 
@@ -189,8 +201,8 @@ def _linear(layer: Linear, weights: Weights, x: ov.Node | ov.Output) -> ov.Node:
 
 
 def _split(x: ov.Node, sizes: list[int]) -> list[ov.Output]:
-    found: list[ov.Output] = op.variadic_split(x, _int64(1), _shape(*sizes)).outputs()
-    return found
+    outputs: list[ov.Output] = op.variadic_split(x, _int64(1), _shape(*sizes)).outputs()
+    return outputs
 
 
 def _parameter(name: str, kind: ov.Type, shape: list[int]) -> ov.Node:

@@ -1,4 +1,4 @@
-"""Builds a runner on OpenVINO from a checkpoint, or says why there can be none."""
+"""Builds a runner on OpenVINO from a checkpoint, or raises RefusedError with the reason why it cannot."""
 
 import ctypes
 import sys
@@ -20,16 +20,17 @@ from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
-from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.step import Slice
 from sluice.ring.checkpoint import Checkpoint
 
 VERSION = "2026.4."
-"""The operation for paged attention changes between versions."""
+"""Prefix of the supported versions: the inputs of the paged attention operation change between versions."""
 CPU = torch.device("cpu")
 
 
@@ -38,14 +39,14 @@ class RefusedError(Exception):
 
 
 class Tested(NamedTuple):
-    """What OpenVINO can serve here."""
+    """A checkpoint whose options have passed the trial on this machine."""
 
     checkpoint: Checkpoint
     config: RunnerConfig
     shape: DecoderConfig
     precision: Precision
     reason: str
-    """For the log."""
+    """Result of the trial, for the log."""
 
 
 class Compiled(NamedTuple):
@@ -53,7 +54,7 @@ class Compiled(NamedTuple):
     shape: DecoderConfig
     precision: Precision
     weights: str
-    """Where they are, for the log."""
+    """Where the weights are stored, for the log."""
     output_layers: tuple[int, ...]
 
     @property
@@ -65,25 +66,32 @@ class Compiled(NamedTuple):
 
 
 def load_openvino(
-    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, draft: DraftConfig | None = None
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    draft: DraftConfig | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
     """See `engine_worker.backend.load_runner`. Raises RefusedError before the weights are read."""
     if not ov.__version__.startswith(VERSION):
-        raise RefusedError(f"openvino {ov.__version__} is installed, the graph is for {VERSION}x")
+        raise RefusedError(f"openvino {ov.__version__} is installed, but {VERSION}x is required")
     config = replace(share_of_rank(config, CPU), tokens_per_block=TOKENS_PER_BLOCK)
     torch.set_num_threads(config.threads)
     tested = [_tested(checkpoint, config)]
     if draft is not None:
-        own = draft.runner_config(config, widest_window(tested[0].shape.windows))
-        tested.append(_tested(draft.checkpoint, own))
+        draft_config = draft.runner_config(config, widest_window(tested[0].shape.windows))
+        tested.append(_tested(draft.checkpoint, draft_config))
     images = load_images(checkpoint, config, torch.float32, CPU)
-    compiled = [_compile(each, progress) for each in tested]
+    compiled = [_compile(model, progress) for model in tested]
     _return_freed_memory()
-    caches = _caches([each.block for each in compiled], compiled[0].shape, config, checkpoint.max_context_tokens)
-    forwards = [each.forward(cache, config.threads) for each, cache in zip(compiled, caches, strict=True)]
-    drafter = None if draft is None else (ModelRunner(forwards[1]), draft.checkpoint.max_context_tokens)
-    runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter)
-    runner.images = images
+    caches = _caches([model.block for model in compiled], compiled[0].shape, config, checkpoint.max_context_tokens)
+    forwards = [model.forward(cache, config.threads) for model, cache in zip(compiled, caches, strict=True)]
+    drafter = None
+    if draft is not None:
+        draft_runner = ModelRunner(forwards[1], extensions=Extensions(guides=extensions.guides))
+        drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
+    extensions = replace(extensions, images=images)
+    runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter, extensions=extensions)
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
     runner.choices |= {
@@ -104,7 +112,7 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
         fill_weights(model, checkpoint, config, progress)
         store = open_store(config.weights_folder)
         decoder = compile_decoder(model, precision, config.threads, store, config.output_layers)
-        # The store holds what is needed of it.
+        # The store owns the weights: free the model's copies before the plugin packs them.
         del model
         _pack(decoder, shape, config.threads)
         store.release()
@@ -114,52 +122,52 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
     """Raises RefusedError, and CheckpointError on a broken config.json."""
     try:
-        found = model_class(checkpoint.config).read_config(checkpoint.config)
+        shape = model_class(checkpoint.config).read_config(checkpoint.config)
     except NotNativeError as error:
         raise RefusedError(str(error)) from error
-    # Its subclasses describe models that `graph` does not build.
-    if type(found) is not DecoderConfig:
-        raise RefusedError("a mixture of experts has no graph")
+    # A subclass describes a model that `graph` cannot build.
+    if type(shape) is not DecoderConfig:
+        raise RefusedError("a mixture of experts is not supported")
     limits, context = config.max_attention_window, checkpoint.max_context_tokens
-    return replace(found, windows=narrow_windows(found.windows, limits, context))
+    return replace(shape, windows=narrow_windows(shape.windows, limits, context))
 
 
 def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
-    """Raises RefusedError."""
+    """Run the trial. Raises RefusedError."""
     shape, precision = _shape(checkpoint, config), Precision.of(config)
     check_output_layers(config.output_layers, shape.num_layers)
     if precision.dtype == "bfloat16" and not has_bfloat16():
-        raise RefusedError("this CPU has no units for bfloat16, with which it would be slower than with float32")
+        raise RefusedError("this CPU does not compute bfloat16 in hardware: it would be slower than float32")
     try:
         with torch.inference_mode():
             reason = verify(shape, precision, config.threads)
     except TrialError as error:
         raise RefusedError(str(error)) from error
     except RuntimeError as error:
-        # The last line of OpenVINO's errors says what was wrong, those before where.
+        # The last line of OpenVINO's errors says what went wrong, the lines before it where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
     return Tested(checkpoint, config, shape, precision, reason)
 
 
 def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:
-    """The plugin packs quantized weights in the first step, which takes seconds, and memory that the KV cache must not
-    count on."""
+    """Run one step, in which the plugin packs quantized weights: that takes seconds, and memory that must be in use
+    before the size of the KV cache is computed."""
     cache = BlockCache(BlockShape(cache_shapes(compiled, shape)), 1)
     forward = OpenVinoForward(compiled, shape, cache, "float32", threads)
     forward.logits((), forward.prepare(forward.arrays([Slice([0], 0, [0], ())])))
 
 
 def _return_freed_memory() -> None:
-    """glibc keeps what was freed while loading: a tenth of the weights."""
+    """Return memory freed while loading to the system: glibc retains about a tenth of the weights' size."""
     if sys.platform == "linux":
-        # Other C libraries do not have it.
+        # C libraries other than glibc have no malloc_trim.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
 
 
 def _caches(blocks: list[BlockShape], shape: DecoderConfig, config: RunnerConfig, context: int) -> list[BlockCache]:
-    """As many blocks of each."""
+    """A cache per model, with the same number of blocks in each."""
     nbytes = sum(block.nbytes for block in blocks)
     num_blocks = count_blocks(config, nbytes, shape.heads.num_kv_heads, context, CPU)
     num_host_blocks = count_host_blocks(config, nbytes, num_blocks, CPU)

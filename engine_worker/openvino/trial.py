@@ -1,4 +1,4 @@
-"""Tests graph and plugin against torch, on this machine: a small decoder with the options of the one to serve."""
+"""Tests graph and plugin against torch on this machine, with a small decoder that has the options of the real one."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShap
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
-from engine_worker.openvino.store import Store
+from engine_worker.openvino.store import ConstantStore
 from engine_worker.openvino.weights import Weights, formats
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.forward import Forward
@@ -25,14 +25,14 @@ from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "u8": 0.1}
-"""By the precision of the KV cache, relative to the largest logit."""
+"""Largest allowed error of a logit, relative to the largest logit, for each type of the KV cache."""
 ROUNDED_TOLERANCE = 0.1
-"""With quantized weights or in bfloat16, since the plugin rounds what the weights are multiplied with."""
-# Narrower than the longest test context, and no multiple of a block.
+"""The same with quantized weights or in bfloat16: the plugin then rounds the activations too."""
+# Narrower than the longest test context, and not a multiple of a block.
 WINDOW = 40
 CPU = torch.device("cpu")
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
-# Each sequence: tokens in the cache, tokens of the step, blocks.
+# The sequences of each step: (tokens in the cache, tokens of the step, blocks).
 STEPS = (
     ((0, 70, (5, 1, 3)), (0, 1, (0,))),
     ((70, 1, (5, 1, 3)), (1, 1, (0,))),
@@ -41,29 +41,29 @@ STEPS = (
 )
 BLOCKS = 7
 GRID = PlacedGrid(3, 15, 5)
-"""As of an image, for models with axes."""
+"""Rotary positions like those of an image, for models with M-RoPE."""
 
 
 class TrialError(Exception):
-    """The plugin is wrong here; the message says how far."""
+    """The plugin's results are wrong on this machine; the message states the error."""
 
 
 def small(config: DecoderConfig) -> DecoderConfig:
-    """The same options, in less memory."""
+    """The same options in a much smaller decoder."""
     heads = config.heads
-    pairs = min(2, heads.num_kv_heads)
+    kv_heads = min(2, heads.num_kv_heads)
     return replace(
         config,
         vocab_size=128,
         hidden_size=64,
         intermediate_size=96,
         windows=(*({None} & set(config.windows)), *({WINDOW} if any(config.windows) else ())),
-        heads=HeadShape(pairs * heads.group, pairs, heads.head_dim, heads.scaling),
+        heads=HeadShape(kv_heads * heads.group, kv_heads, heads.head_dim, heads.scaling),
     )
 
 
 def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
-    """What was found, for the log. Raises TrialError, and whatever OpenVINO raises."""
+    """Returns the result, for the log. Raises TrialError, and any error of OpenVINO."""
     config = small(config)
     backend = ReferenceAttention(config.heads)
     model = CausalLM(config, backend, Place(torch.float32, CPU, UNSHARDED))
@@ -72,7 +72,7 @@ def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
     heads = config.heads
     sizes = (config.num_layers, BLOCKS, TOKENS_PER_BLOCK, heads.num_kv_heads, heads.head_dim)
     reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU)
-    store = Store()
+    store = ConstantStore()
     compiled = compile_decoder(model, precision, threads, store)
     _round(model, formats(precision.quantize, store.keep))
     cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
@@ -84,13 +84,13 @@ def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
         error = _error(_logits(reference, slices), _logits(forward, slices))
         # Not `error > ...`: a NaN must fail too.
         if not error <= allowed:
-            raise TrialError(f"its logits are off by {error:.2g} of the largest in a test step of {sequences}")
-    fused, wanted = fused_rotations(compiled), 2 * config.num_layers
-    return "it agrees with torch in a test" + ("" if fused == wanted else f", but fused {fused} of {wanted} rotations")
+            raise TrialError(f"its logits are off by {error:.2g} of the largest logit in a test step of {sequences}")
+    fused, total = fused_rotations(compiled), 2 * config.num_layers
+    return "it agrees with torch in a test" + ("" if fused == total else f", but fused {fused} of {total} rotations")
 
 
 def _round(model: CausalLM, weights: Weights) -> None:
-    """Has torch compute with the values that the graph has."""
+    """Replace the model's weights by the values that the graph's quantized weights stand for."""
     for name, matrix in model.targets().items():
         if matrix.dim() == 2:
             table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
@@ -101,10 +101,11 @@ def _logits(forward: Forward[Any, Any], slices: list[Slice]) -> torch.Tensor | N
     return forward.logits((), forward.prepare(forward.arrays(slices)))
 
 
-def _error(expected: torch.Tensor | None, found: torch.Tensor | None) -> float:
-    if expected is None or found is None:
-        raise TrialError("a test step has no logits")
-    return float((found - expected).abs().max() / expected.abs().max())
+def _error(expected: torch.Tensor | None, computed: torch.Tensor | None) -> float:
+    """The largest error of a logit, relative to the largest logit."""
+    if expected is None or computed is None:
+        raise TrialError("a test step returned no logits")
+    return float((computed - expected).abs().max() / expected.abs().max())
 
 
 def _slices(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> list[Slice]:

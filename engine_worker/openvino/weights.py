@@ -1,4 +1,4 @@
-"""Weights as constants of the graph, plain or quantized."""
+"""Weight matrices as constants of the graph: float32, or quantized to int8 or int4."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -13,29 +13,29 @@ from openvino import opset13 as op
 from torch import Tensor
 
 Keep = Callable[[NDArray[Any]], NDArray[Any]]
-"""See `Store.keep`."""
+"""See `ConstantStore.keep`."""
 
 INT8_MAX = 127
-INT4_LEAST = -8
+INT4_MIN = -8
 GROUP = 64
-"""Inputs that share a scale in int4."""
+"""Consecutive inputs that share a scale in int4."""
 PART = 1 << 16
-"""Elements that are quantized at once: they stay in the CPU's cache."""
+"""Elements quantized per iteration: few enough for the CPU's cache."""
 
 
 class Format(Protocol):
-    """A matrix [outputs, inputs] float32 in the graph."""
+    """How the graph stores a weight matrix [outputs, inputs]."""
 
     def node(self, matrix: Tensor) -> ov.Node:
-        """Of the same shape, float32."""
+        """matrix float32 -> a node of the same shape that evaluates to float32."""
 
     def rounded(self, matrix: Tensor) -> Tensor:
-        """The values of `node`."""
+        """The values that `node` evaluates to."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """float32."""
+    """Not quantized: float32."""
 
     keep: Keep
 
@@ -48,7 +48,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Int8:
-    """Symmetric, one scale per output. OpenVINO quantizes the other operand of a product itself, as it runs."""
+    """Symmetric, one scale per output. OpenVINO quantizes the other operand of a product dynamically."""
 
     keep: Keep
 
@@ -63,7 +63,8 @@ class Int8:
 
 @dataclass(frozen=True)
 class Int4:
-    """Symmetric, one scale per output and group of inputs; the plugin keeps them in 4 bits only if written so."""
+    """Symmetric, one scale per output and group of inputs. The plugin recognizes only this pattern of operations and
+    otherwise expands the weights to more than 4 bits."""
 
     keep: Keep
 
@@ -83,33 +84,33 @@ class Weights(NamedTuple):
 
     layers: Format
     vocabulary: Plain | Int8
-    """Of the embedding and the head, whose errors no later layer evens out."""
+    """Format of the embedding and the head. Never int4: no later layer evens out their errors."""
 
 
 def formats(quantize: str, keep: Keep) -> Weights:
-    """By the setting `quantize`."""
+    """The formats for a value of the setting `quantize`."""
     plain, int8, int4 = Plain(keep), Int8(keep), Int4(keep)
     return {"none": Weights(plain, plain), "int8": Weights(int8, int8), "int4": Weights(int4, int8)}[quantize]
 
 
 def constant(values: Tensor) -> ov.Node:
-    """It shares the tensor's memory."""
+    """A constant that shares the tensor's memory."""
     return _shared(values.detach().numpy())
 
 
 def rows_of(table: Plain | Int8, matrix: Tensor, ids: ov.Node) -> ov.Node:
-    """Rows [T] of a matrix, as an embedding looks them up: [T, inputs] float32."""
+    """Embedding lookup: ids [T] -> those rows of the matrix [T, inputs] float32."""
     axis = op.constant(np.int64(0))
     if isinstance(table, Plain):
         return op.gather(table.node(matrix), ids, axis)
-    # Gathered before they are converted: the plugin would keep the whole product otherwise.
+    # Gather first, then dequantize: the plugin would otherwise keep the whole dequantized matrix.
     values, scales = quantize_rows(matrix)
-    found = op.gather(_shared(table.keep(values.numpy())), ids, axis)
-    return op.multiply(op.convert(found, ov.Type.f32), op.gather(constant(scales), ids, axis))
+    rows = op.gather(_shared(table.keep(values.numpy())), ids, axis)
+    return op.multiply(op.convert(rows, ov.Type.f32), op.gather(constant(scales), ids, axis))
 
 
 def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, K] float32 -> int8 [N, K] and scales float32 [N, 1], whose product is close to the matrix."""
+    """matrix [N, K] float32 -> values [N, K] int8, scales [N, 1] float32; values * scales approximates the matrix."""
     values, scales = torch.empty(matrix.shape, dtype=torch.int8), torch.empty(len(matrix), 1)
     for part in _parts(matrix):
         scales[part] = _no_zeros(matrix[part].abs().amax(dim=1, keepdim=True) / INT8_MAX)
@@ -118,31 +119,34 @@ def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_groups(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, K] float32 -> int8 from -8 to 7 [N, K / group, group] and scales float32 [N, K / group, 1]."""
+    """matrix [N, K] float32 -> values [N, K / group, group] int8 from -8 to 7, scales [N, K / group, 1] float32. The
+    group is GROUP, or a divisor of it where K is not a multiple of GROUP."""
     group = math.gcd(matrix.shape[1], GROUP)
     groups = matrix.reshape(len(matrix), -1, group)
     values, scales = torch.empty(groups.shape, dtype=torch.int8), torch.empty(*groups.shape[:2], 1)
     for part in _parts(matrix):
-        least, most = groups[part].aminmax(dim=2, keepdim=True)
-        # The largest becomes -8, whatever its sign: there is no 8.
-        scales[part] = _no_zeros(torch.where(-least >= most, least, most) / INT4_LEAST)
-        values[part] = (groups[part] / scales[part]).round_().clamp_(max=-INT4_LEAST - 1)
+        lowest, highest = groups[part].aminmax(dim=2, keepdim=True)
+        # The element of the largest magnitude becomes -8, even if it is positive (the scale is then negative): int4
+        # has no 8.
+        scales[part] = _no_zeros(torch.where(-lowest >= highest, lowest, highest) / INT4_MIN)
+        values[part] = (groups[part] / scales[part]).round_().clamp_(max=-INT4_MIN - 1)
     return values, scales
 
 
 def pack_pairs(values: Tensor) -> Tensor:
-    """int8 from -8 to 7, an even number of them -> uint8 [half as many], the first of each pair in the lower half."""
+    """An even number of int8 values from -8 to 7 -> uint8, two values per byte, the first in the lower 4 bits."""
     pairs = values.view(torch.uint8).view(-1, 2)
     return (pairs[:, 0] & 15) | (pairs[:, 1] << 4)
 
 
 def _parts(matrix: Tensor) -> Iterator[slice]:
+    """Ranges of rows with about PART elements each."""
     rows = max(1, PART // matrix.shape[1])
     return (slice(start, start + rows) for start in range(0, len(matrix), rows))
 
 
 def _no_zeros(scales: Tensor) -> Tensor:
-    """What holds only zeros has no scale of its own."""
+    """Rows or groups of zeros get the scale 1, to avoid a division by zero."""
     return torch.where(scales == 0, 1.0, scales)
 
 

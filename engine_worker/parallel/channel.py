@@ -1,4 +1,5 @@
-"""The channel on which rank 0 sends commands to the other ranks of its group: each goes to every rank, in order."""
+"""The channel on which rank 0 sends commands to the other ranks of its group. Each rank receives all commands, in
+order."""
 
 import struct
 from abc import ABC, abstractmethod
@@ -7,18 +8,18 @@ from typing import Protocol
 EXIT_GROUP_LOST = 1
 """Exit status of a rank whose group is lost."""
 HEADER = struct.Struct("!QQ")
-"""Of a command: its number, counted from 1, and its size in bytes."""
+"""Header of a command: its number, counted from 1, and its size in bytes."""
 SLICE_SECONDS = 0.5
-"""A single wait counts at most this much towards a timeout: time for which this process was suspended is not the
-peer's silence."""
+"""A single wait counts at most this much towards a timeout, so that time for which this process was suspended is not
+taken for the peer's silence."""
 
 
 class ChannelError(RuntimeError):
-    """A rank cannot be reached any more, or sent something invalid. The group is lost."""
+    """A rank can no longer be reached, or has sent something invalid. The group is lost."""
 
 
 class RankGoneError(ChannelError):
-    """This rank has closed its end, or died."""
+    """A rank has closed its end, or died."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(f"rank {rank} has disconnected")
@@ -26,21 +27,21 @@ class RankGoneError(ChannelError):
 
 
 class ChannelSender(Protocol):
-    """Rank 0's end. Several threads may send; only one may call the rest. Ranks are numbered from 1."""
+    """Rank 0's end. Several threads may call `send`; only one may call the other methods. Ranks are numbered from 1."""
 
     @property
     def sent(self) -> int:
         """Commands sent so far."""
 
     def send(self, message: bytes) -> int:
-        """Returns the command's number. Raises ChannelError if a rank has disconnected, or does not make room in time;
-        the channel is unusable then."""
+        """Send a command and return its number. Raises ChannelError if a rank has disconnected or does not make room in
+        time; the channel is then unusable."""
 
     def idle(self) -> bool:
         """Whether no thread is sending at the moment."""
 
     def completed(self, rank: int) -> int:
-        """Commands that this rank has completed."""
+        """Number of commands that this rank has completed."""
 
     def disconnected(self, rank: int) -> bool:
         """Whether this rank has closed its end, or died."""
@@ -49,14 +50,14 @@ class ChannelSender(Protocol):
 
 
 class ChannelReceiver(ABC):
-    """A follower's end; for one thread."""
+    """A follower's end. For one thread."""
 
     _received = 0
-    """Commands so far."""
+    """Commands received so far."""
 
     def receive(self, seconds: float) -> bytearray:
-        """The next command. Raises ChannelError if rank 0 has disconnected, or has sent nothing for so many seconds, or
-        if the command does not have the expected number."""
+        """Wait for the next command. Raises ChannelError if rank 0 has disconnected or has sent nothing for `seconds`,
+        or if the command does not have the expected number."""
         number, size = HEADER.unpack(self._read_bytes(HEADER.size, seconds))
         if number != self._received + 1:
             raise ChannelError(f"received command {number} instead of {self._received + 1}")
@@ -66,11 +67,11 @@ class ChannelReceiver(ABC):
 
     @abstractmethod
     def _read_bytes(self, size: int, seconds: float) -> bytearray:
-        """The next `size` bytes."""
+        """Wait for the next `size` bytes."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """The socket that hangs up when rank 0 disconnects."""
+        """Descriptor of the socket that hangs up when rank 0 disconnects."""
 
     @abstractmethod
     def complete(self) -> None:

@@ -1,5 +1,5 @@
-"""Commands from rank 0 to the other ranks, in MessagePack. A step travels as finished arrays, so followers build
-nothing."""
+"""Commands from rank 0 to the other ranks, in MessagePack. A step is sent as complete arrays, so followers need not
+build them."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from sluice.settings.engine import ProcessorNames
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base class."""
+    """Base class of all commands."""
 
 
 class LoadModel(Command, frozen=True):
@@ -28,35 +28,35 @@ class LoadModel(Command, frozen=True):
     fingerprint: str
     config: RunnerConfig
     store: str | None
-    """host:port of the group's store; None: as given in the environment."""
+    """host:port of the group's store; None: torchrun's environment variables name the store."""
     start_seconds: float
     """Time limit for all ranks to load."""
     silent_seconds: float
-    """After so long without a command rank 0 counts as dead."""
+    """Rank 0 counts as dead after this time without a command."""
     revision: str | None = None
     processors: ProcessorNames | None = None
-    """Those that this rank calls too; None: it calls none."""
+    """Logits processors that this rank calls too; None: it calls none."""
 
 
 class ComputeStep(Command, frozen=True):
     moves: tuple[Move, ...]
     arrays: StepArrays | None
-    """None: moves only."""
+    """None: there are only moves and loads."""
     processed: ReplicatedStep | None = None
-    """If it has rows, rank 0 broadcasts after the step the tokens that they follow [P] int64, then their logits
-    [P, vocab] float32."""
+    """If it has rows, rank 0 broadcasts two tensors after the step: the tokens that the rows follow, [P] int64, and
+    their logits, [P, vocab] float32."""
     loads: tuple[LoadPlan, ...] = ()
-    """Of LoRA adapters, before the step: rank 0 broadcasts their weights."""
+    """LoRA adapters to load before the step; rank 0 broadcasts their weights."""
 
 
 class CallMethod(Command, frozen=True):
     number: int
-    """Of the call: each rank that it names stores its answer in the group's store under it."""
+    """Number of the call, under which each rank that it names puts its answer into the group's store."""
     call: MethodCall
 
 
 class Heartbeat(Command, frozen=True):
-    """No work; a rank that completes it is making progress."""
+    """Does nothing; completing it shows that a rank is alive and not stuck."""
 
 
 class Shutdown(Command, frozen=True):
@@ -68,14 +68,14 @@ NUMBER_TYPES = {"<i4", "<i8"}
 
 def _pack(array: object) -> tuple[str, tuple[int, ...], memoryview]:
     if not isinstance(array, np.ndarray):
-        raise NotImplementedError(f"a {type(array)} in a command")
+        raise NotImplementedError(f"commands cannot contain a {type(array)}")
     return array.dtype.newbyteorder("<").str, array.shape, np.ascontiguousarray(array).data
 
 
 def _unpack(_: type, packed: Any) -> NDArray[Any]:
     kind, shape, data = packed
     if kind not in NUMBER_TYPES:
-        raise ValueError(f"numbers of type {kind}")
+        raise ValueError(f"an array in a command has type {kind!r}, must be one of {', '.join(sorted(NUMBER_TYPES))}")
     # A copy, since torch.from_numpy needs writable memory.
     return np.frombuffer(data, kind).reshape(shape).copy()
 
@@ -91,5 +91,5 @@ def encode(command: Command) -> bytes:
 
 def decode(message: bytearray) -> Commands:
     """Raises msgspec.DecodeError on an invalid message."""
-    found: Commands = _decoder.decode(message)
-    return found
+    command: Commands = _decoder.decode(message)
+    return command

@@ -1,4 +1,4 @@
-"""A rank other than 0: it computes what rank 0 commands.
+"""The process of a rank other than 0, which executes the commands of rank 0.
 
 Rank 0 starts it as `python -m engine_worker.parallel.follower RANK SIZE MEMORY WAKEUP LOG_LEVEL`, where MEMORY and
 WAKEUP are inherited file descriptors.
@@ -12,7 +12,8 @@ from sluice.ring.process import die_with_parent
 if __name__ == "__main__":
     # Before the imports below, which take seconds: rank 0 may end meanwhile. Not SIGTERM, which is ignored later.
     die_with_parent(signal.SIGKILL)
-    # The collector would search all that is imported again and again, for a sixth of the time; `main` enables it.
+    # While importing, the garbage collector would scan all modules repeatedly, for a sixth of the time. `main` enables
+    # it again.
     gc.disable()
 
 import select
@@ -50,13 +51,14 @@ from sluice.telemetry.output import exit_now, protect_stderr
 # POLLHUP needs both directions closed; Linux can also report that only the peer has closed.
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
 GRACE_SECONDS = 5.0
-"""After rank 0 has disconnected: to read its last commands, and to let it log the cause first if it failed likewise."""
+"""Time between rank 0's disconnection and this process's exit: to read the last commands, and to let rank 0 log the
+cause first if it failed for the same reason."""
 FIRST_SECONDS = 600.0
-"""Time limit for the first command; every later one follows the limit that it sets."""
+"""Time limit for the first command, which sets the limit for all later ones."""
 
 
 def main() -> None:
-    """A child process of rank 0. Exit status 0 after a Shutdown."""
+    """Run as a child process of rank 0. Exit status 0 after a Shutdown."""
     gc.freeze()
     gc.enable()
     protect_stderr()
@@ -70,8 +72,8 @@ def main() -> None:
 
 
 def follow(rank_env: RankEnv, start_seconds: float, log: BoundLogger) -> NoReturn:
-    """Run a rank that a launcher started, until the process ends. Raises ChannelError."""
-    # SIGTERM, which the launcher's end would cause otherwise, is ignored later.
+    """Run as a rank that a launcher such as torchrun has started, until the process ends. Raises ChannelError."""
+    # If the launcher ends. Not SIGTERM, which is ignored later.
     die_with_parent(signal.SIGKILL)
     store = torchrun_store(start_seconds)
     with store_errors("rank 0 has not joined"):
@@ -82,7 +84,7 @@ def follow(rank_env: RankEnv, start_seconds: float, log: BoundLogger) -> NoRetur
 
 
 def watch_hangup(descriptor: int) -> None:
-    """End this process soon after a socket's peer has disconnected, whatever its threads wait for."""
+    """End this process GRACE_SECONDS after a socket's peer has disconnected, even if its threads are blocked."""
 
     def watch() -> None:
         poll = select.poll()
@@ -95,7 +97,8 @@ def watch_hangup(descriptor: int) -> None:
 
 
 def leave_signals_to_rank_0() -> None:
-    """It drains, then sends a Shutdown. Before the model is loaded, a rank that torchrun started just ends."""
+    """Ignore SIGINT and SIGTERM, on which rank 0 drains and then sends a Shutdown. A rank that torchrun has started
+    calls this once its model is loaded; until then the signals end it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -104,7 +107,7 @@ class Follower:
     def __init__(
         self, receiver: ChannelReceiver, rank_env: RankEnv, log: BoundLogger, store: Store | None = None
     ) -> None:
-        """`store`: the group's, if torchrun has started it."""
+        """`store`: the group's store, if torchrun has started it."""
         self._receiver = receiver
         self._rank_env = rank_env
         self._log = log
@@ -112,11 +115,11 @@ class Follower:
         self._seconds = FIRST_SECONDS
         self._group: RankGroup | None = None
         self._methods: Methods | None = None
-        """Once the model is loaded."""
+        """Set once the model is loaded."""
         self._processors = ReplicatedProcessors(NO_PROCESSORS)
 
     def run(self) -> int:
-        """Compute until a Shutdown; returns the exit status."""
+        """Execute commands until a Shutdown; returns the exit status."""
         try:
             self._follow()
         except (ChannelError, msgspec.DecodeError) as error:
@@ -124,10 +127,10 @@ class Follower:
             return EXIT_GROUP_LOST
         except (CheckpointError, ValueError) as error:
             self._log.error("load_failed", error=str(error))
-            # Rank 0 has probably failed likewise: let it log the cause before this exit is noticed.
+            # Rank 0 has probably failed for the same reason: let it log the cause before it notices this exit.
             time.sleep(GRACE_SECONDS)
             return EXIT_GROUP_LOST
-        except Exception:  # noqa: BLE001 - whatever it was, the group cannot continue
+        except Exception:  # noqa: BLE001 - after any error of a rank the group cannot continue
             self._log.exception("rank_failed")
             return EXIT_GROUP_LOST
         return 0
@@ -158,7 +161,7 @@ class Follower:
             self._group.close()
 
     def _process(self, forward: TorchForward, step: ReplicatedStep) -> None:
-        """Call the processors as rank 0 does."""
+        """Call the logits processors with the same arguments as rank 0."""
         count, device = len(step.rows), forward.device
         followed = torch.empty(count, dtype=torch.int64, device=device)
         logits = torch.empty(count, forward.vocab_size, device=device)
@@ -172,23 +175,23 @@ class Follower:
             if self._store is not None:
                 store_answer(self._store, number, self._rank_env.rank, answer)
         except dist.DistError as error:
-            # Rank 0 reports that it is missing. If the group is lost, the next command shows it.
+            # Rank 0 reports a missing answer. If the group is lost, receiving the next command fails.
             self._log.warning("answer_lost", error=str(error))
 
     def _load(self, load: LoadModel) -> TorchForward:
         rank_env, seconds = self._rank_env, load.start_seconds
-        # Each machine opens its own copy; the fingerprint proves that it is the same.
+        # Each machine opens its own copy of the checkpoint; the fingerprint proves that the copies are the same.
         checkpoint = open_checkpoint(load.model, revision=load.revision)
         if checkpoint.fingerprint != load.fingerprint:
-            raise CheckpointError(f"{checkpoint.path} holds different files on this machine than on rank 0's")
-        # Before the model, which takes time to load.
+            raise CheckpointError(f"{checkpoint.path} has different files on this machine than on rank 0's machine")
+        # Before the model, which takes long to load, so that errors are reported early.
         if load.processors is not None:
             self._processors = ReplicatedProcessors(find_processors(load.processors, self._warn))
         config = replace(load.config, device_index=rank_env.local_rank, ranks_here=rank_env.local_size)
         if load.store:
             self._store = connect_store(load.store, rank_env.size, seconds)
         if self._store is None:
-            raise ChannelError("rank 0 sent no address of a store")
+            raise ChannelError("rank 0 has sent no address of the group's store, and torchrun has not started one")
         self._group = RankGroup(rank_env.rank, rank_env.size, find_device(config), self._store, seconds)
         forward = load_forward(checkpoint, config, lambda *_: None, self._group)
         self._methods = Methods(forward.rank)

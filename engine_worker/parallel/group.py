@@ -20,10 +20,10 @@ LOOPBACK = "127.0.0.1"
 
 
 class RankGroup(Shard):
-    """This process's membership in its group. At most one per process: torch keeps the group globally."""
+    """This process's membership in its group. At most one per process, since torch stores the group globally."""
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Store, seconds: float) -> None:
-        """Waits until all ranks have joined. `seconds`: time limit for that, and for each collective from then on.
+        """Waits until all ranks have joined. `seconds`: time limit for joining, and for each collective after that.
         Raises ChannelError."""
         self.rank = rank
         self.size = size
@@ -36,7 +36,7 @@ class RankGroup(Shard):
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=seconds),
-                # With a device NCCL connects now instead of in the first step.
+                # If a device is given, NCCL connects now instead of in the first step.
                 device_id=device if gpu else None,
             )
 
@@ -67,13 +67,13 @@ class RankGroup(Shard):
         self.all_min(0)
 
     def close(self) -> None:
-        """Leave the group; all ranks together. NCCL waits here for every graph that captured a collective."""
+        """Leave the group, as all ranks must together. NCCL waits here for every graph that captured a collective."""
         dist.destroy_process_group()
 
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Turns errors of torch's stores and groups into ChannelError; `what`: what has failed."""
+    """Convert errors of torch's stores and groups to ChannelError. `what`: what has failed."""
     try:
         yield
     except dist.DistError as error:
@@ -106,9 +106,9 @@ def connect_store(address: str, size: int, seconds: float) -> Store:
 
 
 def torchrun_store(seconds: float) -> Store:
-    """The store at MASTER_ADDR and MASTER_PORT, as torchrun sets them. Raises ChannelError."""
+    """The store at MASTER_ADDR and MASTER_PORT, which torchrun sets. Raises ChannelError."""
     with store_errors("no store at MASTER_ADDR and MASTER_PORT"):
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    # torchrun's store outlives its ranks: a prefix per restart hides what earlier ranks wrote.
+    # torchrun's store outlives the ranks: a prefix per restart hides the keys of earlier ranks.
     found: Store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     return found

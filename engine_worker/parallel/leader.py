@@ -1,7 +1,7 @@
-"""Rank 0's control of the other ranks: starts them, sends them steps, watches them, ends them.
+"""Rank 0's control of the other ranks: starts them, sends them steps, watches them, and shuts them down.
 
-A group cannot continue without one of its ranks: if one is lost this process exits, and with it the whole group. The
-launcher restarts it, and routers recover its streams (docs/architecture.md, "When something dies").
+A group cannot continue without one of its ranks: if a rank is lost this process exits, and with it the whole group. The
+launcher restarts the group, and routers recover its streams (docs/architecture.md, "When something dies").
 """
 
 import threading
@@ -25,6 +25,7 @@ from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.calls import Poll
 from engine_worker.runner.config import RunnerConfig, find_device
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
@@ -36,11 +37,11 @@ from sluice.settings.engine import ProcessorNames
 from sluice.telemetry.output import exit_now
 
 END_SECONDS = 5.0
-"""Time limit for the ranks to leave the group after a Shutdown, and again for their processes to exit."""
+"""Time limit for the ranks to leave the group after a Shutdown, and then for their processes to exit."""
 
 
 class Leader:
-    """Implements `engine_worker.runner.runner.Followers`."""
+    """Implements `engine_worker.runner.followers.Followers`."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class Leader:
         log_level: str = "info",
         end: Callable[[int], None] = exit_now,
     ) -> None:
-        """Starts the other ranks, with this log level, or waits for those that torchrun has started. `end`: exits this
-        process with a status, whatever its threads wait for. Raises OSError, and ChannelError if they do not
+        """Starts the other ranks with this log level, or waits for the ranks that torchrun has started. `end`: exits
+        this process with a status, even if its threads are blocked. Raises OSError, and ChannelError if a rank does not
         connect."""
         self._rank_env = rank_env
         self._start_seconds = start_seconds
@@ -78,7 +79,7 @@ class Leader:
             self._store, self._address = open_store(rank_env.size, start_seconds)
             sender = self._processes.sender
         self._sender = sender
-        # From the start: a rank may already die while it loads.
+        # Started now, since a rank may already die while it loads.
         self._watchdog = Watchdog(
             sender, rank_env.size, self._exit_reason, self._end_group, self._waiting_since, start_seconds, step_seconds
         )
@@ -93,11 +94,12 @@ class Leader:
         capturing: Progress,
         revision: str | None = None,
         processors: ProcessorNames | None = None,
+        extensions: Extensions = NO_EXTENSIONS,
     ) -> ModelRunner:
-        """Load each rank's shard. `processors`: those that the other ranks call too, if any. See `load_runner`; raises
-        ChannelError too."""
+        """Load each rank's shard. `processors`: logits processors that the other ranks call too, if any. See
+        `load_runner`; also raises ChannelError."""
         env, seconds = self._rank_env, self._start_seconds
-        # Checked for the last local rank too: with too few GPUs this error is clearer than the loss of a rank.
+        # Check the last local rank's device here: with too few GPUs this error is clearer than the loss of a rank.
         find_device(replace(config, device_index=env.local_size - 1, ranks_here=env.local_size))
         self._send(
             LoadModel(
@@ -113,10 +115,12 @@ class Leader:
         )
         config = replace(config, device_index=env.local_rank, ranks_here=env.local_size)
         self._group = RankGroup(env.rank, env.size, find_device(config), self._store, seconds)
-        runner = load_runner(checkpoint, config, progress, self._group, self, capturing, self._warn)
-        runner.choices["tensor_parallel"] = str(env.size)
         if processors is not None:
-            runner.replicated = ReplicatedSequences()
+            extensions = replace(extensions, replicated=ReplicatedSequences())
+        runner = load_runner(
+            checkpoint, config, progress, self._group, self, capturing, self._warn, extensions=extensions
+        )
+        runner.choices["tensor_parallel"] = str(env.size)
         self._group.barrier()
         self._runner = runner
         return runner
@@ -149,7 +153,7 @@ class Leader:
 
     def close(self) -> None:
         """Shut the other ranks down and wait for them, with a time limit; kill them if the model was never loaded."""
-        # First, since ranks that end on purpose would look lost.
+        # Stopped first, since ranks that are shut down would look lost.
         self._watchdog.stop()
         if self._runner is not None:
             # In a thread, since a collective with a rank that hangs never returns.
@@ -163,7 +167,7 @@ class Leader:
         self._sender.close()
 
     def _shut_down(self, runner: ModelRunner) -> None:
-        """All ranks leave the group, each after it has dropped its graphs: see `Forward.close`."""
+        """All ranks leave the group, each after it has dropped its graphs; see `Forward.close`."""
         try:
             self._sender.send(encode(Shutdown()))
             runner.close()
@@ -173,7 +177,7 @@ class Leader:
             self._log.warning("shutdown_failed", error=str(error))
 
     def _send(self, command: Command) -> int:
-        """Returns its number."""
+        """Send a command and return its number. Ends the group if that fails."""
         try:
             return self._sender.send(encode(command))
         except RankGoneError as error:
@@ -196,5 +200,5 @@ class Leader:
 
 
 def without_rows(arrays: StepArrays) -> StepArrays:
-    """Of prompt tables, which may be larger than a channel: they are broadcast within the step."""
+    """Drop the rows of prompt tables, which may be too large for the channel: they are broadcast within the step."""
     return arrays if arrays.virtual_rows is None else replace(arrays, virtual_rows=None)

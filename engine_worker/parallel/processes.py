@@ -1,4 +1,4 @@
-"""The other ranks as child processes on this machine, with the shared memory between them and rank 0."""
+"""The other ranks as child processes on this machine, which share memory with rank 0."""
 
 import os
 import signal
@@ -12,10 +12,11 @@ from engine_worker.parallel.shm_channel import SharedMemory, ShmSender, Wakeup
 from sluice.ring.process import PARENT_VARIABLE
 
 REAP_SECONDS = 1.0
+"""Time to wait for the exit status of a process that is ending."""
 
 
 class Processes:
-    """The children are killed when the thread that started them ends, however this process ends."""
+    """The children are killed when the thread that started them ends, in whatever way this process ends."""
 
     def __init__(self, size: int, seconds: float, log_level: str) -> None:
         """`seconds`: see `ShmSender`. Raises OSError if a child cannot be started."""
@@ -27,11 +28,11 @@ class Processes:
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
             **os.environ,
-            # -P drops the working directory from the path, so pass on wherever this process imports from.
+            # -P drops the working directory from the module path, so pass on this process's path.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             PARENT_VARIABLE: str(os.getpid()),
         }
-        # Rank 0 is a member of the group as well.
+        # Rank 0 is a member of the group too.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ[name] = environment[name]
         try:
@@ -45,7 +46,7 @@ class Processes:
                             [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *arguments],
                             stdin=subprocess.DEVNULL,
                             env=environment,
-                            # Ctrl-C in the terminal goes to this process only, which then ends the children.
+                            # Ctrl-C in the terminal reaches only this process, which then ends the children.
                             process_group=0,
                             pass_fds=(descriptor, theirs.fileno()),
                         )
@@ -58,7 +59,7 @@ class Processes:
             os.close(descriptor)
 
     def exit_reason(self, rank: int) -> str | None:
-        """How this rank's process has ended, or is about to; None if it runs on."""
+        """How this rank's process has ended, or ends within REAP_SECONDS; None if it is running."""
         with suppress(subprocess.TimeoutExpired):
             # A closed connection can be noticed before the process has ended: wait a moment for its exit status.
             code = self._children[rank - 1].wait(REAP_SECONDS)
@@ -66,7 +67,7 @@ class Processes:
         return None
 
     def end(self, seconds: float) -> None:
-        """Wait for the children to end; kill those that have not after `seconds`."""
+        """Wait for the children to end; after `seconds`, kill those that are still running."""
         end = time.monotonic() + seconds
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
@@ -74,8 +75,8 @@ class Processes:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, which ends stopped processes too."""
-        # All of them before the first wait: none shall go on without the others.
+        """Send SIGKILL, which also ends stopped processes, and wait."""
+        # Kill all children before the first wait, so that no rank continues alone.
         for child in self._children:
             child.kill()
         for child in self._children:

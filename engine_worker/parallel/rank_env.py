@@ -1,4 +1,4 @@
-"""Which rank this process is, of how many, and whether torchrun started them."""
+"""This process's rank, the size of its group, and whether torchrun has started the ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,23 +13,25 @@ class RankEnv:
     rank: int
     size: int
     local_rank: int
-    """Among the ranks on this machine."""
+    """This process's index among the ranks on its machine."""
     local_size: int
     external: bool = False
-    """Whether a launcher such as torchrun has started all ranks; if not, rank 0 starts the others on this machine."""
+    """Whether a launcher such as torchrun has started all ranks; if not, rank 0 starts the other ranks on this
+    machine."""
     master: str = ""
-    """If external: the address of rank 0's machine."""
+    """Address of rank 0's machine, if external."""
 
 
 def read_rank_env(tensor_parallel: int, environment: Mapping[str, str]) -> RankEnv:
-    """Raises ValueError if the environment is incomplete, or its number of ranks is not `tensor_parallel`."""
+    """Read torchrun's variables, if they are set. Raises ValueError if some are missing, or if their number of ranks is
+    not `tensor_parallel`."""
     found = {name: environment[name] for name in TORCHRUN_VARIABLES if name in environment}
     alone = tensor_parallel == 1 and found.get("WORLD_SIZE") == "1"
     if alone or not found.keys() >= {"RANK", "WORLD_SIZE"}:
         return RankEnv(0, tensor_parallel, 0, tensor_parallel)
     missing = [name for name in TORCHRUN_VARIABLES if name not in found]
     if missing:
-        raise ValueError(f"RANK is set, but {', '.join(missing)} is not: see torchrun")
+        raise ValueError(f"RANK is set, but not {', '.join(missing)}; torchrun sets all of them")
     rank, size, local_rank, local_size = (int(found[name]) for name in TORCHRUN_VARIABLES[:4])
     if size != tensor_parallel:
         raise ValueError(f"WORLD_SIZE = {size}, but tensor_parallel = {tensor_parallel}")

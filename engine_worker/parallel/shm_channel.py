@@ -1,12 +1,12 @@
 """Commands through shared memory, for ranks on one machine: a ring buffer with one writer and several readers.
 
-The memory has no name. Readers inherit its file descriptor, so nothing is left behind however the processes end. A
-cursor counts bytes from the start and never wraps: what a reader has yet to read is the writer's cursor minus its own.
-A command is its header and its bytes; one that is longer than the ring passes through it in pieces.
+The memory has no name. Readers inherit its file descriptor, so it is freed in whatever way the processes end. A cursor
+counts bytes from the start and never wraps: the number of unread bytes is the writer's cursor minus the reader's. A
+command is its header and its bytes; a command that is longer than the ring passes through it in pieces.
 
 A cursor is an aligned 8-byte word, which a 64-bit machine reads and writes atomically. Between a cursor and the bytes
-that it publishes both sides need a fence, since ARM, for one, may reorder them. A byte over a socket pair wakes a
-reader that waits, and its hang-up shows that a process has ended.
+that it publishes both sides need a fence, since some CPUs, such as ARM, may reorder the accesses. A byte over a socket
+pair wakes a waiting reader, and the socket's hang-up shows that a process has ended.
 """
 
 import mmap
@@ -23,7 +23,7 @@ from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, 
 
 CAPACITY = 4 << 20
 LINE = 64
-"""Bytes of a cache line: each process writes to a line of its own, to avoid false sharing."""
+"""Bytes of a cache line. Each process writes to a separate line, to avoid false sharing."""
 FULL_SECONDS = 100e-6
 """Poll interval of the writer while the ring is full."""
 HEAD, TAIL, COMPLETED = 0, 0, 1
@@ -49,7 +49,7 @@ class Wakeup:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Until woken; False after so many seconds. Raises EOFError if the other end has disconnected."""
+        """Wait until woken; False after `seconds`. Raises EOFError if the other end has disconnected."""
         while seconds > 0:
             before = time.monotonic()
             if select.select([self._socket], [], [], min(seconds, SLICE_SECONDS))[0]:
@@ -85,7 +85,7 @@ class SharedMemory:
     """The ring: a cache line with the writer's cursor, one for each reader, then the bytes."""
 
     def __init__(self, descriptor: int, readers: int) -> None:
-        """Maps it; the caller still has to close `descriptor`."""
+        """Maps the memory. The caller still has to close `descriptor`."""
         self._map = mmap.mmap(descriptor, 0)
         view = memoryview(self._map)
         first = LINE * (1 + readers)
@@ -96,7 +96,7 @@ class SharedMemory:
 
     @staticmethod
     def create(readers: int, capacity: int = CAPACITY) -> int:
-        """A file descriptor of zeroed memory without a name."""
+        """Create zeroed memory without a name, and return its file descriptor."""
         if sys.platform == "linux":
             descriptor = os.memfd_create("sluice-ring")
         else:
@@ -109,15 +109,15 @@ class SharedMemory:
 class Fence:
     """A full memory barrier, which Python lacks, in about a microsecond.
 
-    Writing a byte into a private pipe releases the pipe's lock and reading it takes the lock again, which orders all
-    memory accesses before against all after (po-unlock-lock-po in Linux's tools/memory-model).
+    Writing a byte to a private pipe releases the pipe's lock, and reading it acquires the lock again, which orders all
+    earlier memory accesses before all later ones (po-unlock-lock-po in Linux's tools/memory-model).
     """
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe()
 
     def __call__(self) -> None:
-        """For one thread at a time."""
+        """Not thread-safe."""
         os.write(self._in, b"\0")
         os.read(self._out, 1)
 
@@ -130,7 +130,7 @@ class ShmSender:
     """See `ChannelSender`."""
 
     def __init__(self, memory: SharedMemory, wakeups: Sequence[Wakeup], seconds: float) -> None:
-        """`wakeups`: of the readers, by rank. `seconds`: time limit for room in a full ring."""
+        """`wakeups`: one per reader, by rank. `seconds`: time limit for readers to make room in a full ring."""
         self.sent = 0
         self._memory = memory
         self._wakeups = wakeups
@@ -176,7 +176,7 @@ class ShmSender:
             rest = rest[len(piece) :]
 
     def _room(self) -> int:
-        """Bytes that all readers have read, at least one; waits for it."""
+        """Wait until at least one byte is free, and return the number of free bytes."""
         size, end = len(self._memory.data), time.monotonic() + self._seconds
         while True:
             read = [line[TAIL] for line in self._memory.readers]
@@ -186,7 +186,7 @@ class ShmSender:
                 return room
             if time.monotonic() > end:
                 raise ChannelError(f"rank {read.index(min(read)) + 1} has read nothing for {self._seconds:g} s")
-            # Readers must drain a command longer than the ring before its end, when `send` would wake them.
+            # `send` wakes readers at the end of a command, but a command longer than the ring must be read before that.
             for wakeup in self._wakeups:
                 wakeup.wake()
             time.sleep(FULL_SECONDS)
@@ -224,7 +224,7 @@ class ShmReceiver(ChannelReceiver):
         return out
 
     def _wait_unread(self, seconds: float) -> int:
-        """Unread bytes, at least one; waits for it."""
+        """Wait until at least one byte is unread, and return the number of unread bytes."""
         while True:
             if unread := self._memory.head[HEAD] - self._read:
                 # The cursor must be read before the bytes that it publishes.

@@ -1,8 +1,8 @@
 """Commands over TCP, for ranks on several machines: one connection per follower, which sends a byte back for each
 command that it has completed.
 
-Nothing is encrypted, nor is anything between the ranks of a torch group: they need a private network. A peer must
-present a token that is published in the group's store only.
+Neither these connections nor those of torch's group are encrypted: the ranks need a private network. A peer must
+present a token that is published only in the group's store.
 """
 
 import hmac
@@ -21,7 +21,7 @@ HANDSHAKE = struct.Struct("!16sI")
 """Token and rank."""
 # More than there are ranks, and well below the 1024 descriptors that select() supports.
 MAX_PENDING = 256
-"""Connections without a complete handshake; beyond it the oldest is closed."""
+"""Limit on connections without a complete handshake; beyond it the oldest one is closed."""
 ENDPOINT_KEY = "sluice/commands"
 """Key of the listener's endpoint in the group's store."""
 ACK = b"\1"
@@ -31,21 +31,21 @@ class RankListener:
     """Accepts the connections of the other ranks, on rank 0."""
 
     def __init__(self, host: str) -> None:
-        """`host`: this machine's address for the others. Raises OSError."""
+        """`host`: address at which the other ranks reach this machine. Raises OSError."""
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-        # Bound to all interfaces, since on its own machine the host's name may resolve to loopback.
+        # Bound to all interfaces, since on this machine its host name may resolve to loopback.
         self._socket = socket.create_server(("", 0), family=family, backlog=128)
         self._token = secrets.token_bytes(16)
         self._host = host
 
     @property
     def endpoint(self) -> str:
-        """What `connect` needs: token, port and host."""
+        """Token, port and host, for `connect`."""
         return f"{self._token.hex()} {self._socket.getsockname()[1]} {self._host}"
 
     def accept(self, size: int, seconds: float) -> list[socket.socket]:
-        """Connections of ranks 1 to size - 1, in order. Unauthorized and silent peers do not delay it. Raises
-        ChannelError after `seconds`."""
+        """Wait for the connections of ranks 1 to size - 1, and return them in order. Unauthorized and silent peers do
+        not delay them. Raises ChannelError after `seconds`."""
         found: dict[int, socket.socket] = {}
         pending: dict[socket.socket, bytes] = {}
         end = time.monotonic() + seconds
@@ -90,10 +90,10 @@ class TcpSender:
     """See `ChannelSender`."""
 
     def __init__(self, connections: Sequence[socket.socket], seconds: float) -> None:
-        """`connections`: of ranks 1 and up. `seconds`: time limit for each to take a command."""
+        """`connections`: of ranks 1 and up. `seconds`: time limit for sending a command to a rank."""
         self.sent = 0
         self._connections = connections
-        # Duplicates, because a timeout belongs to the socket object: sends block, reads of acknowledgements must not.
+        # Duplicates, because a timeout belongs to a socket object: sends block, but reading acknowledgements must not.
         self._ack_sockets = [connection.dup() for connection in connections]
         self._completed = [0] * len(connections)
         self._disconnected = [False] * len(connections)
@@ -154,7 +154,7 @@ class TcpReceiver(ChannelReceiver):
         try:
             self._socket.send(ACK)
         except OSError:
-            # Rank 0 has disconnected: the next `receive` reports it.
+            # Rank 0 has disconnected, which the next `receive` reports.
             return
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class TcpReceiver(ChannelReceiver):
 
 
 def connect(endpoint: str, rank: int, seconds: float) -> TcpReceiver:
-    """A follower's end. Raises ChannelError."""
+    """Connect a follower to rank 0. Raises ChannelError."""
     token, port, host = endpoint.split(" ", 2)
     try:
         connection = socket.create_connection((host, int(port)), seconds)
@@ -191,8 +191,8 @@ def connect(endpoint: str, rank: int, seconds: float) -> TcpReceiver:
 
 
 def _read_handshake(connection: socket.socket, pending: dict[socket.socket, bytes]) -> bytes | None:
-    """The handshake, after which the connection is no longer pending; None while bytes are missing. Shorter if the peer
-    has disconnected."""
+    """Read from a pending connection. Returns None while bytes are missing; otherwise the handshake, which is
+    incomplete if the peer has disconnected, and the connection is no longer pending."""
     handshake = pending.pop(connection)
     try:
         part = connection.recv(HANDSHAKE.size - len(handshake))

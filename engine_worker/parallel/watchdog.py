@@ -1,4 +1,4 @@
-"""Detects ranks that have died or make no progress, and a device that hangs."""
+"""Detects ranks that have died or make no progress, and devices that hang."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from engine_worker.parallel.commands import Heartbeat, encode
 
 TICK_SECONDS = 0.1
 HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats, which keep idle ranks and rank 0 from being taken for dead."""
+"""Interval between heartbeats, without which idle ranks and rank 0 would be taken for dead."""
 HEARTBEAT = encode(Heartbeat())
 
 
@@ -26,9 +26,9 @@ class Watchdog(threading.Thread):
         load_seconds: float,
         step_seconds: float,
     ) -> None:
-        """`exit_reason`: how the process of a rank has ended, if it has. `on_lost` gets the reason. `waiting_since`:
-        see `ModelRunner.waiting_since`. Time limits: `load_seconds` for the first command, which loads; `step_seconds`
-        for every other, and for a step to come back from the device."""
+        """`exit_reason`: how the process of a rank has ended, if it has. `on_lost`: called with the reason.
+        `waiting_since`: see `ModelRunner.waiting_since`. Time limits: `load_seconds` for the first command, which loads
+        the model; `step_seconds` for every other command, and for the results of a step."""
         super().__init__(name="watchdog", daemon=True)
         self._sender = sender
         self._exit_reason = exit_reason
@@ -44,7 +44,7 @@ class Watchdog(threading.Thread):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """From now on ranks may end."""
+        """Stop watching, since the ranks are about to end."""
         self._stopped.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join()
@@ -53,7 +53,7 @@ class Watchdog(threading.Thread):
         checked = time.monotonic()
         while not self._stopped.wait(TICK_SECONDS):
             now = time.monotonic()
-            # If this process was suspended, the lack of progress meanwhile says nothing about the others.
+            # If this process was suspended, lack of progress in that time says nothing about the other ranks.
             passed, checked = min(now - checked, 2 * TICK_SECONDS), now
             reason = self.tick(passed)
             if reason and not self._stopped.is_set():
@@ -61,12 +61,13 @@ class Watchdog(threading.Thread):
                 return
 
     def tick(self, passed: float) -> str | None:
-        """Send a heartbeat if one is due; why the group is lost, if it is. `passed`: seconds since the last tick."""
+        """Send a heartbeat if one is due. Returns why the group is lost, if it is. `passed`: seconds since the previous
+        tick."""
         self._since_heartbeat += passed
         try:
             if self._since_heartbeat >= HEARTBEAT_SECONDS:
                 self._since_heartbeat = 0.0
-                # The first command must be the one that loads.
+                # The first command must be a LoadModel.
                 if self._sender.sent and self._sender.idle():
                     self._sender.send(HEARTBEAT)
             return self._check(passed)
@@ -76,16 +77,16 @@ class Watchdog(threading.Thread):
     def _check(self, passed: float) -> str | None:
         """Why the group is lost, if it is. `passed`: seconds since the previous check."""
         sent = self._sender.sent
-        for rank, before in self._completed.items():
+        for rank, completed_before in self._completed.items():
             if self._sender.disconnected(rank):
                 return f"rank {rank} {self._exit_reason(rank) or 'has disconnected'}"
             completed = self._completed[rank] = self._sender.completed(rank)
-            progress = completed > before or completed >= sent
+            progress = completed > completed_before or completed >= sent
             self._stalled[rank] = 0.0 if progress else self._stalled[rank] + passed
             limit = self._step_seconds if completed else self._load_seconds
             if self._stalled[rank] > limit:
                 return f"rank {rank} has made no progress for {limit:g} s"
-        # A rank completes a step as soon as it is queued on its device, so a device that hangs shows only here.
+        # A rank completes a step as soon as it is queued on its device, so only this check detects a device that hangs.
         since = self._waiting_since()
         self._waited = self._waited + passed if since is not None and since == self._since else 0.0
         self._since = since

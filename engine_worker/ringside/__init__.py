@@ -1,1 +1,1 @@
-"""The core on the ring: messages in, rows and heartbeats out. Knows no tensor."""
+"""Connects the engine's core to the ring: receives messages, sends rows and heartbeats. Does not use torch."""

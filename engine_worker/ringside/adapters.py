@@ -1,4 +1,4 @@
-"""LoRA adapters as routers know them: loaded on request, uploaded in parts, registered under ids."""
+"""LoRA adapters as the routers manage them: loaded from files or uploaded in parts, and registered under ids."""
 
 import threading
 import time
@@ -22,15 +22,16 @@ from sluice.ring.adapters import (
 from sluice.ring.errors import ErrorCode, Fault
 
 MAX_LOADING = 64
-"""Loads that routers wait for."""
+"""Limit on loads that routers wait for."""
 MAX_UPLOADS = 4
-"""Of which some parts have come."""
+"""Limit on incomplete uploads; the least recently continued one is dropped."""
 MAX_RANKS_KNOWN = 4096
+"""Limit on versions whose LoRA rank is remembered."""
 KEPT_SECONDS = 600.0
-"""For which the weights of an adapter stay after its id stands for others: a stream that began with them may still be
-resumed. They go earlier if host memory is needed."""
+"""How long weights stay in memory after no id refers to them any more: a stream that uses them may still be resumed.
+They are evicted earlier if host memory is needed."""
 RELEASE_SECONDS = 1.0
-"""Between two tries to free those that are still in use."""
+"""Interval between attempts to free unnamed versions that are still in use."""
 
 AdapterMessage = AdapterEntries | AdapterPart | LoadAdapter
 
@@ -43,11 +44,12 @@ class _Pending(NamedTuple):
 @dataclass(eq=False)
 class _Upload:
     count: int
+    """Number of parts of the complete upload."""
     parts: list[bytes] = field(default_factory=list)
 
 
 class Adapters:
-    """For the engine's thread; `news` is called from others."""
+    """To be used in the engine's thread, except `news`, which any thread may call."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Adapters:
         log: BoundLogger,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`library`: None: this engine has none. `send`: to the address of a router."""
+        """`library`: None if this engine serves no adapters. `send`: (address of a router, message)."""
         self._library = library
         self._epoch = epoch
         self._send = send
@@ -65,16 +67,19 @@ class Adapters:
         self._unix_time = unix_time
         self._registry = AdapterRegistry()
         self._lock = threading.Lock()
-        """Of the registry, which the heartbeats' thread reads."""
+        """Guards the registry, which the heartbeat thread reads."""
         self._loading: list[_Pending] = []
+        """Loads that routers wait for."""
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
+        """Incomplete uploads by version, the most recently continued last."""
         self._offered: OrderedDict[str, Loading] = OrderedDict()
-        """By version: uploads that are complete."""
+        """Complete uploads that are being loaded, by version."""
         self._failed: OrderedDict[str, Fault] = OrderedDict()
-        """By version: why the latest upload was not loaded, for a `LoadAdapter` that comes only now."""
+        """Why the latest upload of a version failed to load, for a `LoadAdapter` that arrives afterwards."""
         self._ranks: OrderedDict[str, int] = OrderedDict()
+        """LoRA rank of each loaded version."""
         self._unnamed: dict[str, float] = {}
-        """Versions that no id stands for any more, with the time since which."""
+        """Unix time since which no id refers to a version any more."""
         self._release_at = 0.0
 
     @property
@@ -88,7 +93,7 @@ class Adapters:
             return self._registry.since(known)
 
     def on_message(self, message: AdapterMessage) -> None:
-        # Meant for an earlier process at this address.
+        # Another epoch: the message is for an earlier process at this address.
         if message.engine_epoch != self._epoch:
             self._log.warning("adapter_message_dropped", reason="other_epoch", kind=type(message).__name__)
         elif isinstance(message, AdapterEntries):
@@ -99,7 +104,7 @@ class Adapters:
             self._on_load(message)
 
     def finish(self) -> None:
-        """Answer the loads that are done, and free what is not named any more."""
+        """Answer loads that have finished, and free versions that have been unnamed for KEPT_SECONDS."""
         if self._offered:
             for version, loading in list(self._offered.items()):
                 if loading.poll():
@@ -108,13 +113,13 @@ class Adapters:
                     if loading.fault is not None:
                         self._on_failed(version, loading.fault)
         if self._loading:
-            waiting = []
-            for each in self._loading:
-                if each.loading.poll():
-                    self._answer(each)
+            unfinished = []
+            for pending in self._loading:
+                if pending.loading.poll():
+                    self._answer(pending)
                 else:
-                    waiting.append(each)
-            self._loading = waiting
+                    unfinished.append(pending)
+            self._loading = unfinished
         if self._unnamed and self._library is not None and (now := self._unix_time()) >= self._release_at:
             self._release_at = now + RELEASE_SECONDS
             self._unnamed = {
@@ -125,12 +130,13 @@ class Adapters:
 
     def _on_entries(self, message: AdapterEntries) -> None:
         with self._lock:
-            former = {entry.version for entry in self._registry.loaded()}
-            news = merge_all(self._registry, message.entries, self._unix_time())
+            previously_named = {entry.version for entry in self._registry.loaded()}
+            changes = merge_all(self._registry, message.entries, self._unix_time())
             named = {entry.version for entry in self._registry.loaded()}
         now = self._unix_time()
-        self._unnamed = {each: self._unnamed.get(each, now) for each in (*self._unnamed, *former) if each not in named}
-        for entry in news:
+        candidates = (*self._unnamed, *previously_named)
+        self._unnamed = {version: self._unnamed.get(version, now) for version in candidates if version not in named}
+        for entry in changes:
             self._log.info("adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)
 
     def _on_part(self, message: AdapterPart) -> None:
@@ -142,10 +148,10 @@ class Adapters:
             upload = self._uploads[version] = _Upload(message.count)
             self._failed.pop(version, None)
         if upload is not None and message.index < len(upload.parts):
-            # Two routers send the same files at once, or one of them does so again.
+            # A duplicate: two routers are sending the same files, or one router is sending them again.
             return
         if upload is None or message.index != len(upload.parts) or message.count != upload.count:
-            # A part before this one was lost, with a connection: the router sends all of them again.
+            # An earlier part was lost with a connection: the router will send all parts again.
             self._drop_upload(version, "part_out_of_order")
             return
         upload.parts.append(message.data)
@@ -171,10 +177,8 @@ class Adapters:
         if self._library is None:
             self._refuse(message, NO_ADAPTERS)
         elif len(self._loading) >= MAX_LOADING:
-            fault = Fault(
-                ErrorCode.OVERLOADED.name, f"the engine already loads {MAX_LOADING} adapters: try again later"
-            )
-            self._refuse(message, fault)
+            text = f"the engine is already loading {MAX_LOADING} adapters: try again later"
+            self._refuse(message, Fault(ErrorCode.OVERLOADED.name, text))
         elif version is None:
             self._loading.append(_Pending(message, self._library.load(message.path)))
         elif version in self._offered:

@@ -1,4 +1,4 @@
-"""Methods that routers call on this engine's ranks."""
+"""Calls of methods on this engine's ranks, requested by routers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,10 +17,10 @@ class _Pending(NamedTuple):
 
 
 class Calls:
-    """For the engine's thread, between two steps."""
+    """To be used in the engine's thread, between two steps."""
 
     def __init__(self, runner: Runner, epoch: int, send: Callable[[str, CallAnswer], None], log: BoundLogger) -> None:
-        """`send`: to the address of a router."""
+        """`send`: (address of a router, message)."""
         self._runner = runner
         self._epoch = epoch
         self._send = send
@@ -33,26 +33,26 @@ class Calls:
         return bool(self._pending)
 
     def begin(self, message: Call) -> None:
-        # Meant for an earlier process at this address: its router knows that it is lost.
+        # Another epoch: the call is for an earlier process at this address, which its router knows to be lost.
         if message.engine_epoch != self._epoch:
             self._log.warning("call_dropped", reason="other_epoch", method=message.call.method)
         elif len(self._pending) >= MAX_PENDING:
-            self._answer(message, [failed(None, f"the engine already runs {MAX_PENDING} calls: try again later")])
+            self._answer(message, [failed(None, f"the engine is already running {MAX_PENDING} calls: try again later")])
         else:
             self._pending.append(_Pending(message, self._runner.call(message.call)))
 
     def finish(self) -> None:
-        """Send the answers of the calls that every rank has answered."""
+        """Send the answers of calls to which every rank has replied."""
         if not self._pending:
             return
-        waiting: list[_Pending] = []
-        for each in self._pending:
-            answers = each.answers.poll()
+        unfinished: list[_Pending] = []
+        for pending in self._pending:
+            answers = pending.answers.poll()
             if answers is None:
-                waiting.append(each)
+                unfinished.append(pending)
             else:
-                self._answer(each.call, answers)
-        self._pending = waiting
+                self._answer(pending.call, answers)
+        self._pending = unfinished
 
     def _answer(self, message: Call, answers: list[RankAnswer]) -> None:
         errors = [answer.error for answer in answers if answer.error]

@@ -1,4 +1,4 @@
-"""Which routers want KV cache events: they ask in the engine's thread, the heartbeats' thread answers."""
+"""Routers' requests for KV cache events: the engine's thread receives them, the heartbeat thread answers them."""
 
 from collections.abc import Iterator
 from threading import Lock
@@ -7,25 +7,28 @@ from engine_worker.kvcache.events import EventLog
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 
 MAX_READS = 256
-"""That wait for the next heartbeat. A reader without an answer asks again."""
+"""Requests that may wait for the next heartbeat. A reader that gets no answer asks again."""
 
 
 class EventReads:
+    """Requests that wait for the next heartbeat. `put` and `take` may be called in different threads."""
+
     def __init__(self, events: EventLog | None, engine: str, epoch: int) -> None:
         self._events = events
         self._engine = engine
         self._epoch = epoch
         self._lock = Lock()
         self._reads: dict[int, ReadCacheEvents] = {}
-        """By reader: one that asks again replaces what it asked before."""
+        """Latest request of each reader."""
 
     @property
-    def kept(self) -> bool:
-        """Whether this engine keeps events."""
+    def enabled(self) -> bool:
+        """Whether this engine keeps events for users."""
         return self._events is not None
 
     def put(self, message: ReadCacheEvents) -> bool:
-        """False if it gets no answer: it was meant for another process, or there are too many."""
+        """Add a request. False if it will not be answered: this engine keeps no events, the message is for an earlier
+        process, or too many requests wait."""
         if self._events is None or message.engine_epoch != self._epoch:
             return False
         with self._lock:
@@ -35,7 +38,7 @@ class EventReads:
         return True
 
     def take(self) -> Iterator[tuple[str, CacheEvents]]:
-        """(address of a router, answer), each once."""
+        """Remove all waiting requests and answer them: (address of the router, answer)."""
         with self._lock:
             reads, self._reads = self._reads, {}
         if self._events is None:

@@ -1,6 +1,7 @@
-"""Heartbeats to the routers: which routers want them, and the thread that sends them however long a step takes.
+"""Heartbeats to the routers: the table of routers that receive them, and the thread that sends them, so that they do
+not wait for a long step.
 
-The same thread, which owns the lanes to the routers, sends the answers to their calls, and KV cache events.
+This thread owns the lanes to the routers, so it also sends the answers to their calls, and KV cache events.
 """
 
 import threading
@@ -28,23 +29,26 @@ from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
 Changes = Callable[[int], AdapterNews | None]
-"""Of adapters; see `AdapterRegistry.since`."""
+"""Number of the last change that a router knows -> later changes of adapters; see `AdapterRegistry.since`."""
 
 CONNECT_SECONDS = 0.05
-"""Until the next heartbeat after a lane was opened: the first one is usually refused, as the lane is not connected
-yet."""
+"""Time to the next heartbeat after a lane was opened. The first heartbeat usually fails, because the lane is not
+connected yet."""
 PAUSE_SECONDS = 2.0
-"""Heartbeats that are further apart show that this process was paused. Of a pause, so much counts."""
+"""If heartbeats are further apart than this, the process was paused. Only this much of a pause counts as silence of the
+routers."""
 LANE_CAPACITY = 8
 MAX_ROUTERS = 256
-"""Each takes a lane."""
+"""Limit on live routers: each takes a lane."""
 MAX_ANSWERS = 64
-"""To calls, waiting for full lanes."""
+"""Limit on answers that wait for full lanes."""
 
 
 class LastHello(NamedTuple):
+    """The latest hello from a router's address."""
+
     at: float
-    """On the clock of `RouterTable`, which stands still while this process is paused."""
+    """Seconds on the clock of `RouterTable`, which stands still while this process is paused."""
     cache_known: int
     """Number of the last prefix cache change that the router knows."""
     adapters_known: int = 0
@@ -52,38 +56,41 @@ class LastHello(NamedTuple):
     prompt_adapters_known: int = 0
     """The same for changes of the prompt adapters."""
     epochs: Epochs = Epochs()
-    """Of the routers at this address; the latest sent this hello."""
+    """Epochs of the routers at this address; the latest one sent this hello."""
 
 
 class RouterTable:
-    """The routers that said hello, by address. The heartbeats' thread reads it: `last_hellos` is replaced whole."""
+    """The routers that said hello, by address. Since the heartbeat thread reads `last_hellos`, it is replaced as a
+    whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.last_hellos: dict[str, LastHello] = {}
         self._clock = clock
         self._ticked = (0.0, clock())
-        """The seconds that had counted at the last tick, and when it was. One value, as both threads read it."""
+        """(seconds without pauses until the last tick, clock time of that tick). One tuple, so that both threads read a
+        consistent pair."""
 
     def tick(self) -> None:
-        """To be called with each heartbeat. Hellos pile up in the inbox while this process is paused, so a pause says
-        nothing about the routers."""
-        self._ticked = (self._counted(), self._clock())
+        """Call with each heartbeat. While this process is paused, hellos queue up in the inbox, so that a pause is not
+        silence of the routers."""
+        self._ticked = (self._now(), self._clock())
 
-    def _counted(self) -> float:
-        counted, at = self._ticked
-        return counted + min(self._clock() - at, PAUSE_SECONDS)
+    def _now(self) -> float:
+        """Seconds since the start, without pauses of this process."""
+        until_tick, ticked_at = self._ticked
+        return until_tick + min(self._clock() - ticked_at, PAUSE_SECONDS)
 
     def on_hello(self, hello: Hello) -> bool:
-        """False if there are too many routers for this one to get heartbeats."""
+        """Record a hello. False if there are too many routers, so that this one gets no heartbeats."""
         live = self.live()
         if hello.address not in live and len(live) >= MAX_ROUTERS:
             return False
         known = live.get(hello.address)
         epochs = known.epochs if known else Epochs()
-        # A late hello of a replaced router must not undo what its successor has said.
+        # A late hello from a replaced router must not overwrite its successor's.
         if not epochs.is_former(hello.epoch):
             last = LastHello(
-                self._counted(),
+                self._now(),
                 hello.cache_known,
                 hello.adapters_known,
                 hello.prompt_adapters_known,
@@ -93,18 +100,18 @@ class RouterTable:
         return True
 
     def is_replacement(self, hello: Hello) -> bool:
-        """Whether its router has replaced another at the same address."""
+        """Whether the hello's router has replaced another one at the same address."""
         known = self.last_hellos.get(hello.address)
         return known is not None and known.epochs.replaced_by(hello.epoch)
 
     def live(self) -> dict[str, LastHello]:
         """The routers that have not fallen silent."""
-        now = self._counted()
+        now = self._now()
         return {address: last for address, last in self.last_hellos.items() if now - last.at < ROUTER_SILENCE_SECONDS}
 
 
 class Heartbeats(threading.Thread):
-    """Sends a heartbeat to every live router each HEARTBEAT_SECONDS, and one at `send_now` and `stop`."""
+    """Sends a heartbeat to every live router each HEARTBEAT_SECONDS, and additional ones at `send_now` and `stop`."""
 
     def __init__(
         self,
@@ -119,11 +126,12 @@ class Heartbeats(threading.Thread):
         adapter_changes: Changes = lambda _: None,
         prompt_adapter_changes: Changes = lambda _: None,
     ) -> None:
-        """`heartbeat`, `cache_changes` (see `Journal.since`), `take_events` (see `EventReads.take`) and the changes of
-        adapters are called from this thread."""
+        """cache_changes: see `Journal.since`. take_events: see `EventReads.take`. All callables are called in this
+        thread."""
         super().__init__(name="heartbeats", daemon=True)
         self.alone = False
-        """The processes of all routers that said hello had ended at the latest heartbeat. Read by another thread."""
+        """Whether, at the latest heartbeat, the processes of all routers that said hello had ended. Other threads read
+        it."""
         self._context = context
         self._routers = routers
         self._heartbeat = heartbeat
@@ -137,13 +145,13 @@ class Heartbeats(threading.Thread):
         self._lanes: dict[str, Lane] = {}
         self._host_names = HostNames()
         self._cursors: dict[str, Cursor] = {}
-        """How much of the statistics each router has got."""
+        """Position in the statistics up to which each router has received them."""
         self._invalid: set[str] = set()
         """Addresses to which no lane can be opened."""
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=MAX_ANSWERS)
-        """With the address of the router; another thread appends."""
+        """(address of the router, answer); the engine's thread appends."""
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
-        """True: send a last heartbeat and end."""
+        """False: send a heartbeat now. True: send the last heartbeat and end the thread."""
 
     def run(self) -> None:
         last, pause = False, HEARTBEAT_SECONDS
@@ -161,25 +169,26 @@ class Heartbeats(threading.Thread):
         self._wakeups.put(False)
 
     def answer(self, router: str, answer: Answer) -> None:
-        """Send it to a router that gets heartbeats; any other gets none."""
+        """Queue an answer and wake the thread. The answer is dropped if this router gets no heartbeats; if
+        MAX_ANSWERS wait, the oldest one is dropped."""
         if len(self._answers) == MAX_ANSWERS:
             self._log.warning("call_answer_dropped", router=self._answers[0][0])
         self._answers.append((router, answer))
         self.send_now()
 
     def stop(self) -> None:
-        """Send a last heartbeat, with which routers learn that this engine has drained, and join the thread."""
+        """Send a last heartbeat, from which routers learn that this engine has drained, and join the thread."""
         self._wakeups.put(True)
         self.join()
 
     def _send(self) -> bool:
-        """To all live routers; returns whether a lane was opened."""
+        """Send a heartbeat to all live routers; returns whether a lane was opened."""
         self._routers.tick()
         routers = self._routers.live()
         for address in self._lanes.keys() - routers.keys():
             self._lanes.pop(address).close()
             del self._cursors[address]
-        # An address is tried again if its router comes back later.
+        # Forget invalid addresses of silent routers, so that an address is tried again if its router returns.
         self._invalid &= routers.keys()
         heartbeat, lanes_before = self._heartbeat(), len(self._lanes)
         for address, last_hello in routers.items():
@@ -198,15 +207,15 @@ class Heartbeats(threading.Thread):
             if lane.send(message):
                 self._cursors[address] = stats.cursor
             else:
-                # Nothing is lost: the cursor stays, so the next heartbeat brings the same and more.
+                # Nothing is lost: the cursor does not move, so the next heartbeat contains the same statistics too.
                 self._log.debug("heartbeat_skipped", router=address)
-        # Each lane is asked at each heartbeat, as `has_ended` needs it.
+        # has_ended must be called for each lane at each heartbeat.
         ended = sum(map(has_ended, self._lanes.values()))
         self.alone = ended == len(self._lanes)
         return len(self._lanes) > lanes_before
 
     def _send_answers(self) -> bool:
-        """Returns whether some have to wait."""
+        """Send the queued answers; returns whether some have to wait for full lanes."""
         for _ in range(len(self._answers)):
             address, answer = self._answers.popleft()
             lane = self._lanes.get(address)
@@ -219,7 +228,7 @@ class Heartbeats(threading.Thread):
     def _send_events(self) -> None:
         for address, events in self._take_events():
             lane = self._lanes.get(address)
-            # What is not sent is asked for again.
+            # If this fails, the router asks for the events again.
             if lane is None or not lane.send(events):
                 self._log.debug("cache_events_skipped", router=address)
 

@@ -1,4 +1,4 @@
-"""What an engine says of itself: to routers in its heartbeats, to operators in its log and at /status.json."""
+"""An engine's description of itself: for routers in its heartbeats, for operators in its log and at /status.json."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from sluice.telemetry.version import build_version
 
 @dataclass(frozen=True)
 class Identity:
-    """Fixed from the start of the process on."""
+    """Properties that do not change during the life of the process."""
 
     settings: EngineSettings
     terms: Terms
@@ -26,7 +26,7 @@ class Identity:
     version: str = field(default_factory=build_version)
 
     def sizes(self, stats: StepStats) -> dict[str, int]:
-        """What the engine holds at most."""
+        """The engine's limits, for the log."""
         return {
             "kv_blocks": stats.max_kv_blocks,
             "kv_tokens": stats.max_kv_blocks * stats.tokens_per_kv_block,
@@ -37,7 +37,7 @@ class Identity:
         }
 
     def heartbeat(self, stats: StepStats, draining: bool) -> EngineHeartbeat:
-        """Other fields that change are at their defaults."""
+        """A heartbeat with these statistics; all other fields that change have their defaults."""
         settings, terms = self.settings, self.terms
         return EngineHeartbeat(
             engine=settings.id,
@@ -59,8 +59,8 @@ class Identity:
         )
 
     def report(self, stats: StepStats, draining: bool) -> ServiceReport:
-        """For /status.json."""
-        own = EngineReport(
+        """The service's entry in /status.json."""
+        engine = EngineReport(
             id=self.settings.id,
             state="draining" if draining else "serving",
             address=self.address,
@@ -68,10 +68,11 @@ class Identity:
             model=self.terms.fingerprint,
             model_version=self.settings.model_version,
         )
-        return ServiceReport(self.address, engines=[own.with_stats(stats)])
+        return ServiceReport(self.address, engines=[engine.with_stats(stats)])
 
 
 def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> Terms:
+    """The limits and features that this engine announces and checks requests against."""
     return Terms(
         fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
         vocab_size=checkpoint.vocab_size,

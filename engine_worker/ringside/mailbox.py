@@ -1,4 +1,5 @@
-"""The core's hooks on the ring: sorts messages into requests and stops, sends responses to their detokenizers."""
+"""The core's hooks, implemented on the ring: sorts messages into requests and stops, and sends responses to their
+detokenizers and routers."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -17,9 +18,10 @@ from sluice.ring.wire import Cancel, Submit
 
 
 class Mailbox:
-    """Keeps the submit of each request in the core until its last row.
+    """Keeps the `Submit` of each request in the core until the request's last row.
 
-    A request has one attempt at a time: a later one stops the current one and begins when that has ended.
+    The core has at most one attempt of a request: a later attempt stops the current one, and begins when that has
+    ended.
     """
 
     def __init__(
@@ -30,11 +32,12 @@ class Mailbox:
         tensors: TensorOutbox,
         log: BoundLogger,
     ) -> None:
-        """`receive` returns some messages without waiting; of hellos only those of routers that replaced another."""
+        """`receive` returns messages without waiting. It returns a hello only if its router has replaced another one at
+        the same address."""
         self.dropped: Counter[str] = Counter()
-        """Messages without an answer, by reason."""
+        """Messages dropped without an answer, by reason."""
         self.refused: Counter[str] = Counter()
-        """Requests, by error code."""
+        """Refused requests, by error code."""
         self.draining = False
         self._epoch = epoch
         self._receive = receive
@@ -44,10 +47,11 @@ class Mailbox:
         self._messages: deque[Submit | Cancel | Hello] = deque()
         self._stops: list[Stop] = []
         self._submits: dict[int, Submit] = {}
-        """By request, until its last row."""
+        """By request."""
         self._num_live: dict[int, int] = {}
-        """Sequences that have not ended, by request."""
+        """Number of each request's sequences that have not ended."""
         self._orphans: set[tuple[int, int]] = set()
+        """(request, attempt) of requests whose router was replaced."""
 
     @property
     def waiting(self) -> bool:
@@ -55,17 +59,17 @@ class Mailbox:
         return bool(self._messages)
 
     def get_requests(self, limit: int) -> list[Submit]:
-        """New requests, at most `limit`; the rest is refused."""
+        """New requests, at most `limit`; requests beyond the limit are refused."""
         if not self._messages:
             self._messages.extend(self._receive())
-        found: list[Submit] = []
-        # In order of arrival: a request that needs the place or the number of one about to be stopped waits until that
-        # has ended, and holds up the messages behind it.
+        accepted: list[Submit] = []
+        # In order of arrival. A request that needs the slot, or the number, of a request about to be stopped must wait
+        # until that has ended, and all messages behind it wait too.
         while self._messages:
-            message, room = self._messages[0], len(found) < limit
+            message, room = self._messages[0], len(accepted) < limit
             if isinstance(message, Hello):
                 self._orphans |= {(s.request, s.attempt) for s in self._submits.values() if s.router == message.address}
-            # Meant for an earlier process at this address.
+            # Another epoch: the message is for an earlier process at this address.
             elif message.engine_epoch != self._epoch:
                 self._drop("other_epoch", message)
             elif isinstance(message, Cancel):
@@ -73,9 +77,9 @@ class Mailbox:
             elif self._must_wait(message, room):
                 break
             elif self._accept(message, room):
-                found.append(message)
+                accepted.append(message)
             self._messages.popleft()
-        return found
+        return accepted
 
     def poll_stop_ids(self) -> list[Stop]:
         stops, self._stops = self._stops, []
@@ -91,8 +95,8 @@ class Mailbox:
             self._refuse(spec, fault)
         for opened in responses.opened:
             self._outbox.open(self._submits[opened.request].detokenizer, opened)
-        for found in responses.prompt_logprobs:
-            self._outbox.put_prompt_logprobs(self._submits[found.request].detokenizer, found)
+        for logprobs in responses.prompt_logprobs:
+            self._outbox.put_prompt_logprobs(self._submits[logprobs.request].detokenizer, logprobs)
         for rows in responses.tensors:
             self._tensors.put(self._submits[rows.request].router, rows)
         by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
@@ -100,7 +104,7 @@ class Mailbox:
             by_address[self._submits[row.request].detokenizer].append(row)
         for address, text_rows in by_address.items():
             self._outbox.put(address, text_rows)
-        # Only now, because the end of a request's last sequence forgets its address.
+        # After all rows were put: when a request's last sequence ends, its addresses are forgotten.
         for row in responses.rows:
             if row.end is not None:
                 self._end_sequence(self._submits[row.request])
@@ -108,22 +112,23 @@ class Mailbox:
         self._tensors.flush()
 
     def tensor_room(self, spec: Submit) -> int:
-        """Bytes of tensors that its router's lane takes now."""
+        """Bytes of tensors that may be put now for the request's router."""
         return self._tensors.room(spec.router)
 
     def _must_wait(self, spec: Submit, room: bool) -> bool:
-        """Whether stops must be carried out first; stops an earlier attempt of the request if there is one."""
+        """Whether the request can begin only after the core has carried out stops. Stops an earlier attempt of the
+        request, if there is one."""
         if self._stops and (not room or any(stop.request == spec.request for stop in self._stops)):
             return True
-        former = self._submits.get(spec.request)
-        if former is None or former.attempt >= spec.attempt:
+        current = self._submits.get(spec.request)
+        if current is None or current.attempt >= spec.attempt:
             return False
-        self._log.info("attempt_superseded", request_id=spec.name, attempt=former.attempt, by=spec.attempt)
-        self._stops.append(Stop(former.request, former.attempt))
+        self._log.info("attempt_superseded", request_id=spec.name, attempt=current.attempt, by=spec.attempt)
+        self._stops.append(Stop(current.request, current.attempt))
         return True
 
     def _accept(self, spec: Submit, room: bool) -> bool:
-        """Whether the core may have the request; if not, it was refused or dropped."""
+        """Whether the request goes to the core; if not, it has been refused or dropped."""
         if spec.request in self._submits:
             # The live attempt is the same or a later one.
             return self._drop("stale", spec)
@@ -141,7 +146,8 @@ class Mailbox:
         return fault is None
 
     def _connect(self, spec: Submit) -> None:
-        """Raises ValueError."""
+        """Open the lanes of the request's responses. Raises ValueError if an address is invalid or all lanes are in
+        use."""
         self._outbox.connect(spec.detokenizer)
         if not spec.tensors:
             return
@@ -152,12 +158,13 @@ class Mailbox:
             raise
 
     def _refusal(self, spec: Submit, room: bool) -> Fault | None:
+        """Why the request is refused; None if it is not."""
         if self.draining:
             return Fault(ErrorCode.DRAINING.name, "the engine is shutting down")
         if not self._outbox.reaches(spec.detokenizer):
             message = f"the engine has no file descriptor left to connect to {spec.detokenizer}"
             return Fault(ErrorCode.OVERLOADED.name, message)
-        return None if room else Fault(ErrorCode.OVERLOADED.name, "the engine holds its limit of requests")
+        return None if room else Fault(ErrorCode.OVERLOADED.name, "the engine is at its limit of requests")
 
     def _refuse(self, spec: Submit, fault: Fault) -> None:
         """Answer every sequence with a terminal row."""

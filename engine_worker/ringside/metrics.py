@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, listed in docs/metrics.md."""
+"""The engine's Prometheus metrics, listed in docs/metrics.md."""
 
 from collections.abc import Iterator
 
@@ -19,8 +19,8 @@ P = "sluice_engine_"
 
 
 def start(startup: Startup) -> Iterator[Metric]:
-    """From before the model is loaded."""
-    yield gauge(P + "loading_ratio", "Part of the weights that is loaded; 1 once the engine serves.", startup.loaded)
+    """Metrics that are available while the model is being loaded."""
+    yield gauge(P + "loading_ratio", "Fraction of the weights loaded so far; 1 once the engine serves.", startup.loaded)
 
 
 def read(
@@ -31,7 +31,7 @@ def read(
     outbox: Outbox,
     stats_callback: StatsCallback | None,
 ) -> Iterator[Metric]:
-    """All other metrics. Called from the thread of the scrape."""
+    """All other metrics. Called in the thread of the scrape."""
     yield from requests(engine, mailbox)
     yield from steps(engine)
     yield from memory(engine)
@@ -92,7 +92,7 @@ def memory(engine: Engine) -> Iterator[Metric]:
 
 
 def lora(engine: Engine) -> Iterator[Metric]:
-    """Without values in an engine that has no adapters."""
+    """Metrics without values if the engine serves no adapters."""
     pages = engine.cache.adapters
     loads, adapters, evictions, host_bytes, by_state = ({} for _ in range(5))
     if pages is not None:
@@ -112,13 +112,13 @@ def lora(engine: Engine) -> Iterator[Metric]:
 
 
 def image_rows(usage: ImageUsage | None) -> Iterator[Metric]:
-    """Without values in an engine that takes no images."""
-    found = usage or ImageUsage(0, 0, 0, 0, {})
-    size = {"used": found.used_bytes, "free": max(0, found.max_bytes - found.used_bytes)}
+    """Metrics without values if the model accepts no images."""
+    counts = usage or ImageUsage(0, 0, 0, 0, {})
+    size = {"used": counts.used_bytes, "free": max(0, counts.max_bytes - counts.used_bytes)}
     text = "Images of requests, by whether their rows were in memory; recomputed: evicted before a step used them."
-    yield counter(P + "image_lookups", text, found.lookups, ("outcome",))
-    yield gauge(P + "images", "Images whose rows are in memory.", found.images)
-    yield counter(P + "image_evictions", "Images whose rows were evicted for others.", found.evictions)
+    yield counter(P + "image_lookups", text, counts.lookups, ("outcome",))
+    yield gauge(P + "images", "Images whose rows are in memory.", counts.images)
+    yield counter(P + "image_evictions", "Images whose rows were evicted for others.", counts.evictions)
     yield gauge(P + "image_bytes", "Host memory for the rows of images.", {} if usage is None else size, ("state",))
 
 
@@ -131,8 +131,8 @@ def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator
     yield counter(P + "rows_lost", "Rows dropped because a detokenizer did not accept them.", outbox.lost)
 
 
-def callback(found: StatsCallback | None) -> Iterator[Metric]:
-    errors, steps, requests = (found.errors, found.lost_steps, found.lost_requests) if found else (0, 0, 0)
+def callback(thread: StatsCallback | None) -> Iterator[Metric]:
+    errors, steps, requests = (thread.errors, thread.lost_steps, thread.lost_requests) if thread else (0, 0, 0)
     yield counter(P + "stats_callback_errors", "Exceptions raised by the stats_callback.", errors)
     yield counter(P + "stats_callback_steps_lost", "Steps missed by a slow stats_callback.", steps)
     yield counter(P + "stats_callback_requests_lost", "Request reports missed by a slow stats_callback.", requests)

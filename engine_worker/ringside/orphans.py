@@ -1,4 +1,4 @@
-"""Requests whose router is gone."""
+"""Ends requests whose router has restarted or fallen silent."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,12 @@ from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.wire import Submit
 
 CHECK_SECONDS = 1.0
-"""Between two searches for routers that have fallen silent."""
+"""Interval between searches for silent routers."""
 
 
 class Orphans:
+    """Finds and ends requests without a router. To be used in the engine's thread."""
+
     def __init__(self, engine: Engine, mailbox: Mailbox, routers: RouterTable, log: BoundLogger) -> None:
         self._engine = engine
         self._mailbox = mailbox
@@ -24,7 +26,7 @@ class Orphans:
         self._check_at = time.monotonic() + CHECK_SECONDS
 
     def end(self) -> None:
-        """End the requests whose router was replaced or has fallen silent."""
+        """End the requests whose router was replaced or, checked every CHECK_SECONDS, has fallen silent."""
         if orphans := self._mailbox.take_orphans():
             self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
         now = time.monotonic()
@@ -35,7 +37,7 @@ class Orphans:
         self._end_where("silent", lambda spec: spec.router not in routers)
 
     def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
-        # An error, not an abort: a router that is alive after all recovers the request elsewhere.
+        # End with an error, not an abort: if the router is alive after all, it retries the request elsewhere.
         fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine considered the router {why}")
         if ended := self._engine.end_where(orphaned, fault):
             self._log.warning(f"router_{why}", requests=ended)

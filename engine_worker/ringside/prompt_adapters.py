@@ -1,4 +1,5 @@
-"""Prompt adapters that an engine keeps for the routers: it computes their tables only as parts of requests."""
+"""The engine's copy of the routers' prompt adapters. The engine only stores them, so that a restarted router can read
+them back: requests bring the tables that they use."""
 
 import threading
 import time
@@ -16,7 +17,7 @@ from sluice.ring.prompt_adapters import (
 
 
 class PromptAdapters:
-    """For the engine's thread; `news` is called from others."""
+    """To be used in the engine's thread, except `news`, which any thread may call."""
 
     def __init__(
         self,
@@ -25,14 +26,14 @@ class PromptAdapters:
         log: BoundLogger,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`send`: to the address of a router."""
+        """`send`: (address of a router, message)."""
         self._epoch = epoch
         self._send = send
         self._log = log
         self._unix_time = unix_time
         self._store = PromptAdapterStore()
         self._lock = threading.Lock()
-        """Of the registry, which the heartbeats' thread reads."""
+        """Guards the registry, which the heartbeat thread reads."""
 
     def news(self, known: int) -> AdapterNews | None:
         """See `AdapterRegistry.since`."""
@@ -40,7 +41,7 @@ class PromptAdapters:
             return self._store.registry.since(known)
 
     def on_message(self, message: PromptAdapterMessage) -> None:
-        # Meant for an earlier process at this address.
+        # Another epoch: the message is for an earlier process at this address.
         if message.engine_epoch != self._epoch:
             self._log.warning("adapter_message_dropped", reason="other_epoch", kind=type(message).__name__)
         elif isinstance(message, StorePromptAdapter):
@@ -48,7 +49,7 @@ class PromptAdapters:
         else:
             entry = self._store.registry.find(message.id)
             table = self._store.find(message.id)
-            # If it was removed meanwhile, the news say so.
+            # If the adapter has been removed, the router learns that from the next heartbeat.
             if entry is not None and table is not None:
                 self._send(message.router, PromptAdapterRead(self._epoch, entry, table))
 

@@ -1,4 +1,4 @@
-"""What each message in the engine's inbox sets off."""
+"""Dispatches the messages in the engine's inbox to their handlers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,10 +18,14 @@ from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter,
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 
 MAX_FLUSHES_REPORTED = 16
+"""Latest cache flushes that heartbeats report."""
 MAX_LANES_REPORTED = 64
+"""Lanes with lost frames that heartbeats report."""
 
 
 class Receiver:
+    """Reads the inbox. To be used in the engine's thread, except the two attributes below."""
+
     def __init__(
         self,
         inbox: "Inbox[ToEngine]",
@@ -35,12 +39,12 @@ class Receiver:
         dropped: Counter[str],
         log: BoundLogger,
     ) -> None:
-        """`flush`: clears the prefix cache and returns how many blocks that freed. `dropped`: see `Mailbox`."""
-        # The heartbeats' thread reads these two, so they are replaced whole, never modified.
+        """`flush`: clears the prefix cache and returns the number of freed blocks. `dropped`: see `Mailbox`."""
+        # The heartbeat thread reads these two, so they are replaced as a whole, never modified.
         self.flushes: list[tuple[int, int]] = []
-        """(number, blocks freed) of the latest cache flushes."""
+        """(number of the flush, blocks freed) of the latest cache flushes."""
         self.missed: dict[int, int] = {}
-        """Frames lost, by lane."""
+        """Number of lost frames by lane."""
         self._inbox = inbox
         self._epoch = epoch
         self._routers = routers
@@ -53,20 +57,20 @@ class Receiver:
         self._log = log
 
     def receive(self) -> list[Submit | Cancel | Hello]:
-        """Handle all messages but those for the mailbox, which are returned. Does not wait."""
-        found: list[Submit | Cancel | Hello] = []
+        """Handle all messages except those for the mailbox, which are returned. Does not wait."""
+        for_mailbox: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Submit | Cancel):
-                found.append(message)
+                for_mailbox.append(message)
             elif isinstance(message, Hello):
-                # Before on_hello, which makes its epoch the known one. The mailbox ends the former router's requests.
+                # Must precede on_hello, which records the new epoch. The mailbox ends the replaced router's requests.
                 if self._routers.is_replacement(message):
-                    found.append(message)
+                    for_mailbox.append(message)
                 if not self._routers.on_hello(message):
                     self._dropped["too_many_routers"] += 1
             else:
                 self._handle(message)
-        return found
+        return for_mailbox
 
     def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage | PromptAdapterMessage) -> None:
         if isinstance(message, Gap):
@@ -88,7 +92,7 @@ class Receiver:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
-        # Reinserted at the end, so that the lanes without a recent gap are forgotten first.
+        # Reinsert the lane at the end, so that the lanes without a recent gap are forgotten first.
         missed = {lane: count for lane, count in self.missed.items() if lane != gap.lane}
         missed[gap.lane] = self.missed.get(gap.lane, 0) + gap.missed
         self.missed = dict(list(missed.items())[-MAX_LANES_REPORTED:])

@@ -1,4 +1,5 @@
-"""The engine's latest statistics, for other threads to read at their own pace; one passes them to a user's function."""
+"""A log of the engine's latest statistics that other threads read at their own pace, and the thread that passes them to
+a user's function."""
 
 import threading
 import time
@@ -14,33 +15,37 @@ from sluice.ring.names import find
 from sluice.ring.stats import RequestStats, StatsSource, StepStats, request_json, step_json
 
 CAPACITY = 4096
+"""Steps, and request reports, that the log keeps."""
 POLL_SECONDS = 0.1
+"""Interval at which the user's function receives new statistics."""
 LINGER_SECONDS = 1.0
-"""Time that the user's function has at the end for the remaining statistics."""
+"""How long `StatsCallback.stop` waits for the user's function to process the remaining statistics."""
 
 T = TypeVar("T")
 Function = Callable[[str], object]
 
 
 class Cursor(NamedTuple):
-    """A position in the log: the numbers of steps and request reports before it, since the start."""
+    """A position in the log: how many steps and request reports precede it since the start."""
 
     steps: int
     requests: int
 
 
 class NewStats(NamedTuple):
-    """What was reported after a cursor, oldest first."""
+    """Statistics reported after a cursor, oldest first."""
 
     steps: list[StepStats]
     requests: list[RequestStats]
     """Every report of every request."""
     cursor: Cursor
+    """The end of these statistics, for the next call of `since`."""
     lost: Cursor
-    """Counts of what was overwritten because the reader was too slow."""
+    """Numbers of steps and request reports that were overwritten before the reader got to them."""
 
     @property
     def latest_requests(self) -> list[RequestStats]:
+        """The latest report of each request."""
         return list({request.request: request for request in self.requests}.values())
 
 
@@ -63,11 +68,12 @@ class StatsLog:
             self._end = Cursor(steps + (report.step is not None), requests + len(report.requests))
 
     def cursor(self) -> Cursor:
-        """The current end."""
-        # Without the lock: the tuple is replaced whole.
+        """The end of the log."""
+        # Needs no lock: `_end` is replaced as a whole.
         return self._end
 
     def since(self, cursor: Cursor) -> NewStats:
+        """The statistics after a cursor."""
         with self._lock:
             end = self._end
             new = Cursor(end.steps - cursor.steps, end.requests - cursor.requests)
@@ -81,18 +87,18 @@ def _last(items: deque[T], count: int) -> list[T]:
 
 
 def find_function(value: str) -> Function:
-    """The function that `module:function` names. Raises ValueError."""
+    """Import the function named by `module:function`. Raises ValueError."""
     try:
-        found: Function = find(value)
+        function: Function = find(value)
     except ValueError as error:
         raise ValueError(f"stats_callback: {value!r} cannot be used: {error}") from error
-    if not callable(found):
-        raise ValueError(f"stats_callback: {value!r} cannot be called")
-    return found
+    if not callable(function):
+        raise ValueError(f"stats_callback: {value!r} is not callable")
+    return function
 
 
 class StatsCallback(threading.Thread):
-    """Calls `function`, which no step waits for, with a JSON object per step and per request report, in order."""
+    """Calls `function` with a JSON object per step and per request report, in order. No step waits for it."""
 
     def __init__(
         self,
@@ -104,9 +110,9 @@ class StatsCallback(threading.Thread):
     ) -> None:
         super().__init__(name="stats_callback", daemon=True)
         self.errors = 0
-        """Exceptions of the function."""
+        """Number of exceptions that the function has raised."""
         self.lost_steps = self.lost_requests = 0
-        """Overwritten in the log before a function that is too slow got them."""
+        """Numbers of steps and request reports that were overwritten because the function was too slow."""
         self._function = function
         self._source = source
         self._draining = draining
@@ -121,7 +127,8 @@ class StatsCallback(threading.Thread):
         self._deliver()
 
     def stop(self) -> None:
-        """Deliver the rest and join the thread; a function that does not return is abandoned."""
+        """Deliver the remaining statistics and join the thread. Returns after LINGER_SECONDS even if the function is
+        still running."""
         self._stopped.set()
         self.join(LINGER_SECONDS)
 
@@ -138,8 +145,8 @@ class StatsCallback(threading.Thread):
     def _call(self, text: str) -> None:
         try:
             self._function(text)
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must not stop
             self.errors += 1
-            # Only the first: a function that always raises would otherwise fill the log.
+            # Log the first exception only: a function that always raises would fill the log.
             if self.errors == 1:
                 self._log.exception("stats_callback_failed")

@@ -1,4 +1,4 @@
-"""Rows of tensors for the routers, on lanes of their own, so that text never waits for them. Nothing here blocks."""
+"""Sends rows of tensors to the routers on separate lanes, so that text never waits for them. No call blocks."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from sluice.ring.tensors import PART_BYTES, TensorBatch, TensorRows
 from sluice.ring.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 
 LANE_CAPACITY = 4
-"""Messages that ZeroMQ holds: more would wait outside the bound of `TensorOutbox.room`."""
+"""Messages that ZeroMQ queues per lane. Few, since `TensorOutbox.room` does not count them."""
 MAX_LANES = 256
 PARTS_PER_MESSAGE = 16 * MAX_SEQUENCES
 
@@ -22,16 +22,16 @@ PARTS_PER_MESSAGE = 16 * MAX_SEQUENCES
 class _Router:
     lane: SendLane
     used_at: float
-    """When its last user ended, or its lane last accepted a message."""
+    """When the last request ended, or the lane last accepted a message."""
     users: int = 0
-    """Live requests that want tensors."""
+    """Number of live requests with tensors."""
     waiting: deque[TensorRows] = field(default_factory=deque)
     nbytes: int = 0
-    """Of what waits."""
+    """Bytes of the waiting rows."""
 
 
 class TensorOutbox:
-    """Holds rows until the lane to their router accepts them; `room` says how many more may be computed."""
+    """Queues rows until the lane to their router accepts them. `room` limits how many more may be computed."""
 
     def __init__(
         self,
@@ -56,29 +56,31 @@ class TensorOutbox:
 
     @property
     def waiting(self) -> int:
-        """Bytes."""
+        """Bytes of all waiting rows."""
         return sum(router.nbytes for router in self._routers.values())
 
     def flowing(self, seconds: float) -> bool:
-        """Whether something waits for a lane that has accepted a message, or lost its last user, within this time."""
+        """Whether rows wait for a lane that has accepted a message, or whose last request has ended, within this
+        time."""
         now = self._clock()
         return any(router.waiting and now - router.used_at < seconds for router in self._routers.values())
 
     def room(self, address: str) -> int:
-        """Bytes that may be put for this router, which must be in use."""
+        """Bytes that may be put for this router, to which a request must be connected."""
         return max(0, self._buffer - self._routers[address].nbytes)
 
     def connect(self, address: str) -> None:
-        """A request for tensors begins. Raises ValueError if the address is invalid or all lanes are in use."""
+        """Call when a request with tensors begins. Raises ValueError if the address is invalid or all lanes are in
+        use."""
         router = self._routers.get(address)
         if router is None:
             if len(self._routers) >= MAX_LANES:
-                raise ValueError(f"{MAX_LANES} lanes are in use")
+                raise ValueError(f"all {MAX_LANES} lanes are in use")
             router = self._routers[address] = _Router(self._open_lane(address), self._clock())
         router.users += 1
 
     def disconnect(self, address: str) -> None:
-        """All rows of a request were put."""
+        """Call when all rows of a request were put."""
         router = self._routers[address]
         router.users -= 1
         router.used_at = self._clock()
@@ -94,13 +96,13 @@ class TensorOutbox:
                 pass
 
     def tick(self) -> None:
-        """To be called at least every second: sends keep-alives, drops rows of dead lanes, closes unused lanes."""
+        """Call at least every second: sends keep-alives, drops rows for dead lanes, closes unused lanes."""
         now = self._clock()
         if now - self._kept_alive_at < KEEP_ALIVE_SECONDS:
             return
         self._kept_alive_at = now
         for address, router in list(self._routers.items()):
-            # Also shows the loss of the last rows, as a gap in the frame numbers.
+            # If the last rows were lost, the receiver sees it as a gap before the keep-alive's frame number.
             if router.lane.ready():
                 router.lane.send(KeepAlive(self._engine, self._epoch))
             if now - router.used_at < LANE_FORGET_SECONDS:
@@ -111,14 +113,14 @@ class TensorOutbox:
                 self._routers.pop(address).lane.close()
 
     def close(self, linger: float = 0.0) -> None:
-        """Each lane gets `linger` seconds for what was sent."""
+        """Drop waiting rows and close all lanes; each may take `linger` seconds to transmit what it has accepted."""
         for address, router in self._routers.items():
             self._drop(address, router)
             router.lane.close(linger)
         self._routers.clear()
 
     def _send(self, router: _Router) -> bool:
-        """The oldest rows, up to PART_BYTES; False if the lane was full after all."""
+        """Send the oldest rows, up to PART_BYTES. False if the lane is full in spite of `ready`."""
         parts: list[TensorRows] = []
         size = 0
         for part in router.waiting:

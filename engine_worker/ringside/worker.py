@@ -1,4 +1,4 @@
-"""One engine process: its parts on the ring, its loop, its drain."""
+"""One engine process: assembles its parts, runs the step loop, drains."""
 
 import secrets
 import time
@@ -45,14 +45,15 @@ from sluice.telemetry.status_report import ServiceReport
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""
 FULL_LANE_SECONDS = 0.01
-"""The same while rows wait for a full lane or a quarantined request is about to be computed."""
+"""Longest wait for messages while something must be polled, such as a full lane with waiting rows."""
 LINGER_SECONDS = 1.0
+"""How long lanes may take at shutdown to transmit what they have accepted."""
 STUCK_SECONDS = 2.0
 """A draining engine drops rows for a lane that has accepted nothing for this long."""
 
 
 def open_metrics_port(settings: EngineSettings) -> MetricsPort:
-    """Raises PortError if it cannot listen."""
+    """Raises PortError if the port cannot be opened."""
     return MetricsPort(settings, metrics.start, PortOwner.of(settings))
 
 
@@ -89,14 +90,14 @@ class Worker:
         self._checked = True
         """Whether the cache was checked since the last step."""
         self._quarantined: int | None = None
-        """Holder of the quarantine, as last announced."""
+        """The request in quarantine, as last announced to the routers."""
         self._stopping = False
         self._draining_since: float | None = None
         self._metrics_port = metrics_port or open_metrics_port(settings)
         self._metrics_port.show(self._beacon, self._read_metrics, self._not_ready_because, self._report)
 
     def sizes(self) -> dict[str, int]:
-        """For the log."""
+        """The engine's limits, for the log."""
         return self._identity.sizes(self._engine.stats.latest)
 
     def stop(self) -> None:
@@ -106,7 +107,7 @@ class Worker:
             self._heartbeats.send_now()
 
     def serve(self) -> None:
-        """Raises DeviceLostError, and RuntimeError if the heartbeats' thread died."""
+        """Raises DeviceLostError, and RuntimeError if the heartbeat thread has died."""
         self._heartbeats.start()
         if self._callback is not None:
             self._callback.start()
@@ -116,7 +117,7 @@ class Worker:
                 stepped = self._engine.step()
                 self._calls.finish()
                 self._adapters.finish()
-                # Before any wait: the heartbeat must get out before the quarantined request is computed.
+                # Before waiting: the heartbeat must be sent before the quarantined request is computed.
                 self._announce_quarantine()
                 if stepped:
                     self._checked = False
@@ -127,7 +128,7 @@ class Worker:
                     outbox.tick()
                 self._orphans.end()
                 self._beacon.touch(stepped or not self._engine.live.requests or self._engine.intake.preparing)
-                # Without heartbeats the routers consider this engine lost: exit and be restarted instead.
+                # Without heartbeats the routers consider this engine lost: exit, so that it is restarted.
                 if not self._heartbeats.is_alive():
                     raise RuntimeError("the thread that sends heartbeats has died")
         except DeviceLostError as error:
@@ -137,7 +138,7 @@ class Worker:
             self._close()
 
     def _connect_core(self) -> None:
-        """The core, and the lanes on which its rows leave."""
+        """Create the core, and the outboxes that send its rows."""
         settings, log = self._settings, self._log
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         self._tensors = TensorOutbox(
@@ -150,7 +151,7 @@ class Worker:
         self._engine = Engine(self._runner, self.terms, settings, hooks, time.monotonic, log)
 
     def _connect_routers(self) -> None:
-        """What routers send beside requests, and the heartbeats that answer it."""
+        """Create the handlers of routers' messages other than requests, and the heartbeats that answer them."""
         log, tiers = self._log, self._engine.cache.tiers
         self._routers = RouterTable(time.monotonic)
         self._orphans = Orphans(self._engine, self._mailbox, self._routers, log)
@@ -188,10 +189,10 @@ class Worker:
         )
 
     def _wait(self) -> None:
-        """Wait for messages. If there is nothing else to do, check the cache."""
-        soon = self._outbox.waiting or self._tensors.waiting or self._quarantined is not None or self._calls.pending
-        soon = soon or self._engine.intake.preparing or self._adapters.pending
-        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
+        """Wait for messages. If none arrives and there is no request, check the cache."""
+        must_poll = self._outbox.waiting or self._tensors.waiting or self._quarantined is not None
+        must_poll = must_poll or self._calls.pending or self._engine.intake.preparing or self._adapters.pending
+        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if must_poll else IDLE_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:
             self._checked = True
@@ -221,10 +222,10 @@ class Worker:
             fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
             self._log.info("drain_timed_out", ended=self._engine.end_all(fault))
             return True
-        left = self._engine.live.requests or self._calls.pending or self._outbox.flowing(STUCK_SECONDS)
-        left = left or self._tensors.flowing(STUCK_SECONDS)
-        # Routers send requests here until they know of the drain, and each of these must be answered.
-        return not left and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.alone)
+        unfinished = self._engine.live.requests or self._calls.pending
+        unfinished = unfinished or self._outbox.flowing(STUCK_SECONDS) or self._tensors.flowing(STUCK_SECONDS)
+        # Routers send requests here until they know of the drain, and each of these requests must be answered.
+        return not unfinished and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.alone)
 
     def _close(self) -> None:
         self._heartbeats.stop()
@@ -273,7 +274,7 @@ class Worker:
         return Lane(self._context, address, LANE_CAPACITY, security, names=self._host_names)
 
     def _heartbeat(self) -> EngineHeartbeat:
-        """Called from the heartbeats' thread: reads only what is replaced whole."""
+        """Called in the heartbeat thread, so it reads only values that are replaced as a whole."""
         return replace(
             self._identity.heartbeat(self._engine.stats.latest, self._stopping),
             flushes=self._receiver.flushes,
@@ -281,5 +282,5 @@ class Worker:
             progress=self._beacon.turns,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
-            cache_events=self._event_reads.kept,
+            cache_events=self._event_reads.enabled,
         )

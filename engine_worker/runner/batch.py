@@ -1,4 +1,4 @@
-"""A step's slices as arrays: what torch computes from, on every rank."""
+"""A step's slices as arrays, from which torch computes on every rank."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 from sluice.ring.tensors import LAYER_PREFIX
 
-# Bytes. Triton compiles another variant of a kernel for addresses that are no multiple of 16.
+# Bytes. Triton compiles a separate variant of a kernel for addresses that are not a multiple of 16.
 ALIGNED = 16
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
@@ -27,10 +27,11 @@ DTYPES = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "f
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """T tokens of B slices; plain data that can be sent to other ranks. Without a note: see `AttentionInputs`."""
+    """T tokens of B slices; plain data that can be sent to other ranks. Fields without a docstring are those of
+    `AttentionInputs`."""
 
     token_ids: NDArray[np.int64]
-    """[T]. Arbitrary where the previous step still has to draw the token; see `follow_tokens`."""
+    """[T]. Arbitrary where the previous step still has to sample the token; see `follow_tokens`."""
     positions: NDArray[np.int64]
     """[T], or [3, T] if some are rows of images in grids: what the rotary embedding gets."""
     slots: NDArray[np.int64]
@@ -38,24 +39,24 @@ class StepArrays:
     query_start: NDArray[np.int32]
     context_lengths: NDArray[np.int32]
     last_tokens: NDArray[np.int64] | None
-    """[R]: the tokens whose logits are needed to draw; None: all."""
+    """[R]: the tokens whose logits are sampled from; None: all."""
     kept_tokens: NDArray[np.int64] | None
-    """[K]: the tokens whose rows are wanted beside the draws' (`Slice.rows`); None: none."""
+    """[K]: the tokens whose rows are requested in addition to those of the draws (`Slice.rows`); None: no token."""
     keeps_layers: bool
     """Whether output layers are among the rows that are kept."""
     follow_tokens: NDArray[np.int64]
-    """[F]: indices of the tokens that the previous step draws."""
+    """[F]: indices of the tokens that the previous step samples."""
     follow_draws: NDArray[np.int64]
-    """[F]: the draws of the previous step that yield them."""
+    """[F]: the draws of the previous step that sample these tokens."""
     generation_rows: int
     max_query: int
     max_context: int
     adapters: NDArray[np.int64] | None = None
-    """[B]: number of each slice's LoRA adapter, 0: none; None: no slice has one."""
+    """[B]: number of each slice's LoRA adapter, or 0; None: no slice has one."""
     virtual_tokens: NDArray[np.int64] | None = None
-    """[V]: the tokens that are rows of prompt tables; None: there are none."""
+    """[V]: the tokens that are rows of prompt tables; None: there are no virtual tokens."""
     virtual_rows: NDArray[np.float32] | None = None
-    """[V, hidden]. None on other ranks: rank 0 broadcasts them."""
+    """[V, hidden]. None on ranks other than 0, which receive the rows by broadcast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,19 @@ class StepTensors:
 
     @classmethod
     def of(cls, arrays: StepArrays, device: torch.device) -> "StepTensors":
-        own = (arrays.token_ids, arrays.positions, arrays.follow_tokens, arrays.follow_draws)
+        tokens = (arrays.token_ids, arrays.positions, arrays.follow_tokens, arrays.follow_draws)
         layout = (arrays.slots, arrays.block_tables, arrays.query_start, arrays.context_lengths)
-        rows = [found for found in (arrays.last_tokens, arrays.kept_tokens) if found is not None]
-        token_ids, positions, tokens, draws, *rest = arrays_to_device([*own, *layout, *rows], device)
+        rows = [array for array in (arrays.last_tokens, arrays.kept_tokens) if array is not None]
+        token_ids, positions, follow_tokens, follow_draws, *rest = arrays_to_device([*tokens, *layout, *rows], device)
         slots, tables, query_start, lengths, *rest = rest
-        last, kept = (None if found is None else rest.pop(0) for found in (arrays.last_tokens, arrays.kept_tokens))
+        last, kept = (None if array is None else rest.pop(0) for array in (arrays.last_tokens, arrays.kept_tokens))
         attention = AttentionInputs(
             slots, tables, query_start, lengths, arrays.generation_rows, arrays.max_query, arrays.max_context
         )
-        return cls(token_ids, positions, attention, last, kept, tokens, draws)
+        return cls(token_ids, positions, attention, last, kept, follow_tokens, follow_draws)
 
     def follow(self, sampled: Tensor) -> None:
-        """Fill in the tokens that the previous step drew: `sampled` [D] int64."""
+        """Fill in the tokens that the previous step sampled: `sampled` [D] int64."""
         if len(self.follow_tokens):
             self.token_ids.index_copy_(0, self.follow_tokens, sampled.index_select(0, self.follow_draws))
 
@@ -94,8 +95,8 @@ class StepTensors:
 def build_arrays(
     slices: Sequence[Slice], tokens_per_block: int, window: int | None, *, axes: bool = False
 ) -> StepArrays:
-    """Block tables are cut to begin with `window`, the widest of any layer, so that what lies behind costs nothing.
-    `axes`: see `Model.has_axes`."""
+    """Block tables start with the first block of `window`, the widest one of any layer, so that blocks behind it cost
+    nothing. `axes`: see `Model.has_axes`."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
     starts = np.fromiter((part.start for part in slices), np.int64, size)
@@ -106,10 +107,10 @@ def build_arrays(
     virtual = table_rows(slices)
     if virtual is not None:
         token_ids[virtual.tokens] = STAND_IN
-    # One token per slice, as in most steps, needs no repeating.
+    # In most steps each slice has one token, and nothing has to be repeated.
     positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
     rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
-    # Attention counts a sequence from the first block that it is given; positions still count from its start.
+    # For attention a sequence starts at the first block in its table; positions count from its actual start.
     lengths = starts + counts - skipped * tokens_per_block
     block_tables = _padded([part.block_table for part in slices], skipped, -(-lengths // tokens_per_block))
     slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)
@@ -135,7 +136,7 @@ def build_arrays(
         block_tables,
         query_start=np.concatenate(([0], ends)).astype(np.int32),
         context_lengths=lengths.astype(np.int32),
-        # None spares the gather in the common step, where every token draws.
+        # None saves the gather in a common step, where every token is sampled from.
         last_tokens=None if len(last_tokens) == total else np.array(last_tokens, np.int64),
         kept_tokens=np.concatenate(kept_tokens) if kept_tokens else None,
         keeps_layers=bool(kept_tokens) and _keeps_layers(slices),
@@ -151,13 +152,13 @@ def build_arrays(
 
 
 def rotary_positions(slices: Sequence[Slice], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[T], or [3, T] if some are rows of images in grids; `indexes` [T]: of the tokens in their sequences."""
-    placed = [part.positions for part in slices]
-    if not any(placed):
+    """[T], or [3, T] if some tokens are rows of images in grids. `indexes` [T]: index of each token in its sequence."""
+    all_positions = [part.positions for part in slices]
+    if not any(all_positions):
         return indexes
     found, end = np.tile(indexes, (AXES, 1)), 0
     grids = False
-    for part, positions in zip(slices, placed, strict=True):
+    for part, positions in zip(slices, all_positions, strict=True):
         start, end = end, end + len(part.tokens)
         if positions is None:
             continue
@@ -180,6 +181,7 @@ def _keeps_layers(slices: Sequence[Slice]) -> bool:
 
 
 def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens that the previous step samples, and its draws; see `StepArrays.follow_tokens`."""
     following = [(i, part.follows) for i, part in enumerate(slices) if part.follows is not None]
     if not following:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -198,7 +200,7 @@ def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArr
 
 
 def to_device(tree: Tree, device: torch.device) -> Tree:
-    """A tree of (named) tuples, with its CPU tensors copied to the device as by `arrays_to_device`."""
+    """A tree of (named) tuples with its CPU tensors copied to the device, as by `arrays_to_device`."""
     if device.type == "cpu":
         return tree
     sent = iter(arrays_to_device([tensor.numpy() for tensor in _tensors(tree)], device))
@@ -207,8 +209,8 @@ def to_device(tree: Tree, device: torch.device) -> Tree:
 
 
 def arrays_to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays as tensors. On a CPU they share the arrays' memory; to CUDA they travel in one asynchronous copy,
-    which work queued later on the same stream waits for."""
+    """The arrays as tensors. On a CPU they share the arrays' memory. To CUDA they are copied together, asynchronously;
+    work that is queued later on the same stream waits for the copy."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     if not arrays:

@@ -1,4 +1,4 @@
-"""Static inputs of captured steps: graphs of all sizes share them, and each reads the leading rows."""
+"""Static inputs of captured steps. Graphs of all sizes share them; each graph reads the leading rows."""
 
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -15,32 +15,33 @@ from engine_worker.runner.batch import StepArrays, StepTensors
 Number = TypeVar("Number", np.int32, np.int64)
 
 LARGEST = 512
-"""Sequences of a generation step, or tokens of one with context, in a graph at most: larger steps keep a GPU busy even
-if their kernels are launched one by one."""
+"""Maximum number of sequences in a graph for generation steps, and of tokens in a graph for steps with context. Larger
+steps keep a GPU busy even if their kernels are launched one by one."""
 SMALLEST_CONTEXT = 8
 """Tokens in the smallest graph of steps with context."""
 
 
 class Buffers(Protocol):
     kind: str
-    """Of steps, for the log."""
+    """Kind of steps, for the log."""
     sizes: list[int]
-    """Tokens of the graphs, ascending."""
+    """Numbers of tokens for which there are graphs, ascending."""
 
     def holds(self, arrays: StepArrays) -> bool:
-        """Whether the step, padded to some size, has the form of these inputs."""
+        """Whether the step, padded to one of `sizes`, fits these inputs."""
 
-    def pad(self, arrays: StepArrays, size: int) -> StepArrays: ...
+    def pad(self, arrays: StepArrays, size: int) -> StepArrays:
+        """Pad a step to `size` tokens."""
 
     def inputs(self, size: int) -> tuple[Tensor, Tensor, AttentionInputs]:
-        """Token ids, positions and attention inputs of the leading `size` tokens; initially all padding."""
+        """Token ids, positions and attention inputs of the leading `size` tokens; all padding at first."""
 
     def fill(self, step: StepTensors) -> None:
         """Copy in a padded step."""
 
 
 class _StaticInputs:
-    """Of at most `tokens` tokens and `rows` sequences with `blocks` blocks each."""
+    """Inputs of at most `tokens` tokens and `rows` sequences with `blocks` blocks each."""
 
     def __init__(self, tokens: int, rows: int, blocks: int, tokens_per_block: int, device: torch.device) -> None:
         self.rows = rows
@@ -54,8 +55,8 @@ class _StaticInputs:
 
     def holds(self, arrays: StepArrays) -> bool:
         rows, blocks = arrays.block_tables.shape
-        # A graph repeats the launches of its capture, which had no adapters. There is no buffer for virtual tokens, nor
-        # for three positions of a token.
+        # A graph repeats the launches of its capture, which had no adapters. There are no buffers for virtual tokens or
+        # for three positions per token.
         return (
             rows <= self.rows
             and blocks <= self.blocks
@@ -72,12 +73,13 @@ class _StaticInputs:
         )
         rows, blocks = attention.block_tables.shape
         self.context_lengths[:rows].copy_(attention.context_lengths)
-        # Old blocks may remain behind the new ones in a table: no context reaches them.
+        # Blocks of earlier steps may remain after the new ones in a table: no context length reaches them.
         self.block_tables[:rows, :blocks].copy_(attention.block_tables)
 
 
 class GenerationBuffers:
-    """Of generation steps. Padding is sequences without context: each has token 0 at position 0, stored nowhere."""
+    """Inputs of generation steps. They are padded with sequences without context: token 0 at position 0, whose keys and
+    values are stored nowhere."""
 
     def __init__(self, rows: int, blocks: int, tokens_per_block: int, device: torch.device) -> None:
         self.kind = ""
@@ -110,15 +112,15 @@ class GenerationBuffers:
 
 
 class ContextBuffers:
-    """Of steps of few tokens, some of which are of prompts or drafts. Padding is tokens of no sequence, and sequences
-    without tokens."""
+    """Inputs of small steps with context or draft tokens. They are padded with tokens that belong to no sequence, and
+    with sequences without tokens."""
 
     def __init__(self, tokens: int, rows: int, blocks: int, tokens_per_block: int, device: torch.device) -> None:
         self.kind = "with context"
         self.sizes = context_sizes(tokens)
-        self._most = min(rows, CAPTURED_ROWS)
-        self._static = _StaticInputs(self.sizes[-1], self._most, blocks, tokens_per_block, device)
-        self._query_start = torch.zeros(self._most + 1, dtype=torch.int32, device=device)
+        self._max_rows = min(rows, CAPTURED_ROWS)
+        self._static = _StaticInputs(self.sizes[-1], self._max_rows, blocks, tokens_per_block, device)
+        self._query_start = torch.zeros(self._max_rows + 1, dtype=torch.int32, device=device)
 
     def holds(self, arrays: StepArrays) -> bool:
         return len(arrays.token_ids) <= self.sizes[-1] and self._static.holds(arrays)
@@ -150,12 +152,12 @@ class ContextBuffers:
         self._query_start[: len(step.attention.query_start)].copy_(step.attention.query_start)
 
     def _rows(self, size: int) -> int:
-        """Of a graph: each sequence of a step has at least one token."""
-        return min(size, self._most)
+        """Sequences in a graph of `size` tokens; each sequence of a step has at least one token."""
+        return min(size, self._max_rows)
 
 
 def _padded(arrays: StepArrays, tokens: int, rows: int) -> StepArrays:
-    """With `tokens` tokens and `rows` sequences, but for `query_start`."""
+    """Pad all arrays but `query_start` to `tokens` tokens and `rows` sequences."""
     more = tokens - len(arrays.token_ids)
     return replace(
         arrays,
@@ -168,7 +170,7 @@ def _padded(arrays: StepArrays, tokens: int, rows: int) -> StepArrays:
 
 
 def _extended(array: NDArray[Number], more: int, value: int) -> NDArray[Number]:
-    """By `more` rows of this value."""
+    """Append `more` rows of this value."""
     if not more:
         return array
     filling = np.full((more, *array.shape[1:]), value, array.dtype)
@@ -177,19 +179,19 @@ def _extended(array: NDArray[Number], more: int, value: int) -> NDArray[Number]:
 
 def table_width(max_context: int, window: int | None, tokens_per_block: int) -> int:
     """Blocks in the longest table of a generation step."""
-    # A table begins with the block where the window begins, at any offset in it.
+    # A table starts with the block that contains the start of the window, at any offset.
     longest = max_context if window is None else min(max_context, window + tokens_per_block - 1)
     return -(-longest // tokens_per_block)
 
 
 def generation_sizes(max_batch_size: int) -> list[int]:
-    """1, 2, 4, 8, then every 16; the last is the largest batch, or LARGEST."""
+    """1, 2, 4, 8, then multiples of 16; the last size is the largest batch, or LARGEST."""
     last = min(max_batch_size, LARGEST)
     return [*(size for size in (1, 2, 4, 8, *range(16, last, 16)) if size < last), last]
 
 
 def context_sizes(max_tokens: int) -> list[int]:
-    """Powers of two from SMALLEST_CONTEXT; the last is the largest step, or LARGEST."""
+    """Powers of two from SMALLEST_CONTEXT; the last size is the largest step, or LARGEST."""
     last = min(max_tokens, LARGEST)
     powers = (1 << power for power in range(SMALLEST_CONTEXT.bit_length() - 1, last.bit_length()))
     return [*(size for size in powers if size < last), last]

@@ -1,4 +1,4 @@
-"""A call of a method on all ranks: rank 0 runs it in the order of its steps, the others as one more command."""
+"""Calls of a method on several ranks. Rank 0 runs it between its steps; it is sent to other ranks as a command."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +15,8 @@ class PendingCall:
     def __init__(
         self, own: "Future[RankAnswer] | Finished[RankAnswer] | None", others: Poll, refused: list[RankAnswer]
     ) -> None:
-        """`own`: of rank 0, if it is named; `others`: of the ranks above; `refused`: of ranks that do not exist."""
+        """`own`: answer of rank 0, if the call names it. `others`: polls the other ranks. `refused`: answers for ranks
+        that do not exist."""
         self._own = own
         self._others = others
         self._refused = refused
@@ -31,6 +32,6 @@ class PendingCall:
 
 
 def refused(call: MethodCall, num_ranks: int) -> list[RankAnswer]:
-    """For each rank that is named and does not exist."""
-    error = f"there is no such rank: the engine has {num_ranks}, counted from 0"
+    """An answer for each rank that the call names and that does not exist."""
+    error = f"this rank does not exist: the engine's last rank is {num_ranks - 1}"
     return [failed(rank, error) for rank in sorted(set(call.ranks)) if rank >= num_ranks]

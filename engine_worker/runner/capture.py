@@ -1,4 +1,4 @@
-"""CUDA graphs: work captured once, its kernels replayed in one launch."""
+"""CUDA graphs: work is captured once, then all its kernels are replayed in one launch."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,14 +9,14 @@ import torch
 from engine_worker.attention.backend import first_line
 
 WARM_UPS = 2
-"""Runs before a capture, in which libraries allocate their workspaces and compile what they need."""
+"""Runs before a capture, in which libraries allocate their workspaces and compile their kernels."""
 
 Work = Callable[[], None]
 
 
 class Graph(Protocol):
     def replay(self) -> None:
-        """Queue it again, on the current stream."""
+        """Queue the captured work on the current stream."""
 
 
 class CaptureError(RuntimeError):
@@ -29,7 +29,7 @@ results."""
 
 
 class CudaCapture:
-    """`torch.cuda.CUDAGraph` with one memory pool and one stream for all graphs."""
+    """Captures `torch.cuda.CUDAGraph`s, with one memory pool and one stream for all graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,14 +55,14 @@ class CudaCapture:
                 try:
                     work()
                 except RuntimeError as error:
-                    # Ending an invalidated capture raises too, with a less useful message.
+                    # Ending an invalidated capture also raises, with a less useful message.
                     failed = error
         except RuntimeError as error:
             failed = failed or error
         if failed is None:
             return graph
         # A failed capture leaves its stream current. In older versions of torch it also leaves the allocator in capture
-        # mode, where it frees nothing any more (https://github.com/pytorch/pytorch/pull/180395).
+        # mode, in which memory is never freed (https://github.com/pytorch/pytorch/pull/180395).
         torch.cuda.set_stream(before)
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)

@@ -1,4 +1,4 @@
-"""How one rank runs the model."""
+"""Configuration of one rank's runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,48 +13,48 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class RunnerConfig(OutputLayers, ImageOptions, LoraOptions, BatchSize, KvCacheSize, Compute):
-    """The engine's settings that the runner needs, and the rank's place on its machine."""
+    """The engine settings that the runner needs, and the rank's share of its machine."""
 
     device_index: int = 0
-    """Which of the GPUs."""
+    """Index of the rank's GPU."""
     ranks_here: int = 1
-    """Processes on this machine that compute this model together, and share its cores and its memory."""
+    """Ranks of this engine on this machine, which share its cores and memory."""
     weights_seed: int = 0
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A second model that drafts for the first one."""
+    """The draft model of speculative decoding."""
 
     checkpoint: Checkpoint
     max_batch_size: int
-    """Sequences for which it guesses at once."""
+    """Maximum number of sequences for which it drafts in one step."""
 
     def runner_config(self, config: RunnerConfig, window: int | None) -> RunnerConfig:
-        """Of the draft model. `config`: of the model, with `tokens_per_block` set; `window`: its widest one, which
-        decides how long blocks are held."""
+        """The draft model's configuration. `config`: the target model's, with `tokens_per_block` set. `window`: the
+        target model's widest one, which decides how long blocks are held."""
         batch = min(config.max_batch_size, max(1, self.max_batch_size))
         windows = () if window is None else (window,)
-        # Adapters are of the model alone: without them guesses are worse, and the tokens the same.
+        # Only the target model gets adapters: without them drafts are accepted less often, but the output is the same.
         return replace(config, max_batch_size=batch, max_attention_window=windows, lora=False, output_layers=())
 
 
 def check_output_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Raises ValueError if the model does not have one of them."""
+    """Raises ValueError if the model lacks one of the layers."""
     for layer in layers:
         if layer >= num_layers:
-            raise ValueError(f"output_layers: the model has no layer {layer}, its last is {num_layers - 1}")
+            raise ValueError(f"output_layers: the model has no layer {layer}; its last layer is {num_layers - 1}")
 
 
 def find_device(config: RunnerConfig) -> torch.device:
-    """Raises ValueError if the machine does not have it."""
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device == "cpu" or (config.device == "auto" and not found):
+    """Raises ValueError if the machine lacks the device."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and not num_gpus):
         return torch.device("cpu")
-    if not found:
+    if not num_gpus:
         raise ValueError("device = cuda, but torch finds no CUDA device")
-    if config.device_index >= found:
-        raise ValueError(f"{config.ranks_here} ranks need a GPU each, but torch finds {found}")
+    if config.device_index >= num_gpus:
+        raise ValueError(f"{config.ranks_here} ranks need a GPU each, but torch finds {num_gpus}")
     return torch.device("cuda", config.device_index)
 
 

@@ -1,4 +1,4 @@
-"""Arrays of each step as files, for debugging: FOLDER/ENGINE/iteration_N/NAME.npy."""
+"""Writes the arrays of each step to files, for debugging: FOLDER/ENGINE/iteration_N/NAME.npy."""
 
 import shutil
 from collections import deque
@@ -21,15 +21,15 @@ Warn = Callable[[str, str], None]
 
 
 class DebugStep(NamedTuple):
-    """A step's inputs as they are known when it is launched: plain copies, since the engine's lists may change."""
+    """A step's inputs as known at its launch: plain copies, since the engine's lists may change."""
 
     number: int
     inputs: dict[str, NDArray[Any]]
     follows: Mapping[int, int]
-    """By token that the previous step draws: its draw there."""
+    """For each token that the previous step samples: its draw in that step."""
 
     def complete(self, logits: Tensor | None, before: Sequence[int] | None) -> Arrays:
-        """logits [R, vocab]; `before`: tokens of the previous step, if it draws some of this one's."""
+        """logits [R, vocab]. `before`: tokens of the previous step, if it samples some tokens of this one."""
         if before is not None:
             for token, draw in self.follows.items():
                 self.inputs["input_ids"][token] = before[draw]
@@ -37,10 +37,11 @@ class DebugStep(NamedTuple):
 
 
 class DebugTensors:
-    """The newest steps, within the limits of the settings. An error of the file system ends the writing, no step."""
+    """Keeps the newest steps within the limits of the settings. A file system error stops the writing, not the
+    engine."""
 
     def __init__(self, options: DebugOptions, engine: str, warn: Warn) -> None:
-        """Removes what an earlier process of this engine has left. Raises OSError."""
+        """Removes the steps that an earlier process of this engine has written. Raises OSError."""
         self._folder = Path(options.debug_folder or "") / engine
         self._options = options
         self._warn = warn
@@ -48,10 +49,11 @@ class DebugTensors:
         self._kept: deque[tuple[Path, int]] = deque()
         """Folders with their sizes in bytes, oldest first."""
         self._size = 0
+        """Sum of these sizes."""
         self._failed = False
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self._folder.glob(f"*{DEBUG_STEP}*"):
-            shutil.rmtree(left)
+        for earlier in self._folder.glob(f"*{DEBUG_STEP}*"):
+            shutil.rmtree(earlier)
 
     @staticmethod
     def of(options: DebugOptions, engine: str, warn: Warn) -> "DebugTensors | None":
@@ -64,11 +66,12 @@ class DebugTensors:
             raise ValueError(f"debug_folder: {options.debug_folder} cannot be used: {error}") from error
 
     def launch(self, slices: Sequence[Slice]) -> DebugStep:
+        """Number the step and copy its inputs."""
         number, self._launched = self._launched, self._launched + 1
         return _step(number, slices)
 
     def write(self, step: DebugStep, logits: Tensor | None, before: Sequence[int] | None) -> None:
-        """See `DebugStep.complete`."""
+        """Write the step's arrays that the settings name. Arguments: see `DebugStep.complete`."""
         if self._failed:
             return
         arrays = {name: a for name, a in step.complete(logits, before).items() if name in self._options.debug_tensors}
@@ -79,7 +82,7 @@ class DebugTensors:
             self._warn("debug_tensors_failed", str(error))
 
     def _write(self, folder: Path, arrays: Arrays) -> None:
-        # Readers see whole steps only.
+        # Renamed when complete, so that readers see only complete steps.
         unfinished = folder.with_name(f".{folder.name}")
         unfinished.mkdir()
         for name, array in arrays.items():
@@ -92,7 +95,7 @@ class DebugTensors:
         while len(self._kept) > most or (self._size > largest and len(self._kept) > 1):
             oldest, size = self._kept.popleft()
             self._size -= size
-            # Its reader may have removed it.
+            # A reader may have removed it.
             shutil.rmtree(oldest, ignore_errors=True)
 
 

@@ -1,9 +1,9 @@
-"""A step's draws: what is sampled from which row of the logits."""
+"""A step's draws: which row of the logits each is sampled from."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine_worker.sampling.guided_draws import AskedMasks
+from engine_worker.sampling.guided_draws import RequestedMasks
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw, Slice
 
@@ -13,8 +13,8 @@ class SampledDraws(NamedTuple):
 
     draws: list[Draw]
     plan: SamplingPlan
-    masks: AskedMasks | None = None
-    """Those that were asked for when the step was launched."""
+    masks: RequestedMasks | None = None
+    """Masks that were requested when the step was launched; None: they are requested when it is computed."""
 
 
 class StepDraws(NamedTuple):
@@ -26,7 +26,7 @@ class StepDraws(NamedTuple):
     num_rows: int
     """R."""
     follows: dict[int, int]
-    """For draws whose last output token is still being drawn: the draw of the previous step."""
+    """For draws whose last output token is still being sampled: the draw of the previous step that samples it."""
 
     @classmethod
     def of(cls, slices: Sequence[Slice]) -> "StepDraws":
@@ -41,7 +41,7 @@ class StepDraws(NamedTuple):
                 if part.follows is not None:
                     follows[len(draws)] = part.follows
                 draws.append(draw)
-                # Of the draft model, all guesses before a draw but the last are in its cache.
+                # In steps of the draft model `drafts` is 0: its cache has all draft tokens before a draw but the last.
                 rows.append(num_rows + (len(draw.drafted) if part.drafts else 0))
             num_rows += 1 + part.drafts
         return cls(draws, rows, num_rows, follows)

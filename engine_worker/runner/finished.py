@@ -1,4 +1,4 @@
-"""The result of work that the caller's thread did at once."""
+"""The result of work that the caller's thread has done immediately."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Finished(Generic[T]):
-    """In place of a Future, whose locks take microseconds."""
+    """Used in place of a Future, whose locks take microseconds."""
 
     __slots__ = ("_error", "_value")
 
@@ -17,7 +17,7 @@ class Finished(Generic[T]):
 
     @classmethod
     def of(cls, work: Callable[..., T], *arguments: Any) -> "Finished[T]":
-        """Does the work. What it raises, `result` raises."""
+        """Do the work. If it raises, `result` raises the same exception."""
         try:
             return cls(work(*arguments))
         except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap
@@ -26,8 +26,8 @@ class Finished(Generic[T]):
     def result(self) -> T:
         if self._error is not None:
             raise self._error
-        found: T = self._value
-        return found
+        value: T = self._value
+        return value
 
     def done(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The seam between the runner and what computes a model: torch on any device, OpenVINO on a CPU."""
+"""The interface between the runner and the forward pass: torch on any device, OpenVINO on a CPU."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -16,9 +16,9 @@ LEAST_ROWS = 64
 
 
 def rows_per_block(vocab_size: int) -> int:
-    """Rows of logits beside the draws' that are computed at once: as many as BLOCK_BYTES hold, and at least LEAST_ROWS,
-    fewer of which would make the product slow. Those of a whole chunk may take more memory than everything else in the
-    step (512 rows of 152,000 tokens: 311 MB)."""
+    """Number of rows of logits, in addition to those of the draws, that are computed at a time: as many as fit in
+    BLOCK_BYTES, but at least LEAST_ROWS, since the product is slow for fewer rows. The logits of a whole chunk may take
+    more memory than the rest of the step (512 rows of 152,000 tokens: 311 MB)."""
     return max(LEAST_ROWS, BLOCK_BYTES // (4 * vocab_size))
 
 
@@ -32,27 +32,27 @@ def rows_between(layers: Layers, start: int, end: int) -> Layers:
 
 
 TakeRows = Callable[[Tensor, Tensor, Layers], None]
-"""Gets hidden states [N, hidden], as the head gets them, logits [N, vocab] float32 and, in a step that wants any, the
-output layers of the next N tokens of `Slice.rows`, in memory that the next call may overwrite."""
+"""Called with the next N tokens of `Slice.rows`: their hidden states [N, hidden], the input of the head; logits
+[N, vocab] float32; and, if the step requests any, output layers. The next call may overwrite their memory."""
 
 
 def ignore_rows(_hidden: Tensor, _logits: Tensor, _layers: Layers) -> None:
-    """Ranks other than 0 compute their part of the logits only."""
+    """For ranks other than 0, which only compute their part of the logits."""
 
 
 class PreparedStep(Protocol):
-    """A step as `Forward.logits` takes it."""
+    """A step that is ready for `Forward.logits`."""
 
     @property
     def follows(self) -> bool:
-        """Whether the previous step draws some of its tokens."""
+        """Whether the previous step samples some of its tokens."""
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows beside the draws' are wanted."""
+        """Whether rows in addition to those of the draws are requested."""
 
     def follow(self, sampled: Tensor) -> None:
-        """Fill these in: `sampled` [D] int64."""
+        """Fill in the tokens that the previous step has sampled: `sampled` [D] int64."""
 
 
 A = TypeVar("A")
@@ -63,46 +63,47 @@ class Forward(Protocol[A, S]):
     """A loaded model with its KV cache. Steps are computed in the order of the calls of `logits`."""
 
     device: torch.device
-    """Of the logits."""
+    """Device of the logits."""
     attention: str
-    """For the log."""
+    """Name of the attention backend, for the log."""
     dtype: str
-    """Of the computation, such as "float32": what makes two engines compute different tokens."""
+    """Precision of the computation, such as "float32". Engines that differ in it may compute different tokens."""
     window: int | None
     """See `Runner.window`."""
     vocab_size: int
     hidden_size: int
     hidden_dtype: torch.dtype
-    """Of the hidden states that `take` gets."""
+    """dtype of the hidden states that are passed to `take`."""
     takes_embeds: bool
-    """Whether prompts may have tables: rows of `hidden_size`."""
+    """Whether prompts may have tables, whose rows have `hidden_size` elements."""
     output_layers: tuple[int, ...]
-    """Layers that `take` can get."""
+    """Layers that can be passed to `take`."""
     rank: Rank
-    """For methods that are called by name."""
+    """First argument of methods that are called by name."""
 
     @property
     def cache(self) -> Blocks: ...
 
     def arrays(self, slices: Sequence[Slice]) -> A:
-        """At least one slice as plain data, which can be sent to other ranks."""
+        """Convert one or more slices to plain data, which can be sent to other ranks."""
 
     def prepare(self, arrays: A) -> S:
-        """Everything else that can be done before the previous step has finished."""
+        """Do everything else that is possible before the previous step has finished."""
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
-        """Copy LoRA adapters to the device, before the step that they come with. `weights`: of each; only rank 0 has
-        them. On one rank a copy that fails harms no other; with several ranks it raises."""
+        """Copy LoRA adapters to the device, before the step that loads them is computed. `weights`: one per plan, only
+        on rank 0. With one rank, a failed copy affects no other adapter; with several ranks it raises."""
 
     def missing_adapters(self, step: S) -> Mapping[int, str]:
-        """See `Launched.missing_adapters`; slices with one of them are computed as if they had none."""
+        """See `Launched.missing_adapters`. Slices with a missing adapter are computed without an adapter."""
 
     def logits(self, moves: Iterable[Move], step: S | None, take: TakeRows = ignore_rows) -> Tensor | None:
-        """Move blocks, then compute a step -> [R, vocab] float32 for the tokens that draw, in memory that the next step
-        may overwrite; None without any. `take` is called for the tokens of `Slice.rows`, block by block."""
+        """Move blocks, then compute a step. Returns [R, vocab] float32, the logits to sample from, in memory that the
+        next step may overwrite; None if the step samples nothing. `take` is called for the tokens of `Slice.rows`,
+        block by block."""
 
     def check(self) -> None:
-        """After a step has failed: wait for the device. Raises RuntimeError if nothing can be computed any more."""
+        """Called after a failed step: wait for the device. Raises RuntimeError if it can no longer compute."""
 
     def close(self) -> None:
-        """Wait for the device; nothing can be computed afterwards."""
+        """Wait for the device. No step can be computed afterwards."""

@@ -1,7 +1,7 @@
-"""Tests the fused kernels on the device against the torch operations that they replace, and switches a model to them.
+"""Tests the fused kernels on the device against the torch operations that they replace, then switches a model to them.
 
-The number of rows is not a compile-time constant of any kernel, so these tests and the warm-up compile all variants
-that serving needs.
+The number of rows is not a compile-time constant of any kernel, so the tests and the warm-up compile all variants that
+serving needs.
 """
 
 import os
@@ -28,24 +28,24 @@ from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 
 COMPILERS = ("gcc", "clang")
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Relative to 1 + |expected|: a sum in another order may round the other way."""
+"""Relative to 1 + |expected|: a sum in a different order may be rounded the other way."""
 NOISE_TOLERANCE = 1e-9
 LIMITS = (((0, 40, 1, 3000), torch.int64), ((0.9, 1.0, 0.5), torch.float64), ((0.0, 0.1), torch.float32))
-"""Of top-k, top-p and min-p."""
+"""Values of top-k, top-p and min-p to test with, and their dtypes."""
 ROWS = (1, 3, 70)
-# Not a multiple of a kernel's part, so that the last one is partly filled.
+# Not multiples of the size of a kernel's part, so that the last part is partly filled.
 VOCAB, LARGE_VOCAB = 3001, 40_001
 EPS = 1e-6
 OUTPUTS = 33
 FEW_INPUTS, MANY_INPUTS = 1024, 2064
-"""Both multiples of 16, as in nearly all models."""
+"""Input sizes for which there are separate kernels. Both are multiples of 16, as in nearly all models."""
 
 Find = Callable[[torch.device], tuple[FusedKernels, SamplingKernels]]
-"""Raises any exception if there are none for the device."""
+"""Returns the kernels for a device; raises any exception if there are none."""
 
 
 class Fused(NamedTuple):
-    """What a model and its sampler use from now on."""
+    """The outcome of `fuse`."""
 
     sampling: SamplingKernels
     summary: str
@@ -53,22 +53,24 @@ class Fused(NamedTuple):
 
 
 def missing_compiler() -> str | None:
-    """What Triton needs to compile but does not find, with the remedy, in one line; None if it has everything."""
+    """The tools that Triton needs for compiling and cannot find, and how to install them, in one line; None if nothing
+    is missing."""
     # Triton builds a small C extension before its first kernel.
-    absent = []
+    missing = []
     if not os.environ.get("CC") and not any(map(shutil.which, COMPILERS)):
-        absent.append(f"a C compiler ({', '.join(COMPILERS)} or the variable CC)")
+        missing.append(f"a C compiler ({', '.join(COMPILERS)} or the variable CC)")
     if not (_headers() / "Python.h").is_file():
-        absent.append(f"Python's headers ({_headers()}/Python.h)")
-    if not absent:
+        missing.append(f"Python's headers ({_headers()}/Python.h)")
+    if not missing:
         return None
     return (
-        f"Triton needs {' and '.join(absent)}: "
+        f"Triton needs {' and '.join(missing)}: "
         "install gcc and python3-dev, or Sluice's kernels run only from a filled Triton cache"
     )
 
 
 def by_triton(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:
+    """Triton's kernels; a `Find`."""
     if device.type != "cuda":
         raise ValueError("the device is a CPU")
     from engine_worker.layers.kernels import KERNELS
@@ -79,14 +81,15 @@ def by_triton(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:
 
 
 def none(device: torch.device) -> tuple[FusedKernels, SamplingKernels]:  # noqa: ARG001
+    """A `Find` for fused_kernels = false."""
     raise ValueError("fused_kernels = false")
 
 
 def fuse(
     model: Model, heads: HeadShape, dtype: torch.dtype, device: torch.device, shard: Shard, find: Find = by_triton
 ) -> Fused:
-    """Switch the model to fused kernels if they pass their tests, on all ranks or on none. A model of transformers gets
-    the sampling kernel only. `heads`: this rank's. Raises BrokenDeviceError if a kernel breaks the CUDA context."""
+    """Switch the model to fused kernels if they pass their tests, on all ranks or on none. A model of transformers only
+    gets the sampling kernels. `heads`: of this rank. Raises BrokenDeviceError if a kernel breaks the CUDA context."""
     layers = model if isinstance(model, Layer) else None
     reason = None
     try:
@@ -108,43 +111,43 @@ def fuse(
 def verify_layers(
     kernels: FusedKernels, hidden_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """For a model of this size. Raises ValueError if a kernel does not agree with torch, and anything it raises."""
+    """Test the layers' kernels for a model of this size. Raises ValueError if one does not agree with torch, and any
+    exception of a kernel or its compiler."""
     generator = torch.Generator().manual_seed(0)
 
-    def some(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
     rotated, head_dim = heads.num_heads + heads.num_kv_heads, heads.head_dim
     rotary = Rotary(Rope(10000.0), head_dim, dtype, device)
-    weight, rows = (1 + 0.2 * some(*shape) for shape in ((hidden_size,), (rotated, head_dim)))
+    weight, rows = (1 + 0.2 * random(*shape) for shape in ((hidden_size,), (rotated, head_dim)))
     for count in ROWS:
-        x, update = some(count, hidden_size), some(count, hidden_size)
+        x, update = random(count, hidden_size), random(count, hidden_size)
         _compare("norm", kernels.norm(x, None, weight, EPS), rms_norm(x, weight, EPS))
         expected, found = x + update, x.clone()
         _compare("norm of a sum", kernels.norm(found, update, weight, EPS), rms_norm(expected, weight, EPS))
         _compare("sum", found, expected)
-        x = some(count, rotated + heads.num_kv_heads, head_dim)[:, :rotated]
+        x = random(count, rotated + heads.num_kv_heads, head_dim)[:, :rotated]
         rotations = rotary.rotations(torch.arange(7, 7 + count, device=device))
         _compare("rotation", kernels.rotate(x, rotations, None, 0.0), rotate(x, rotations))
         expected = rotate(rms_norm(x, rows, EPS), rotations)
         _compare("rotation of a norm", kernels.rotate(x, rotations, rows, EPS), expected)
-        x = some(count, 2 * hidden_size)
+        x = random(count, 2 * hidden_size)
         _compare("gate", kernels.gate(x), silu_and_mul(x))
-    # Few inputs and many, of which each has a kernel of its own.
     for inputs in (min(hidden_size, FEW_INPUTS), MANY_INPUTS):
-        x, weights = some(1, inputs), some(OUTPUTS, inputs) * inputs**-0.5
+        x, weights = random(1, inputs), random(OUTPUTS, inputs) * inputs**-0.5
         _compare("product", kernels.product(x, weights), F.linear(x, weights))
 
 
 def verify_sampling(kernels: SamplingKernels, device: torch.device) -> None:
-    """Raises ValueError if a kernel does not agree with torch, and anything it raises."""
+    """Test the sampling kernels. Raises as `verify_layers`."""
     verify_gumbel_max(kernels.gumbel_max, device)
     if kernels.thresholds is not None:
         verify_thresholds(kernels.thresholds, device)
 
 
 def verify_thresholds(thresholds: Thresholds, device: torch.device) -> None:
-    """Raises ValueError if they are not torch's, and anything it raises."""
+    """Raises as `verify_layers`."""
     # With this seed no sum is so close to its top-p that rounding decides.
     generator = torch.Generator().manual_seed(9)
     for count, size in ((1, LARGE_VOCAB), (3, VOCAB), (70, VOCAB)):
@@ -167,7 +170,7 @@ def verify_thresholds(thresholds: Thresholds, device: torch.device) -> None:
 
 
 def verify_gumbel_max(gumbel_max: GumbelMax, device: torch.device) -> None:
-    """Raises ValueError if it does not agree with torch's, and anything it raises."""
+    """Raises as `verify_layers`."""
     generator = torch.Generator().manual_seed(0)
     for count in ROWS:
         scores = (4 * torch.randn(count, VOCAB, generator=generator)).to(device)
@@ -178,7 +181,7 @@ def verify_gumbel_max(gumbel_max: GumbelMax, device: torch.device) -> None:
                 _winners(*one(scores, temperature, keys, threshold)) for one in (gumbel_max, torch_gumbel_max)
             )
             if not torch.equal(tokens, expected):
-                raise ValueError("in a test, sampling drew other tokens")
+                raise ValueError("in a test, sampling chose other tokens")
             _compare("noise", sums, others, NOISE_TOLERANCE)
 
 

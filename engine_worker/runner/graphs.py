@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: all kernels of a model in one launch.
 
-A graph is captured for a number of tokens and also serves fewer, with padding. A replay repeats the captured launches
-on the same memory: inputs and outputs therefore live in static buffers, and nothing in between may read a device value
+A graph is captured for a number of tokens and also serves fewer tokens, with padding. A replay repeats the captured
+launches on the same memory, so inputs and outputs are in static buffers, and nothing in between may read a device value
 on the host.
 """
 
@@ -21,7 +21,7 @@ Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
 
 
 class Graphs:
-    """A graph per size, captured largest first, so that smaller ones fit into the memory it allocated."""
+    """A graph per size. The largest is captured first, so that smaller ones fit into the memory that it allocated."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Graphs:
         buffers: Buffers,
         capture: Capture,
     ) -> None:
-        """`prepare`: the attention backend's."""
+        """`prepare`: `prepare` of the attention backend."""
         self._buffers = buffers
         self.kind, self.sizes = buffers.kind, buffers.sizes
         self._graphs: dict[int, Graph] = {}
@@ -53,7 +53,7 @@ class Graphs:
         return work
 
     def fit(self, arrays: StepArrays) -> int | None:
-        """Size of the smallest graph that holds this step; None if none does."""
+        """Size of the smallest graph that can compute this step; None if there is no such graph."""
         count = len(arrays.token_ids)
         if count > self.sizes[-1] or not self._buffers.holds(arrays):
             return None
@@ -63,7 +63,8 @@ class Graphs:
         return self._buffers.pad(arrays, size)
 
     def __call__(self, step: StepTensors) -> Tensor:
-        """Hidden states [T, hidden] of a step padded to one of `sizes`, in memory that the next call overwrites."""
+        """Compute a step that is padded to one of `sizes`. Returns hidden states [T, hidden], in memory that the next
+        call overwrites."""
         self._buffers.fill(step)
         self._graphs[len(step.token_ids)].replay()
         return self._hidden[: len(step.token_ids)]

@@ -1,4 +1,4 @@
-"""Rows of tensors for clients, on their way to the host."""
+"""Copies the rows of tensors for clients to the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
@@ -13,15 +13,19 @@ from sluice.ring.tensors import DType
 
 
 class _Part(NamedTuple):
+    """Consecutive rows of one tensor."""
+
     kept: int
-    """Index among the step's."""
+    """Index among all `Kept` of the step."""
     name: str
     start: int
+    """Position of the first row."""
     rows: Tensor
+    """In host memory, once the copy is complete."""
 
 
 class KeptTensors:
-    """Of all `kept` of a step's slices. On a device nothing waits before `collect`."""
+    """The rows of all `Kept` of a step's slices. On a GPU, only `collect` waits for the device."""
 
     def __init__(self, slices: Sequence[Slice], functions: Mapping[str, RowsFunction]) -> None:
         self._kept: list[Kept] = [kept for part in slices for kept in part.kept]
@@ -30,16 +34,16 @@ class KeptTensors:
         self._copied: torch.cuda.Event | None = None
 
     def add(self, kept: int, done: int, hidden: Tensor, logits: Tensor, layers: Layers = NO_LAYERS) -> None:
-        """The next rows of number `kept`, of which `done` have come before."""
-        wanted = self._kept[kept]
-        for name in wanted.names:
+        """Add the next rows for the `Kept` with index `kept`, after `done` earlier ones."""
+        positions = self._kept[kept]
+        for name in positions.names:
             rows = self._functions[name](hidden, logits, layers)
             if len(rows) != len(hidden):
-                raise ValueError(f"the tensor {name!r} has {len(rows)} rows for {len(hidden)} positions")
-            self._parts.append(_Part(kept, name, wanted.start + done, _copy(rows)))
+                raise ValueError(f"the function of {name!r} returned {len(rows)} rows for {len(hidden)} positions")
+            self._parts.append(_Part(kept, name, positions.start + done, _copy(rows)))
 
     def finish(self) -> None:
-        """All rows have come: mark the end of their way to the host."""
+        """Called after the last row: record when all copies to the host are complete."""
         if any(part.rows.is_pinned() for part in self._parts):
             self._copied = torch.cuda.Event()
             self._copied.record()
@@ -51,14 +55,14 @@ class KeptTensors:
         found: list[list[KeptRows]] = [[] for _ in self._kept]
         for kept, name, start, rows in self._parts:
             dtype = cast(DType, str(rows.dtype).removeprefix("torch."))
-            # As bytes, since numpy has no bfloat16.
+            # Viewed as bytes, since numpy has no bfloat16.
             data = rows.view(-1).view(torch.uint8).numpy().data
             found[kept].append(KeptRows(name, start, tuple(rows.shape), dtype, data))
         return found
 
 
 def _copy(rows: Tensor) -> Tensor:
-    """In host memory of its own."""
+    """Start a copy to host memory that nothing else uses."""
     if rows.device.type == "cpu":
         return rows.clone(memory_format=torch.contiguous_format)
     pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)

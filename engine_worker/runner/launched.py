@@ -1,4 +1,4 @@
-"""A step whose results the engine's thread waits for."""
+"""A launched step, whose results the engine's thread waits for."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class WaitTimer:
 
     def __init__(self) -> None:
         self.since: float | None = None
-        """Start of the current wait by time.monotonic; None: not waiting."""
+        """Start of the wait in progress, by time.monotonic; None: not waiting."""
 
     def __enter__(self) -> None:
         self.since = time.monotonic()
@@ -34,7 +34,7 @@ class LaunchedStep:
         rows: WantedRows | None,
         waiting: WaitTimer,
     ) -> None:
-        """`missing`: see `missing_adapters`; filled before `results` are there."""
+        """`missing`: see `missing_adapters`; complete before `results` are."""
         self._results = results
         self._missing = missing
         self._rows = rows
@@ -57,5 +57,5 @@ class LaunchedStep:
             return [] if self._rows is None else self._rows.kept_rows()
 
     def results(self) -> StepResults | None:
-        """None if it failed or drew nothing. Waits until it was queued on the device."""
+        """Wait until the step has been queued on the device. None if it failed or samples nothing."""
         return None if self._results.exception() is not None else self._results.result()

@@ -22,10 +22,12 @@ from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
 from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
+from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
+from engine_worker.runner.followers import Followers
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
-from engine_worker.runner.runner import Followers, ModelRunner
+from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
@@ -39,7 +41,7 @@ Warn = Callable[[str, str], None]
 
 
 def _ignore(*_: object) -> None:
-    """Progress, or a warning."""
+    """Drop a progress report or a warning."""
 
 
 class RankSetup(NamedTuple):
@@ -59,7 +61,7 @@ class LoadedModel(NamedTuple):
     setup: RankSetup
     kernels: SamplingKernels
     choices: Mapping[str, str]
-    """How it runs, for the log."""
+    """What was chosen, such as the attention backend, for the log."""
     adapters: DeviceAdapters | None
     """None: it serves no LoRA adapters."""
 
@@ -89,7 +91,6 @@ class Loaded(NamedTuple):
     forward: TorchForward
     choices: Mapping[str, str]
     kernels: SamplingKernels
-    """Of its sampling."""
 
 
 def load_runner(
@@ -101,38 +102,44 @@ def load_runner(
     capturing: Progress = _ignore,
     warn: Warn = _ignore,
     draft: DraftConfig | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
-    """Load the weights, allocate the KV cache, capture CUDA graphs; of the draft model, too.
+    """Load the weights, allocate the KV cache and capture CUDA graphs, for the model and the draft model.
 
-    `progress` gets bytes done and bytes in total, `capturing` graphs. `followers`: the other ranks, if any, which load
-    at the same time. `warn` reports what makes serving slower than it could be.
+    `progress` is called with bytes done and bytes in total, `capturing` with graphs. `followers`: the other ranks, if
+    any, which load at the same time. `warn` reports what makes serving slower than it could be. `extensions`: without
+    adapters and images, which are loaded here.
 
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
     """
     if config.lora and not adaptable(checkpoint):
-        raise ValueError("lora = true, but this model runs through transformers, whose layers have no adapters")
+        raise ValueError("lora = true, but this model runs through transformers, whose layers do not support adapters")
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
     forward, choices, kernels = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
     drafter = None
     if draft is not None:
-        drafter = ModelRunner(loaded[1].forward, kernels=loaded[1].kernels), draft.checkpoint.max_context_tokens
+        draft_runner = ModelRunner(
+            loaded[1].forward, kernels=loaded[1].kernels, extensions=Extensions(guides=extensions.guides)
+        )
+        drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
+    adapters = None
+    if forward.adapters is not None:
+        adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
+        for folder, reason in adapters.prefetch():
+            warn("adapter_left_out", f"{folder}: {reason}")
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter)
+    extensions = replace(extensions, adapters=adapters, images=images)
+    runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter, extensions=extensions)
     runner.choices |= choices
-    runner.images = images
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
-    if forward.adapters is not None:
-        runner.adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
-        for folder, reason in runner.adapters.prefetch():
-            warn("adapter_left_out", f"{folder}: {reason}")
     return runner
 
 
 def adaptable(checkpoint: Checkpoint) -> bool:
-    """Whether the layers are our own."""
+    """Whether the model is one of Sluice's own, whose layers support LoRA adapters."""
     try:
         model_class(checkpoint.config).read_config(checkpoint.config)
     except NotNativeError:
@@ -141,7 +148,7 @@ def adaptable(checkpoint: Checkpoint) -> bool:
 
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
-    """As `load_runner`, for ranks other than 0: the same model, without a runner."""
+    """As `load_runner`, for ranks other than 0, which need no runner."""
     return load(checkpoint, config, progress, shard, _ignore, _ignore)[0].forward
 
 
@@ -154,17 +161,17 @@ def load(
     warn: Warn,
     draft: DraftConfig | None = None,
 ) -> list[Loaded]:
-    """A model, or a rank's shard of it, in memory, then the draft model; see `load_runner`."""
+    """Load a model, or a rank's shard of it, then the draft model; see `load_runner`."""
     device = find_device(config)
     config = share_of_rank(config, device)
     _use_device(device, config, warn)
     with torch.inference_mode():
         models = [_load_model(checkpoint, config, device, progress, shard, warn)]
         if draft is not None:
-            own = draft.runner_config(models[0].setup.config, widest_window(models[0].model.config.windows))
-            models.append(_load_model(draft.checkpoint, own, device, progress, shard, warn))
+            draft_config = draft.runner_config(models[0].setup.config, widest_window(models[0].model.config.windows))
+            models.append(_load_model(draft.checkpoint, draft_config, device, progress, shard, warn))
         caches = _make_caches(models)
-        return [_complete(each, cache, capturing, warn) for each, cache in zip(models, caches, strict=True)]
+        return [_complete(model, cache, capturing, warn) for model, cache in zip(models, caches, strict=True)]
 
 
 def _load_model(
@@ -180,13 +187,15 @@ def _load_model(
     chosen = choose(config.attention, site)
     # One scheduler allocates the blocks of all ranks.
     if chosen.tokens_per_block != shard.all_min(chosen.tokens_per_block):
-        raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
+        raise ValueError(
+            f"ranks disagree on tokens_per_block: this one would use {chosen.tokens_per_block}; set tokens_per_block"
+        )
     _warn_if_slow(chosen, device, warn)
     config = replace(config, tokens_per_block=chosen.tokens_per_block)
     check_output_layers(config.output_layers, shape.num_layers)
     model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
     if config.output_layers and not model.has_taps:
-        raise ValueError("output_layers: a model that runs through transformers does not offer single layers")
+        raise ValueError("output_layers: this model runs through transformers, which does not expose single layers")
     fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)
     fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
@@ -206,7 +215,7 @@ def _load_model(
 def _make_adapters(
     model: Model, config: RunnerConfig, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> DeviceAdapters | None:
-    """Before the KV cache, which gets a part of what is left."""
+    """Called before the KV cache is allocated, which gets a fraction of the memory that remains."""
     if not config.lora or not isinstance(model, CausalLM):
         return None
     return make_adapters(model.model.layers, config, dtype, device, shard, free_memory(device) // config.ranks_here)
@@ -217,7 +226,7 @@ def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
         torch.set_num_threads(config.threads or 1)
     else:
         torch.cuda.set_device(device)
-        # Before the kernels are tested: each would report it on its own, at length.
+        # Reported before the kernels are tested, each of which would report it separately, at length.
         if missing := missing_compiler():
             warn("compiler_not_found", missing)
 
@@ -229,24 +238,24 @@ def _warn_if_slow(chosen: ChosenBackend, device: torch.device, warn: Warn) -> No
 
 def _pack(model: Model) -> Packer:
     packer = Packer()
-    # transformers' modules call their own linear layers.
+    # Models of transformers do not use Sluice's linear layers.
     if isinstance(model, Layer):
         model.pack(packer)
     return packer
 
 
 def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
-    """As many blocks for each."""
+    """A KV cache per model, all with the same number of blocks."""
     config, context, _, device, shard = models[0].setup
     if device.type == "cuda":
-        # What the largest step allocates must be gone from the free memory before the cache is sized by it.
-        for each in models:
-            each.warm_up(each.new_cache(1))
-    block_bytes = sum(each.block_bytes for each in models)
-    num_kv_heads = max(each.num_kv_heads for each in models)
+        # Allocate what the largest step needs first, so that the cache is sized by the memory that remains.
+        for model in models:
+            model.warm_up(model.new_cache(1))
+    block_bytes = sum(model.block_bytes for model in models)
+    num_kv_heads = max(model.num_kv_heads for model in models)
     num_blocks = shard.all_min(count_blocks(config, block_bytes, num_kv_heads, context, device))
     num_host_blocks = shard.all_min(count_host_blocks(config, block_bytes, num_blocks, device))
-    return [each.new_cache(num_blocks, num_host_blocks) for each in models]
+    return [model.new_cache(num_blocks, num_host_blocks) for model in models]
 
 
 def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> Loaded:
@@ -261,7 +270,7 @@ def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Wa
 def _make_graphs(
     loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn
 ) -> tuple[tuple[Graphs, ...], str]:
-    """The graphs, if any, and a summary for the log."""
+    """CUDA graphs, if they are supported, and a summary for the log."""
     model, backend = loaded.model, loaded.backend
     config, context, _, device, shard = loaded.setup
     refused = graphs_refused(config, model, backend, device)
@@ -280,13 +289,13 @@ def _make_graphs(
 
 
 def _summary(graphs: Sequence[Graphs]) -> str:
-    """Sizes; graphs for short contexts and for all have the same."""
-    found = {each.kind: f"{len(each.sizes)} up to {each.sizes[-1]}" for each in graphs}
-    return " and ".join(f"{sizes}{kind and f' {kind}'}" for kind, sizes in found.items())
+    """Number of sizes and largest size of each kind. Graphs of one kind, for short and long contexts, have the same."""
+    sizes_of = {graph.kind: f"{len(graph.sizes)} up to {graph.sizes[-1]}" for graph in graphs}
+    return " and ".join(f"{sizes}{kind and f' {kind}'}" for kind, sizes in sizes_of.items())
 
 
 def share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
-    """The config with this rank's share of what all ranks on this machine have together."""
+    """The config with this rank's share of the cores and the memory that all ranks on this machine use together."""
     ranks, fraction = config.ranks_here, config.kv_memory_fraction
     # A GPU belongs to one rank, but ranks on a CPU share its memory.
     if device.type == "cpu" and ranks > 1 and (fraction is not None or config.kv_cache_tokens is None):

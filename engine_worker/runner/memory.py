@@ -1,4 +1,4 @@
-"""Sizes the KV cache by the memory that is free."""
+"""Sizes the KV cache by the free memory."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ import torch
 from engine_worker.runner.config import RunnerConfig
 
 CGROUP = Path("/sys/fs/cgroup")
-# The rest of a GPU's memory is for CUDA graphs; a CPU's also serves everything else on the machine.
+# On a GPU the rest is for CUDA graphs; on a CPU, for everything else on the machine.
 FRACTION = {"cpu": 0.5, "cuda": 0.9}
-"""Default share of the free memory for the KV caches of all engines on this machine, or on this GPU."""
+"""Default fraction of the free memory for the KV caches of all engines on this machine, or on this GPU."""
 BEFORE = {"cpu": "loading", "cuda": "loading and a step of the largest size"}
-"""What has been allocated by then; for the error."""
+"""What was allocated before the KV cache is sized, for the error."""
 MAX_TABLE_ROWS = 2**31 - 1
-"""Slots times KV heads: the CPU backend indexes them with 32 bits."""
+"""Limit on slots times KV heads, which the CPU backend indexes with 32 bits."""
 
 
 class MemoryTooSmallError(ValueError):
@@ -22,7 +22,7 @@ class MemoryTooSmallError(ValueError):
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes; on a CPU inside a container what its limit (cgroup v2) leaves."""
+    """Bytes. On a CPU, inside a container, no more than its limit (cgroup v2) leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limit, used = _read("memory.max"), _read("memory.current")
@@ -34,9 +34,9 @@ def free_memory(device: torch.device) -> int:
 def count_blocks(
     config: RunnerConfig, block_bytes: int, num_kv_heads: int, max_context: int, device: torch.device
 ) -> int:
-    """Blocks on the device: by `kv_cache_tokens`, by memory, or the smaller of both.
+    """Number of blocks on the device: by `kv_cache_tokens`, by memory, or the smaller of both.
 
-    By memory alone there are no more than a batch of sequences of `max_context` tokens can fill. `tokens_per_block`
+    Without `kv_cache_tokens`, no more than a batch of sequences of `max_context` tokens can fill. `tokens_per_block`
     must be set. Raises MemoryTooSmallError.
     """
     limits = [MAX_TABLE_ROWS // (config.tokens_per_block * num_kv_heads)]
@@ -47,45 +47,45 @@ def count_blocks(
     if config.kv_cache_tokens is None or config.kv_memory_fraction is not None:
         limits.append(_by_memory(config, block_bytes, device))
     blocks = min(limits)
-    # A GPU allocates all of it now; on a CPU pages are allocated when they are written.
-    if device.type == "cuda" and (wanted := blocks * block_bytes) > (free := free_memory(device)):
+    # A GPU allocates the whole cache now; on a CPU pages are allocated when they are first written.
+    if device.type == "cuda" and (needed := blocks * block_bytes) > (free := free_memory(device)):
         raise MemoryTooSmallError(
-            f"kv_cache_tokens = {config.kv_cache_tokens} take {wanted >> 20} MiB, but {free >> 20} MiB are free"
+            f"kv_cache_tokens = {config.kv_cache_tokens} need {needed >> 20} MiB, but only {free >> 20} MiB are free"
         )
     return blocks
 
 
 def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, device: torch.device) -> int:
-    """Blocks in host memory, in addition to `num_blocks` on the device. Raises MemoryTooSmallError."""
-    wanted, cpu = config.kv_host_memory, torch.device("cpu")
-    if not wanted:
+    """Number of blocks in host memory, in addition to `num_blocks` on the device. Raises MemoryTooSmallError."""
+    requested, cpu = config.kv_host_memory, torch.device("cpu")
+    if not requested:
         return 0
-    if wanted < block_bytes:
+    if requested < block_bytes:
         raise MemoryTooSmallError(
-            f"kv_host_memory = {wanted} bytes is less than the {block_bytes} "
+            f"kv_host_memory = {requested} bytes is less than the {block_bytes} "
             f"that a block of {config.tokens_per_block} tokens takes"
         )
     # On a CPU both pools share the memory, and the device blocks are not written yet.
     free = free_memory(cpu) - (num_blocks * block_bytes if device == cpu else 0)
-    if wanted > free:
-        raise MemoryTooSmallError(f"kv_host_memory = {wanted >> 20} MiB, but {max(0, free) >> 20} MiB are left")
-    return wanted // block_bytes
+    if requested > free:
+        raise MemoryTooSmallError(f"kv_host_memory = {requested >> 20} MiB, but {max(0, free) >> 20} MiB are left")
+    return requested // block_bytes
 
 
 def fraction_of(config: RunnerConfig, device: torch.device) -> float:
-    """Fraction of `_room` for the KV cache: the setting, or this engine's share of the default."""
+    """Fraction of `_available_to_cache` for the KV cache: the setting, or this engine's share of the default."""
     if config.kv_memory_fraction is not None:
         return config.kv_memory_fraction
     return FRACTION[device.type] / (config.engines_here if device.type == "cpu" else 1)
 
 
-def _room(config: RunnerConfig, device: torch.device) -> int:
-    """Bytes of which the KV cache gets a fraction."""
+def _available_to_cache(config: RunnerConfig, device: torch.device) -> int:
+    """Bytes, of which the KV cache gets a fraction."""
     free = free_memory(device)
     if device.type == "cpu" or config.engines_per_gpu == 1 or config.kv_memory_fraction is not None:
         return free
-    # Engines that share a GPU load at different times and find different amounts free. So each gets an equal share of
-    # the whole GPU, less what it has reserved already.
+    # Engines that share a GPU load at different times and see different amounts of free memory. So each gets an equal
+    # share of the whole GPU, less what it has already reserved.
     share = torch.cuda.mem_get_info(device)[1] // config.engines_per_gpu
     return max(0, min(free, share - torch.cuda.memory_reserved(device)))
 
@@ -98,12 +98,12 @@ def _by_tokens(tokens: int, tokens_per_block: int) -> int:
 
 def _by_memory(config: RunnerConfig, block_bytes: int, device: torch.device) -> int:
     fraction = fraction_of(config, device)
-    room = _room(config, device)
-    blocks = int(room * fraction) // block_bytes
+    available = _available_to_cache(config, device)
+    blocks = int(available * fraction) // block_bytes
     if blocks < 1:
         raise MemoryTooSmallError(
-            f"no memory for the KV cache: {room >> 20} MiB are free after {BEFORE[device.type]}, "
-            f"{fraction:.0%} of them are for it, "
+            f"no memory for the KV cache: {available >> 20} MiB are free after {BEFORE[device.type]}, "
+            f"{fraction:.0%} of which are for the KV cache, "
             f"and a block of {config.tokens_per_block} tokens takes {block_bytes / 2**20:.2f} MiB"
         )
     return blocks
@@ -120,5 +120,5 @@ def _available() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
-    # Not Linux: half of the physical memory is a guess.
+    # Not on Linux: assume that half of the physical memory is free.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,6 +1,6 @@
-"""Methods that run by name on a rank, between two steps: those below, and those of the entry points GROUP.
+"""Methods that are called by name on a rank, between two steps: BUILT_IN and those of the entry point group GROUP.
 
-A method is called as `method(rank, *args, **kwargs)` and returns a value that JSON can hold.
+A method is called as `method(rank, *args, **kwargs)` and returns a value that JSON can represent.
 """
 
 import inspect
@@ -27,7 +27,7 @@ Method = Callable[..., object]
 
 
 class Blocks(Protocol):
-    """A KV cache, as far as all of them are alike."""
+    """What all KV caches have in common."""
 
     num_blocks: int
     num_host_blocks: int
@@ -35,47 +35,49 @@ class Blocks(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of the blocks on the device."""
+        """Bytes of the blocks on the device."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What a method may use: its first argument."""
+    """The first argument of every method: what it may use."""
 
     rank: int
     num_ranks: int
     device: torch.device
     model: Any
-    """By torch a `Model`, this rank's shard; by OpenVINO its compiled model."""
+    """With torch a `Model`, this rank's shard; with OpenVINO its compiled model."""
     cache: Blocks
-    """By torch a `KVCache`."""
+    """With torch a `KVCache`."""
 
 
 class Methods:
-    """For one thread."""
+    """Runs methods on one rank. Not thread-safe."""
 
     def __init__(self, rank: Rank, plugins: Iterable[EntryPoint] | None = None) -> None:
-        """`plugins`: instead of the installed entry points. A built-in method cannot be replaced."""
+        """`plugins`: replace the installed entry points. A built-in method cannot be overridden."""
         self._rank = rank
         found = entry_points(group=GROUP) if plugins is None else plugins
         self._plugins = {plugin.name: plugin for plugin in found}
 
     @torch.inference_mode()
     def answer(self, call: MethodCall) -> RankAnswer:
-        """Run a method; whatever it raises is the answer."""
+        """Run a method. Its exceptions are answers too."""
         number = self._rank.rank
         try:
             value = to_json(self._run(call))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the engine goes on, whatever a method does
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a method's error must not end the engine
             return failed(number, f"{type(error).__name__}: {error}")
         if len(value) > MAX_JSON_BYTES:
-            return failed(number, f"ValueError: its value has {len(value)} bytes, at most {MAX_JSON_BYTES} are allowed")
+            return failed(
+                number, f"ValueError: the returned value has {len(value)} bytes as JSON, more than {MAX_JSON_BYTES}"
+            )
         return RankAnswer(number, value)
 
     def _run(self, call: MethodCall) -> object:
         method = self._find(call.method)
         args, kwargs = parse_json(call.args), parse_json(call.kwargs)
-        # Before the call, so that a TypeError of the method itself is not taken for one of its arguments.
+        # Checked before the call, so that a TypeError within the method is not reported as one of its arguments.
         try:
             inspect.signature(method).bind(self._rank, *args, **kwargs)
         except TypeError as error:
@@ -85,7 +87,7 @@ class Methods:
     def _find(self, name: str) -> Method:
         if name in BUILT_IN:
             return BUILT_IN[name]
-        # Loaded at its first call: a package that cannot be imported costs an answer, not the engine.
+        # Loaded when it is called, so that a package that cannot be imported fails the call and not the engine.
         if name in self._plugins:
             method: Method = self._plugins[name].load()
             return method
@@ -94,12 +96,12 @@ class Methods:
 
 
 def ping(rank: Rank, /) -> dict[str, Any]:
-    """Who answers."""
+    """Identifies the process of the rank."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "rank": rank.rank, "num_ranks": rank.num_ranks}
 
 
 def memory(rank: Rank, /) -> dict[str, Any]:
-    """Of the device: bytes that this process holds, and bytes that are free; the size of the KV cache."""
+    """Memory of the device: bytes that this process uses, and bytes that are free; size of the KV cache."""
     cache = rank.cache
     return {
         "device": str(rank.device),
@@ -113,16 +115,16 @@ def memory(rank: Rank, /) -> dict[str, Any]:
 
 
 def versions(_: Rank, /) -> dict[str, str | None]:
-    """Of Python, the packages that compute, and CUDA; None: not installed."""
-    own = {"python": platform.python_version(), "sluice": build_version(), "cuda": torch.version.cuda}
-    return own | {name: _version(name) for name in PACKAGES}
+    """Versions of Python, Sluice, CUDA and the packages that compute; None: not installed."""
+    found = {"python": platform.python_version(), "sluice": build_version(), "cuda": torch.version.cuda}
+    return found | {name: _version(name) for name in PACKAGES}
 
 
 BUILT_IN: dict[str, Method] = {"memory": memory, "ping": ping, "versions": versions}
 
 
 def _used(device: torch.device) -> int | None:
-    """None where the system does not say."""
+    """Bytes that this process uses; None if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.is_file() else None

@@ -1,4 +1,4 @@
-"""A step's samples on their way to the host."""
+"""Copies the results of sampling to the host."""
 
 import torch
 
@@ -14,11 +14,11 @@ POSTPONED = Drawn(-1, postponed=True)
 
 
 class StepResults:
-    """Asynchronous copies to pinned memory, started here."""
+    """The results of a step. On a GPU the constructor starts asynchronous copies to pinned memory."""
 
-    def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, hidden: bool) -> None:
-        """`programs`: names the draws whose tokens do not count. `hidden`: the next step is queued before this one is
-        waited for, so a late wake-up costs nothing."""
+    def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, overlapped: bool) -> None:
+        """`programs`: lists the draws whose tokens are invalid. `overlapped`: the next step is queued before the host
+        waits for this one, so a late wake-up costs nothing."""
         self.tokens = sampled.tokens
         """[D] int64, on the device."""
         self._draws = draws
@@ -29,14 +29,14 @@ class StepResults:
             short = None if sampled.short is None else on_host(sampled.short)
             best = tuple(BestOfDraws(beams, Best(*map(on_host, found))) for beams, found in sampled.best)
             sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best)
-            # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
-            # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
-            self._copied = torch.cuda.Event(blocking=hidden and short is None)
+            # CUDA spins while it waits, which takes a core that router and detokenizer may need; a blocking wait wakes
+            # up about 50 µs late. Spin if there is a `short`, since the next step is queued only after that is known.
+            self._copied = torch.cuda.Event(blocking=overlapped and short is None)
             self._copied.record()
         self._sampled = sampled
 
     def drawn(self) -> list[Drawn]:
-        """One per draw; waits for the device."""
+        """The results, one per draw. Waits for the device."""
         self._wait()
         results = self._sampled.results(self._draws)
         for draw in self._later:
@@ -48,13 +48,13 @@ class StepResults:
         return results
 
     def tokens_on_host(self) -> list[int]:
-        """[D]; waits for the device."""
+        """The tokens [D]. Waits for the device."""
         self._wait()
         tokens: list[int] = self._sampled.tokens.tolist()
         return tokens
 
     def short(self) -> bool:
-        """See `Sampled.short`; waits for the device only if a draw has a filter."""
+        """See `Sampled.short`. Waits for the device only if a draw has a filter that candidates may be too few for."""
         if self._sampled.short is None:
             return False
         self._wait()

@@ -1,4 +1,4 @@
-"""Rows beside the draws': each goes to what wants it, log-probabilities of the prompt or tensors for clients."""
+"""Distributes the rows of `Slice.rows` to their consumers: log-probabilities of the prompt, and tensors for clients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,23 +13,23 @@ from engine_worker.step import KeptRows, Slice
 
 
 class WantedRows:
-    """Of a step that has any."""
+    """The rows of one step that has any."""
 
     def __init__(self, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, RowsFunction]) -> None:
-        wanting = [part for part in slices if part.scored is not None or part.kept]
-        self._scores = PromptScores(wanting, device) if any(part.scored for part in wanting) else None
-        self._tensors = KeptTensors(wanting, functions) if any(part.kept for part in wanting) else None
+        with_rows = [part for part in slices if part.scored is not None or part.kept]
+        self._scores = PromptScores(with_rows, device) if any(part.scored for part in with_rows) else None
+        self._tensors = KeptTensors(with_rows, functions) if any(part.kept for part in with_rows) else None
         self._runs: list[tuple[int | None, int]] = []
-        """In the order of the rows: (index among all `kept`, or None: scored; number of rows)."""
+        """In the order of the rows: (index among all `Kept` of the step, or None for `Scored`; number of rows)."""
         num_kept = 0
-        for part in wanting:
+        for part in with_rows:
             if part.scored is not None:
                 self._runs.append((None, len(part.scored.tokens)))
             for kept in part.kept:
                 self._runs.append((num_kept, kept.count))
                 num_kept += 1
         self._run, self._done = 0, 0
-        """The run that the next row belongs to, and its rows that have come."""
+        """The run that the next row belongs to, and the number of its rows that were added."""
 
     def add(self, hidden: Tensor, logits: Tensor, layers: Layers) -> None:
         """See `TakeRows`."""
@@ -40,15 +40,14 @@ class WantedRows:
             if kept is None and self._scores is not None:
                 self._scores.add(logits[at:end])
             elif kept is not None and self._tensors is not None:
-                own = rows_between(layers, at, end)
-                self._tensors.add(kept, self._done, hidden[at:end], logits[at:end], own)
+                self._tensors.add(kept, self._done, hidden[at:end], logits[at:end], rows_between(layers, at, end))
             self._done += end - at
             at = end
             if self._done == size:
                 self._run, self._done = self._run + 1, 0
 
     def finish(self) -> None:
-        """All rows have come."""
+        """Called after the last row."""
         if self._scores is not None:
             self._scores.finish()
         if self._tensors is not None:

@@ -1,4 +1,4 @@
-"""The rows of prompt tables that a step needs."""
+"""Gathers the rows of prompt tables that a step needs."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from sluice.ring.images import Image
 from sluice.ring.tables import Table, VirtualTokens
 
 STAND_IN = 0
-"""The id that the model gets in place of a virtual token's."""
+"""The token id that the model gets in place of a virtual token's id."""
 
 
 class TableRows(NamedTuple):
     tokens: NDArray[np.int64]
-    """[V]: the virtual tokens of a step, by index."""
+    """[V]: indices of the virtual tokens in the step."""
     rows: NDArray[np.float32]
     """[V, hidden]."""
 
 
 def with_images(slices: Sequence[Slice], rows_of: Callable[[Image], Table]) -> tuple[Slice, ...]:
-    """Slices with tables in place of the images that they need."""
+    """The slices, with tables in place of the images that their tokens address."""
     return tuple(
         part
         if part.virtual is None
@@ -34,7 +34,7 @@ def with_images(slices: Sequence[Slice], rows_of: Callable[[Image], Table]) -> t
 
 def table_rows(slices: Sequence[Slice]) -> TableRows | None:
     """None if the step has no virtual tokens."""
-    # Few operations per slice, for every step asks.
+    # Few operations per slice, because this runs in every step.
     virtual = [part.virtual for part in slices]
     if not any(virtual):
         return None
@@ -43,27 +43,27 @@ def table_rows(slices: Sequence[Slice]) -> TableRows | None:
         start, end = end, end + len(part.tokens)
         if part.virtual is not None:
             ids = np.fromiter(part.tokens, np.int64, end - start) - part.virtual.vocab_size
-            places = np.flatnonzero(ids >= 0)
-            tokens.append(places + start)
-            rows.append(_rows(part.virtual, ids[places]))
+            indices = np.flatnonzero(ids >= 0)
+            tokens.append(indices + start)
+            rows.append(_rows(part.virtual, ids[indices]))
     return TableRows(np.concatenate(tokens), np.concatenate(rows))
 
 
 def _rows(virtual: VirtualTokens, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-    """`numbers` [V]: of rows, in all tables joined."""
+    """[V, hidden]. `numbers` [V]: row numbers in the concatenation of all tables."""
     tables = [(table, first) for table, first in virtual.placed if isinstance(table, Table)]
-    found = np.empty((len(numbers), tables[0][0].hidden_size), np.float32)
+    rows = np.empty((len(numbers), tables[0][0].hidden_size), np.float32)
     for table, first in tables:
-        own = (numbers >= first) & (numbers < first + table.rows)
-        if own.any():
-            found[own] = _floats(table, numbers[own] - first)
-    return found
+        inside = (numbers >= first) & (numbers < first + table.rows)
+        if inside.any():
+            rows[inside] = _floats(table, numbers[inside] - first)
+    return rows
 
 
 def _floats(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    kind = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[table.dtype]
-    found = np.frombuffer(table.data, kind).reshape(table.rows, table.hidden_size)[rows]
+    dtype = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[table.dtype]
+    values = np.frombuffer(table.data, dtype).reshape(table.rows, table.hidden_size)[rows]
     if table.dtype == "bfloat16":
-        # The upper half of a float32.
-        return (found.astype(np.uint32) << 16).view(np.float32)
-    return found.astype(np.float32, copy=False)
+        # bfloat16 is the upper half of a float32.
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""The forward pass by torch: a step's arrays through the model, in the same way on every rank."""
+"""The forward pass with torch: computes a step's arrays with the model, in the same way on every rank."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,15 +32,15 @@ class StepOnDevice(NamedTuple):
     tensors: StepTensors
     """Padded if a graph computes it."""
     inputs: AttentionInputs
-    """As the backend prepared them, unless a graph computes the step."""
+    """Prepared by the backend, unless a graph computes the step."""
     num_tokens: int
     """Without padding."""
     follows: bool
     arrays: StepArrays | None = None
-    """If it has adapters: they are found once those of the step are loaded."""
+    """Only in a step with adapters: these are looked up after the step's adapters were loaded."""
     keeps_layers: bool = False
     graphs: Graphs | None = None
-    """Those of which one computes the step; None: it is eager."""
+    """Graphs of which one computes the step; None: the step is computed without graphs."""
 
     @property
     def has_rows(self) -> bool:
@@ -83,11 +83,11 @@ class TorchForward:
         self.rank = Rank(shard.rank, shard.size, device, model, cache)
 
     def check(self) -> None:
-        # After an illegal access, a failed assertion or a memory fault every CUDA call of this process fails.
+        # After an illegal access, a failed assertion or a memory fault, every CUDA call of this process fails.
         synchronize(self.device)
 
     def close(self) -> None:
-        """Wait for the device and drop the graphs; nothing can be computed afterwards."""
+        """Wait for the device and drop the graphs. No step can be computed afterwards."""
         synchronize(self.device)
         # NCCL cannot shut down while a graph that captured one of its operations exists.
         self._graphs = ()
@@ -97,7 +97,7 @@ class TorchForward:
 
     def prepare(self, arrays: StepArrays) -> StepOnDevice:
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0
-        # Graphs compute no layers for clients, so that steps without them cost no more.
+        # Graphs do not save layers for clients, which would slow down all other steps.
         for graphs in () if arrays.keeps_layers else self._graphs:
             if (size := graphs.fit(arrays)) is not None:
                 tensors = StepTensors.of(graphs.pad(arrays, size), self.device)
@@ -120,7 +120,7 @@ class TorchForward:
 
     def _embeds(self, tokens: NDArray[np.int64], rows: NDArray[np.float32] | None) -> Embeds:
         if rows is None:
-            # Rank 0's, once the step is computed.
+            # Replaced by rank 0's rows when the step is computed.
             rows = np.zeros((len(tokens), self.hidden_size), np.float32)
         return Embeds(*arrays_to_device([tokens, rows], self.device))
 
@@ -130,16 +130,16 @@ class TorchForward:
         if step is None:
             return None
         if step.follows:
-            # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
+            # Only rank 0 samples, so it broadcasts the tokens that the previous step has sampled.
             self.shard.broadcast(step.tensors.token_ids)
         tensors = step.tensors
         if tensors.embeds is not None:
-            # Too large for the channel on which steps come.
+            # Too large for the channel on which steps are sent.
             self.shard.broadcast(tensors.embeds.rows)
         taps = Taps(self.output_layers, tensors.kept_tokens) if step.keeps_layers else None
         hidden = self(step, taps)
         if tensors.kept_tokens is not None:
-            layers = NO_LAYERS if taps is None else taps.found
+            layers = NO_LAYERS if taps is None else taps.rows
             size = rows_per_block(self.vocab_size)
             for block, tokens in enumerate(tensors.kept_tokens.split(size)):
                 kept = hidden.index_select(0, tokens)
@@ -149,7 +149,7 @@ class TorchForward:
         return self.model.logits(rows) if len(rows) else None
 
     def __call__(self, step: StepOnDevice, taps: Taps | None = None) -> Tensor:
-        """Hidden states [T, hidden], in memory that the next step may overwrite."""
+        """Compute the hidden states [T, hidden], in memory that the next step may overwrite."""
         tensors = step.tensors
         if step.graphs is not None:
             return step.graphs(tensors)[: step.num_tokens]
@@ -159,7 +159,7 @@ class TorchForward:
         return self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs, adapters, tensors.embeds, taps)
 
     def _adapters_of(self, arrays: StepArrays) -> StepAdapters | None:
-        """None: all that it has are missing."""
+        """None if all adapters of the step are missing."""
         if self.adapters is None or arrays.adapters is None:
-            raise RuntimeError("a step with adapters, but this engine was started without")
+            raise RuntimeError("a step uses LoRA adapters, but this engine was started without lora = true")
         return self.adapters.step(arrays.adapters, arrays.query_start)

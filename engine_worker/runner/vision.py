@@ -1,4 +1,4 @@
-"""Loads what computes the rows of images."""
+"""Loads the vision tower, which computes the rows of images."""
 
 from functools import partial
 from io import BytesIO
@@ -16,13 +16,14 @@ from sluice.ring.images import Image
 from sluice.ring.vision import Vision
 
 BLANK_PIXELS = 64
-"""Of a side."""
+"""Side of the test image, unless a model's largest image is used."""
 
 
 def load_images(
     checkpoint: Checkpoint, config: RunnerConfig, dtype: torch.dtype, device: torch.device
 ) -> ImageRows | None:
-    """None: the model takes no images. Called before the KV cache is sized. Raises CheckpointError."""
+    """Load the tower and compute a test image, before the KV cache is sized. None if the model accepts no images.
+    Raises CheckpointError."""
     if checkpoint.vision is None:
         return None
     tower = make_tower(checkpoint, dtype, device)
@@ -32,7 +33,7 @@ def load_images(
     else:
         load_weights(checkpoint.path, targets, _ignore, rename=vision_name)
     try:
-        # Also for the memory that it takes, which the KV cache must not get; only a GPU computes large ones fast.
+        # This also allocates the tower's memory, so that the KV cache leaves it. Large images are slow on a CPU.
         tower.encode(_blank(checkpoint.vision, largest=device.type == "cuda"))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
@@ -40,7 +41,7 @@ def load_images(
 
 
 def _ignore(*_: object) -> None:
-    """Progress: the decoder's weights are many times as large."""
+    """Drop progress reports: the decoder's weights, which are many times as large, take most of the time."""
 
 
 def _use(device: torch.device) -> None:
@@ -50,6 +51,7 @@ def _use(device: torch.device) -> None:
 
 
 def _blank(vision: Vision, *, largest: bool) -> Image:
+    """A black image, of the largest size if the model has one and `largest` is set."""
     import PIL.Image
 
     side = isqrt(vision.scaling.most_pixels) if largest and vision.scaling is not None else BLANK_PIXELS

@@ -1,5 +1,5 @@
-"""Between loading and serving on a GPU: the largest step, whose memory the KV cache must not get; the capture of CUDA
-graphs; that step again."""
+"""What happens between loading and serving on a GPU: compute the largest step, so that the KV cache leaves the memory
+that it needs; capture CUDA graphs; compute that step again."""
 
 import gc
 from itertools import count
@@ -40,16 +40,16 @@ FILTERED = replace(UNFILTERED, top_p=0.9)
 
 
 def largest_step(config: RunnerConfig, max_context: int, sampling: SamplingParams) -> list[Slice]:
-    """The most tokens of the most sequences, one of them as long as possible."""
-    left = config.max_tokens_per_step
+    """The maximum number of tokens in the maximum number of sequences, one of which is as long as possible."""
+    tokens_left = config.max_tokens_per_step
     (program,) = build_programs(sampling, [0])
     slices = []
-    for others in reversed(range(min(config.max_batch_size, left))):
-        count = min(max_context, left - others)
-        # All share block 0: its content does not matter yet.
+    for sequences_left in reversed(range(min(config.max_batch_size, tokens_left))):
+        count = min(max_context, tokens_left - sequences_left)
+        # All sequences share block 0, whose content does not matter yet.
         blocks = [0] * -(-count // config.tokens_per_block)
         slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, program=program),)))
-        left -= count
+        tokens_left -= count
     return slices
 
 
@@ -63,15 +63,15 @@ def warm_up(
     kernels: SamplingKernels | None = TORCH,
     where: str = "after loading",
 ) -> None:
-    """Run the largest step and sample from it, so that torch and libraries allocate the most memory they will need. On
-    CUDA torch keeps it until a graph is captured.
+    """Run the largest step and sample from it, so that torch and libraries allocate the most memory that they will
+    need. On CUDA, torch keeps this memory until a graph is captured.
 
-    cache: of at least one block, which is overwritten. kernels: None if this rank does not sample. where: what else
-    is allocated by then, for the error. Raises MemoryTooSmallError.
+    cache: has at least one block, which is overwritten. kernels: None if this rank does not sample. where: what has
+    been allocated before, for the error. Raises MemoryTooSmallError.
     """
     device = cache.layers[0].keys.device
     if device.type == "cuda":
-        # What the kernel tests left behind, so that the free memory below is accurate.
+        # Free what the kernel tests have allocated, so that the free memory below is accurate.
         gc.collect()
         torch.cuda.empty_cache()
     free = free_memory(device)
@@ -94,7 +94,7 @@ def warm_up(
 
 
 def graphs_refused(config: RunnerConfig, model: Model, backend: AttentionBackend, device: torch.device) -> str | None:
-    """Why there can be no CUDA graphs, for the log; None: there can."""
+    """Why CUDA graphs cannot be used, for the log; None if they can."""
     if device.type != "cuda":
         return "the device is a CPU"
     if not config.cuda_graphs:
@@ -119,20 +119,20 @@ def capture_graphs(
     """Graphs for generation steps of up to `max_batch_size` sequences with up to `max_context` tokens and, if attention
     can be captured in them, for steps with context of up to LARGEST tokens.
 
-    Each capture makes torch return cached memory to CUDA, which undoes `warm_up`. `progress` gets graphs done and
-    graphs in total. Raises MemoryTooSmallError, and CaptureError on all ranks alike.
+    Each capture makes torch return cached memory to CUDA, which undoes `warm_up`. `progress` is called with graphs done
+    and graphs in total. Raises MemoryTooSmallError, and CaptureError on all ranks alike.
     """
     size, device = cache.tokens_per_block, cache.layers[0].keys.device
     longest = min(max_context, cache.num_blocks * size)
     blocks = table_width(longest, widest_window(model.config.windows), size)
     rows = config.max_batch_size
-    # A graph repeats the launches of its longest context, so short ones have graphs of their own.
+    # A graph repeats the launches of its longest context, so short contexts have separate graphs.
     widths = sorted({min(blocks, -(-LONG // size)), blocks})
     kinds: list[Buffers] = [GenerationBuffers(min(rows, LARGEST), width, size, device) for width in widths]
     if backend.context_graphs:
-        # Behind a window, the table of a step with context also has the blocks of its own tokens.
-        most = min(-(-longest // size), blocks + -(-LARGEST // size))
-        kinds.append(ContextBuffers(config.max_tokens_per_step, rows, most, size, device))
+        # With a window, the block table of a step with context also has the blocks of the step's tokens.
+        context_blocks = min(-(-longest // size), blocks + -(-LARGEST // size))
+        kinds.append(ContextBuffers(config.max_tokens_per_step, rows, context_blocks, size, device))
     captured = _counting(_agreed(capture, shard), progress, sum(len(buffers.sizes) for buffers in kinds))
     free = free_memory(device)
     try:
@@ -165,17 +165,17 @@ def _counting(capture: Capture, progress: Progress, total: int) -> Capture:
 
 
 def _agreed(capture: Capture, shard: Shard) -> Capture:
-    """If one rank fails to capture a graph, all give up there: in the next one they would wait for it forever."""
+    """If one rank fails to capture a graph, all ranks fail there: in the next graph they would wait for it forever."""
 
     def attempt(work: Work) -> Graph:
-        graph, cause = None, CaptureError("another rank failed")
+        graph, failure = None, CaptureError("another rank failed")
         try:
             graph = capture(work)
         except CaptureError as error:
-            cause = error
-        together = shard.all_min(int(graph is not None))
-        if graph is None or not together:
-            raise cause
+            failure = error
+        all_captured = shard.all_min(int(graph is not None))
+        if graph is None or not all_captured:
+            raise failure
         return graph
 
     return attempt

@@ -1,4 +1,4 @@
-"""Loads weights from safetensors files: one tensor at a time, only this rank's slice, straight to its device."""
+"""Loads weights from safetensors files: one tensor at a time, only this rank's slice, directly to its device."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +20,9 @@ from sluice.ring.checkpoint import Checkpoint, CheckpointError, listed, weight_f
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
 Cuts = Mapping[str, Cut]
-"""Which slice of the checkpoint's tensor a target holds, by name; targets not listed hold all of it."""
+"""By name of a target: which slice of the checkpoint's tensor it holds. Targets not listed hold the whole tensor."""
 Rename = Callable[[str], str | None]
-"""A target's name from that of a tensor in a file; None: the tensor is of another part of the model."""
+"""Maps the name of a tensor in a file to a target's name; None: the tensor belongs to another part of the model."""
 
 
 def same_name(name: str) -> str:
@@ -39,9 +39,9 @@ def load_weights(
     """Fill every target from the tensor of its name.
 
     Derived tensors of old checkpoints (rotary frequencies, a tied head) are ignored. Raises CheckpointError on files
-    that are missing or broken, and on tensors that are missing, unexpected, or of another shape or type.
+    that are missing or broken, and on tensors that are missing, unexpected, or of the wrong shape or type.
     """
-    # All names are checked before the first, possibly large, tensor is read.
+    # Check all names before the first tensor, which may be large, is read.
     files = weight_files(folder)
     _check_names(folder, targets, files, rename)
     total = sum(file.stat().st_size for file in files)
@@ -49,11 +49,11 @@ def load_weights(
     device = str(next(iter(targets.values())).device)
     for file in files:
         with _opened(file, device) as tensors:
-            for given in tensors.keys():  # noqa: SIM118 - not a mapping
-                name = rename(given)
+            for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
+                name = rename(name_in_file)
                 if name in targets:
-                    whole = _fill(given, targets[name], tensors.get_slice(given), cuts.get(name))
-                    progress(min(done := done + whole, total), total)
+                    read = _fill(name_in_file, targets[name], tensors.get_slice(name_in_file), cuts.get(name))
+                    progress(min(done := done + read, total), total)
     progress(total, total)
 
 
@@ -76,7 +76,7 @@ def random_weights(
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
             cut = cuts.get(name)
-            # Every rank draws the whole tensor and keeps its slice, so that all together hold the weights of one alone.
+            # Every rank samples the whole tensor and keeps its slice, so that several ranks have the weights of one.
             whole = target if cut is None else target.new_empty(_whole(target, cut))
             whole.normal_(0.0, deviation, generator=generators[device])
             if cut is not None:
@@ -99,7 +99,7 @@ def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path], re
 
 
 def _whole(target: Tensor, cut: Cut | None) -> list[int]:
-    """Shape of the checkpoint's tensor."""
+    """Shape of the tensor in the checkpoint."""
     shape = list(target.shape)
     if cut is not None:
         shape[cut.dim] = cut.span.total
@@ -107,12 +107,12 @@ def _whole(target: Tensor, cut: Cut | None) -> list[int]:
 
 
 def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
-    """Copy from safetensors' slice `found`; returns the bytes of the whole tensor."""
+    """Copy from `found`, a slice object of safetensors. Returns the size of the whole tensor in bytes."""
     shape = list(found.get_shape())
     if shape != _whole(target, cut):
         raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
     tensor = found[:] if cut is None else found[cut.slices]
-    # Integer and 8-bit tensors are quantized: without their scales they mean something else.
+    # Integer and 8-bit tensors are quantized: without their scales the values are wrong.
     if not tensor.is_floating_point() or tensor.itemsize < torch.float16.itemsize:
         raise CheckpointError(f"tensor {name} has type {tensor.dtype}: quantized weights are not supported")
     target.copy_(tensor)
@@ -129,7 +129,7 @@ def _opened(file: Path, device: str = "cpu") -> Iterator[Any]:
 
 
 def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
-    """The model can be called afterwards. Raises CheckpointError."""
+    """Fill the model's weights, after which it can be called. Raises CheckpointError."""
     if config.weights == "random":
         deviation = float(checkpoint.config.get("initializer_range", 0.02))
         random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())

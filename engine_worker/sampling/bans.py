@@ -1,4 +1,4 @@
-"""Tokens that may not come next, because they would complete something that is not allowed."""
+"""Rules that ban the tokens which would complete a bad word or a repeated n-gram."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,23 @@ Ngram = tuple[int, ...]
 
 
 class WordNode:
-    """Of a tree of words without their last tokens, from the end to the start."""
+    """Node of a trie of words without their last token, read from end to start."""
 
     __slots__ = ("before", "last")
 
     def __init__(self) -> None:
         self.before: dict[int, WordNode] = {}
-        """By the token before those on the path to this node."""
+        """Children, by the token that precedes the path to this node."""
         self.last: list[int] = []
-        """Last tokens of the words whose other tokens are those on the path."""
+        """Last tokens of the words whose other tokens are exactly the path to this node."""
 
 
 class BadWords:
-    """No word of several tokens is completed, also not one that the prompt begins (as transformers'
-    NoBadWordsLogitsProcessor). Has no state, so all sequences of a request share one."""
+    """Bans the last token of each bad word whose other tokens have just been generated, or end the prompt, as
+    transformers' NoBadWordsLogitsProcessor. Has no state, so all sequences of a request share one."""
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
-        """`words`: each of two tokens or more; those of a single one are `bad_token_ids`."""
+        """`words`: of two or more tokens each; words of one token are in `bad_token_ids`."""
         self._root = WordNode()
         for word in words:
             node = self._root
@@ -47,17 +47,17 @@ class BadWords:
         banned: list[int] = []
         node = self._root
         for token in reversed(tokens):
-            found = node.before.get(token)
-            if found is None:
+            child = node.before.get(token)
+            if child is None:
                 break
-            node = found
+            node = child
             banned += node.last
         if banned:
             edits.banned.append(np.array(banned))
 
 
 class NoRepeatTokens:
-    """No token comes twice: `NoRepeatNgrams` of size 1."""
+    """Bans every token of prompt and output: `NoRepeatNgrams` of size 1."""
 
     def __init__(self, prompt: PromptTokens) -> None:
         self._seen = SeenTokens(prompt)
@@ -73,25 +73,28 @@ class NoRepeatTokens:
 
 
 def index_ngrams(tokens: Sequence[int], size: int, vocab_size: float = inf) -> dict[Ngram, list[int]]:
-    """The distinct tokens after each sequence of size - 1 tokens, of those below `vocab_size` alone."""
-    found: dict[Ngram, list[int]] = defaultdict(list)
+    """The distinct tokens that follow each sequence of size - 1 tokens. N-grams with virtual tokens, whose ids are
+    `vocab_size` or more, are skipped."""
+    followers: dict[Ngram, list[int]] = defaultdict(list)
     ngrams = dict.fromkeys(zip(*(tokens[i:] for i in range(size)), strict=False))
-    virtual = max(tokens, default=0) >= vocab_size
+    has_virtual = max(tokens, default=0) >= vocab_size
     for ngram in ngrams:
-        if not virtual or max(ngram) < vocab_size:
-            found[ngram[:-1]].append(ngram[-1])
-    return found
+        if not has_virtual or max(ngram) < vocab_size:
+            followers[ngram[:-1]].append(ngram[-1])
+    return followers
 
 
 class NoRepeatNgrams:
-    """No `size` consecutive tokens come twice in prompt and output (as transformers' NoRepeatNGramLogitsProcessor)."""
+    """Bans tokens that would repeat `size` consecutive tokens of prompt and output, as transformers'
+    NoRepeatNGramLogitsProcessor."""
 
     def __init__(self, size: int, prompt: Mapping[Ngram, list[int]]) -> None:
-        """`size`: at least 2. `prompt`: its n-grams, from `index_ngrams`; shared by all sequences of a request."""
+        """`size`: at least 2. `prompt`: the prompt's n-grams from `index_ngrams`, shared by all sequences of a
+        request."""
         self._size = size
         self._prompt = prompt
         self._output: dict[Ngram, list[int]] = defaultdict(list)
-        """N-grams that end in the output."""
+        """N-grams that end in the output, as in `index_ngrams`."""
 
     def feed(self, tokens: list[int]) -> None:
         if len(tokens) >= self._size:

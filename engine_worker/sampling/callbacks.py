@@ -1,4 +1,4 @@
-"""A logits processor that is a function of a user's program, which is another process on this machine."""
+"""Logits processors that run in a user's program, which is another process on this machine."""
 
 import select
 import socket
@@ -14,23 +14,26 @@ from sluice.ring.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, 
 
 
 class CallbackError(Exception):
-    """`outcome`: what the processor did, for clients too, such as "raised KeyError". The message is for the log."""
+    """A call failed. The message is for the log."""
 
     def __init__(self, outcome: str, message: str) -> None:
+        """`outcome`: what the processor did, such as "raised KeyError"; also reported to clients."""
         super().__init__(message)
         self.outcome = outcome
 
 
 class _Sent(NamedTuple):
+    """What the program has of a sequence."""
+
     tokens: list[int]
-    """The engine's own list, which grows. Kept so that no other list gets its id."""
+    """The engine's list, which grows. Sequences are identified by its id(), so keep it alive."""
     number: int
     size: int
-    """Tokens that the last call had."""
+    """Tokens that the last call sent or referred to."""
 
 
 class _Connection:
-    """To the program, and what it has of each sequence."""
+    """A connection to the program, and what the program has of each sequence."""
 
     def __init__(self, path: str, deadline: float) -> None:
         """Raises OSError."""
@@ -43,27 +46,27 @@ class _Connection:
             raise
         self.frames = Frames(self._socket)
         self.unanswered = False
-        """A call has exceeded its limit: its answer may still come."""
+        """Whether a call has exceeded its time limit, so that its answer may still arrive."""
         self._sent: NewestSequences[_Sent] = NewestSequences()
         self._numbers = count()
 
     def sequence(self, request_id: str, client_id: int | None, tokens: list[int]) -> CalledSequence:
         sent = self._sent.pop(id(tokens))
         number = next(self._numbers) if sent is None else sent.number
-        # The last token of a call may be one that its step followed, and that step may have failed since.
+        # The last token of a call may come from a step in flight that has failed since.
         keep = 0 if sent is None else max(min(sent.size, len(tokens)) - 1, 0)
         self._sent.put(id(tokens), _Sent(tokens, number, len(tokens)), len(tokens))
         return CalledSequence(number, request_id, client_id, keep, tokens[keep:])
 
     def answers(self, deadline: float) -> bool:
-        """Wait for the beginning of an answer. False: none has arrived by the deadline."""
-        # Unlike `select`, also for descriptors above 1024, which an engine has.
+        """Wait for the first bytes of an answer. False: nothing has arrived by the deadline."""
+        # Unlike `select`, `poll` supports descriptors above 1024, which an engine has.
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
 
     def receive(self, rows: Sequence[memoryview], deadline: float) -> Answer:
-        """Fills `rows`, unless the answer is an error. Raises OSError, ValueError."""
+        """Receive an answer, and fill `rows` unless it is an error. Raises OSError, ValueError."""
         found = self.frames.receive(Answer, deadline)
         size = sum(row.nbytes for row in rows)
         if found is None or found[1] != (0 if found[0].error is not None else size):
@@ -75,23 +78,28 @@ class _Connection:
 
 
 class Callback:
-    """Calls one function of the program that listens at `address`, ipc:///path. Connects with the first call.
+    """Calls one function of the program that listens at the socket file `path`. Connects at the first call.
 
-    The wait is bounded. While a call that has exceeded `seconds` is not answered, further ones fail at once, so that a
-    function that hangs holds the engine up once.
+    A call takes at most `seconds`. While one that has exceeded this limit is unanswered, further calls fail
+    immediately, so a function that hangs delays the engine only once.
     """
 
-    def __init__(self, address: str, seconds: float) -> None:
-        self._path = address.removeprefix(SCHEME)
+    def __init__(self, path: str, seconds: float) -> None:
+        self._path = path
         self._seconds = seconds
         self._connection: _Connection | None = None
         self._row_bytes: list[int] = []
-        """Of the last call."""
+        """Bytes of each row of the last call."""
+
+    @staticmethod
+    def of(value: str, seconds: float) -> "Callback | None":
+        """A callback if `value` is an ipc:// address; None if it is anything else, such as module:function."""
+        return Callback(value.removeprefix(SCHEME), seconds) if value.startswith(SCHEME) else None
 
     def one(
         self, request_id: str, logits: Tensor, token_ids: list[list[int]], stream: int | None, client_id: int | None
     ) -> None:
-        """As a `Processor`."""
+        """A `Processor`."""
         self.batch([request_id], [logits], [token_ids], stream, [client_id])
 
     def batch(
@@ -102,11 +110,11 @@ class Callback:
         _stream: int | None,
         client_ids: list[int | None],
     ) -> None:
-        """As a `BatchedProcessor`."""
+        """A `BatchedProcessor`."""
         rows = [each.view(-1).cpu() for each in logits]
         called = list(zip(request_ids, client_ids, (ids[0] for ids in token_ids), strict=True))
         try:
-            answer = self._ask(called, [row.numpy().data for row in rows])
+            answer = self._call(called, [row.numpy().data for row in rows])
         except (OSError, ValueError, msgspec.DecodeError) as error:
             self._close()
             raise CallbackError("cannot be reached", f"{self._path}: {error}") from error
@@ -116,9 +124,9 @@ class Callback:
             if each.device.type != "cpu":
                 each.view(-1).copy_(row)
 
-    def _ask(self, called: Sequence[tuple[str, int | None, list[int]]], rows: list[memoryview]) -> Answer:
+    def _call(self, called: Sequence[tuple[str, int | None, list[int]]], rows: list[memoryview]) -> Answer:
         deadline = time.monotonic() + self._seconds
-        connection = self._connected(deadline)
+        connection = self._connect(deadline)
         call = Call([connection.sequence(*each) for each in called])
         connection.frames.send(call, rows, deadline)
         self._row_bytes = [row.nbytes for row in rows]
@@ -127,7 +135,8 @@ class Callback:
             raise CallbackError(f"did not answer within {self._seconds:g} s", self._path)
         return connection.receive(rows, deadline)
 
-    def _connected(self, deadline: float) -> _Connection:
+    def _connect(self, deadline: float) -> _Connection:
+        """The connection, without a late answer to an earlier call. Raises CallbackError if that call still runs."""
         connection = self._connection
         if connection is not None and connection.unanswered:
             if not connection.answers(0.0):

@@ -14,10 +14,10 @@ MAX_ID = (1 << 32) - 1
 
 
 class Candidates(NamedTuple):
-    """Called as the ways to choose a token are; the token is the most likely one."""
+    """A way to choose a token, for beams: it finds the most likely tokens, and chooses the first."""
 
     most: int
-    """That any of the draws asks for."""
+    """The most candidates that any of the draws requests."""
 
     @staticmethod
     def of(draws: Sequence[Draw]) -> "Candidates":
@@ -31,11 +31,11 @@ class Candidates(NamedTuple):
 
 
 def most_likely(scores: Tensor, count: int) -> Tensor:
-    """Ids of the highest scores [N, count], the lowest id first among equals: the first ones do not depend on `count`,
-    which other draws raise. scores: [N, vocab] float32."""
+    """Ids of the highest scores [N, count], the lowest id first among equals. So the first ids do not depend on
+    `count`, which other draws in the step may raise. scores: [N, vocab] float32."""
     if scores.device.type != "cpu":
         return _most_likely_keys(scores, count)
-    # On a CPU, keys take 16 times as long as scores; they are needed only where the last one has an equal.
+    # On a CPU, keys take 16 times as long as scores; they are needed only where the last score is tied with the next.
     values, ids = scores.topk(min(count + 1, scores.shape[1]), dim=1)
     tied = (values[:, count - 1] == values[:, -1]) & values[:, -1].isfinite()
     ids = ids[:, :count].sort(dim=1).values
@@ -48,22 +48,22 @@ def most_likely(scores: Tensor, count: int) -> Tensor:
 
 
 def _most_likely_keys(scores: Tensor, count: int) -> Tensor:
-    """By integers that are all different: the score's bits, then the id."""
-    # The zero that is added makes -0.0 equal to 0.0.
+    """Sorts by distinct integers: the score's bits, then the id."""
+    # Adding 0.0 turns -0.0 into 0.0.
     bits = (scores + 0.0).view(torch.int32)
-    # As integers, floats are in their own order, but for the negative ones, which are reversed.
+    # Read as integers, floats keep their order, except that negative ones are reversed.
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     keys = (ordered << 32) + (MAX_ID - torch.arange(scores.shape[1], device=scores.device))
     return MAX_ID - (keys.topk(count, dim=1).values & MAX_ID)
 
 
 class BestOfDraws(NamedTuple):
-    """What `Candidates` found, by draw of the step."""
+    """What `Candidates` found for some draws of a step."""
 
     draws: list[int]
     best: Best
 
     def entries(self) -> dict[int, list[tuple[int, float]]]:
-        """Only once the tensors are on the host."""
+        """By draw: (token id, logprob), the best first. Call only once the tensors are on the host."""
         rows = zip(self.draws, self.best.ids.tolist(), self.best.logprobs.tolist(), strict=True)
         return {draw: list(zip(ids, logprobs, strict=True)) for draw, ids, logprobs in rows}

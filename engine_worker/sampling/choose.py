@@ -18,9 +18,9 @@ from engine_worker.sampling.noise import GumbelMax, gumbel, highest, highest_on_
 from engine_worker.step import Draw
 
 FEW, CANDIDATES = 64, 256
-"""Most likely tokens that are looked at first: FEW if every row has a smaller top-k, which makes them enough."""
+"""Number of most likely tokens that are examined first: FEW if every row has a smaller top-k, so that FEW suffice."""
 MORE = 16
-"""Growth factor of the candidates, repeatedly, for rows whose filters let more pass."""
+"""Factor by which the candidates grow, repeatedly, in rows whose filters let more pass."""
 
 
 class Best(NamedTuple):
@@ -33,16 +33,16 @@ class Best(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The tokens, one per row."""
+    """The chosen tokens, one per row."""
 
     tokens: Tensor
     """[N] int64."""
     valid: Tensor
     """[N] bool: whether there was a token to choose; false if all scores are -inf, or one is NaN or +inf."""
     short: Tensor | None = None
-    """[N] bool: the candidates were too few to decide, so the token may be wrong."""
+    """[N] bool: whether the candidates were too few to decide, so that the token may be wrong."""
     best: Best | None = None
-    """Of beams."""
+    """Candidates of beams."""
 
 
 class Greedy(NamedTuple):
@@ -54,9 +54,9 @@ class Greedy(NamedTuple):
 
     def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:  # noqa: ARG002
         if is_on_host(scores):
-            # Arrays until the end: each step to a tensor and back takes half a microsecond.
-            best, at = highest_on_host(scores.numpy())
-            return Chosen(torch.from_numpy(at), torch.from_numpy(np.isfinite(best)))
+            # Stay with arrays until the end: each conversion to a tensor and back takes half a microsecond.
+            best, tokens_on_host = highest_on_host(scores.numpy())
+            return Chosen(torch.from_numpy(tokens_on_host), torch.from_numpy(np.isfinite(best)))
         peaks, tokens = highest(scores)
         return Chosen(tokens, finite(peaks))
 
@@ -70,7 +70,7 @@ class Filtered(NamedTuple):
     """[N, 1] int64, see `noise_key`."""
     filters: Filters
     unlimited: Tensor | None
-    """[n] int64: rows with a top-p and no top-k, which need the mass of the whole vocabulary; None: no row."""
+    """[n] int64: rows with a top-p and no top-k, which need the mass of the whole vocabulary; None if none does."""
     candidates: int
 
     @staticmethod
@@ -86,8 +86,8 @@ class Filtered(NamedTuple):
         )
 
     def __call__(self, scores: Tensor, *, widen: bool, kernels: SamplingKernels = TORCH) -> Chosen:
-        """`widen`: give rows more candidates while they have too few, which makes the host wait for the device. Else
-        such rows are reported in `Chosen.short`. A kernel of thresholds needs no candidates."""
+        """`widen`: give rows more candidates while they have too few, which makes the host wait for the device.
+        Otherwise report such rows in `Chosen.short`. With a kernel of thresholds no candidates are needed."""
         if kernels.thresholds is not None:
             return self._by_threshold(scores, kernels.thresholds, kernels.gumbel_max)
         mass = None if self.unlimited is None else _mass(scores, self.temperature, self.unlimited)
@@ -103,7 +103,7 @@ class Filtered(NamedTuple):
         values, ids = scores.topk(min(self.candidates, size), dim=1)
         scaled = values / self.temperature
         kept, needs_more = keep(scaled, self.filters, mass, whole=self.candidates >= size)
-        # Noise depends on the token id alone, so a token gets the same in any number of candidates.
+        # Noise depends on the token id alone, so a token gets the same noise whatever the number of candidates.
         noise = gumbel(random_bits(self.keys, ids))
         winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
         tokens, valid = ids.gather(1, winners).squeeze(1), finite(values[:, 0])
@@ -117,7 +117,7 @@ class Filtered(NamedTuple):
         return Chosen(tokens, valid)
 
     def _with_more(self, rows: Tensor) -> "Filtered":
-        """The rows [n] int64, with MORE times the candidates."""
+        """For `rows` [n] int64, with MORE times the candidates."""
         filters, candidates = self.filters.rows(rows), self.candidates * MORE
         return Filtered(self.temperature[rows], self.keys[rows], filters, None, candidates)
 
@@ -151,13 +151,13 @@ def keys_of(draws: Sequence[Draw]) -> Tensor:
 
 
 def _winners(peaks: Tensor, tokens: Tensor) -> Tensor:
-    """[N], of what a `GumbelMax` has found."""
+    """Tokens [N] of the highest peaks, from the results of a `GumbelMax`."""
     return tokens.gather(1, peaks.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
 def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:
-    """[N, 1] float64, for `keep`: sum over the vocabulary of exp((score - highest) / temperature) in these
-    rows, 0 in the others."""
+    """[N, 1] float64, for `keep`: sum over the vocabulary of exp((score - highest) / temperature) in `rows`, 0 in all
+    other rows."""
     chosen = scores.index_select(0, rows)
     scaled, best = chosen / temperature[rows], chosen.amax(dim=1, keepdim=True) / temperature[rows]
     masses = torch.zeros(len(scores), 1, dtype=torch.float64, device=scores.device)
@@ -165,7 +165,7 @@ def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:
 
 
 def finite(values: Tensor) -> Tensor:
-    """Neither infinite nor NaN."""
+    """Whether each value is neither infinite nor NaN."""
     if is_on_host(values):
         # A call of numpy takes half the time of one of torch.
         return torch.from_numpy(np.isfinite(values.numpy()))

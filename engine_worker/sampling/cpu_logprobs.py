@@ -1,7 +1,7 @@
-"""Log-probabilities on a CPU, by a kernel that numba compiles when it is first imported.
+"""Log-probabilities on a CPU, by a kernel that numba compiles when this module is first imported.
 
-It reads a row twice while that is in the core's own cache. Each row is computed on its own, in one order, so it has the
-same bits in every batch.
+It reads each row twice while the row is in the core's cache. Each row is computed independently, in a fixed order, so
+its results have the same bits in every batch.
 """
 
 from functools import cache, partial
@@ -29,23 +29,24 @@ SIGNATURE = numba.void(
     numba.int64,  # last
 )
 EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
-"""Values that are not finite stay what they are."""
+"""Compiler options that preserve NaN and infinities."""
 SUMS = EXACT | {"fastmath": {"contract", "nsz", "reassoc"}}
-"""They are regrouped into vectors, in one way for each length."""
+"""Compiler options for sums, which may be reordered for vector instructions: always in the same way for one length."""
 ONE_THREAD = 1 << 18
-"""Logits, at most, for which other threads are not woken."""
+"""Up to this many logits are computed in the caller's thread, because waking other threads would take longer."""
 PART = 1 << 12
-"""Terms of a sum in float32; the parts are summed in float64."""
+"""Terms that are summed in float32; these partial sums are added in float64."""
 GROUP = 16
 """Tokens in a group: one of every 1/16 of the vocabulary, so that maxima of groups are maxima of vectors."""
 HALVINGS = 12
+"""Limit on the bisection steps in `_bound`."""
 ROUND = np.float32(3 << 22)
-"""A small number added to it is rounded to an integer, which its lowest bits hold."""
+"""Adding it to a small number rounds that number to an integer, which ends up in the lowest bits of the sum."""
 LEAST = np.float32(-126)
-"""The exponent of the least normal number."""
+"""Exponent of the smallest normal float32."""
 LOG2_E = np.float32(1 / log(2))
 TERMS = tuple(np.float32(log(2) ** power / factorial(power)) for power in range(7))
-"""Of the Taylor series of 2^x: exact to float32 from -1/2 to 1/2."""
+"""Coefficients of the Taylor series of 2^x, which is exact to float32 from -1/2 to 1/2."""
 T0, T1, T2, T3, T4, T5, T6 = TERMS
 
 
@@ -70,7 +71,7 @@ def _threads() -> RowThreads:
 
 @numba.njit(**EXACT)
 def _power_of_2(x: np.float32) -> Any:
-    """x from LEAST to 0. Without branches and look-ups, so that the compiler makes vectors of it."""
+    """2^x for x from LEAST to 0. Has no branches and no table look-ups, so that the compiler can vectorize it."""
     rounded = np.float32(x + ROUND)
     rest = x - (rounded - ROUND)
     power = T0 + rest * (T1 + rest * (T2 + rest * (T3 + rest * (T4 + rest * (T5 + rest * T6)))))
@@ -80,24 +81,24 @@ def _power_of_2(x: np.float32) -> Any:
 
 @numba.njit(**SUMS)
 def _sum_and_rank(row: NDArray[np.float32], highest: np.float32, own: np.float32) -> tuple[float, float]:
-    """Sum of e^(logit - highest), number of logits above `own`."""
+    """Sum of e^(logit - highest), and the number of logits above `own`."""
     total = above = np.float64(0)
     for start in range(0, len(row), PART):
         part = row[start : start + PART]
-        # Counted as float32, like all else in the loop, and exactly.
-        some = count = np.float32(0)
+        # Counted in float32, as everything in the loop; that is exact for up to PART logits.
+        partial_sum = count = np.float32(0)
         for i in range(len(part)):
             x = (part[i] - highest) * LOG2_E
-            some += _power_of_2(LEAST if x < LEAST else x)
+            partial_sum += _power_of_2(LEAST if x < LEAST else x)
             count += np.float32(1) if part[i] > own else np.float32(0)
-        total += some
+        total += partial_sum
         above += count
     return total, above
 
 
 @numba.njit(**EXACT)
 def _find_maxima(row: NDArray[np.float32], maxima: NDArray[np.float32]) -> np.float32:
-    """Of each group, and of all. NaN is less than all else."""
+    """Write each group's maximum to `maxima`, and return the row's. NaN counts as lower than everything else."""
     for group in range(len(maxima)):
         maxima[group] = -np.inf
     for start in range(0, len(row), len(maxima)):
@@ -112,7 +113,7 @@ def _find_maxima(row: NDArray[np.float32], maxima: NDArray[np.float32]) -> np.fl
 
 @numba.njit(**SUMS)
 def _bound(maxima: NDArray[np.float32], highest: np.float32, most: int) -> np.float32:
-    """At least `most` maxima reach it, and not many more. So the `most` largest logits do, too."""
+    """A bound that at least `most` maxima reach, and not many more. So the `most` largest logits reach it too."""
     low = highest
     for group in range(len(maxima)):
         low = maxima[group] if maxima[group] < low else low
@@ -139,7 +140,7 @@ def _select(
     ids: NDArray[np.int64],
     best: NDArray[np.float32],
 ) -> None:
-    """The largest logits, descending, into `ids` and `best`, by insertion of those that reach the bound."""
+    """Write the largest logits, descending, to `ids` and `best`: insertion sort of the logits that reach the bound."""
     last = len(ids) - 1
     for place in range(len(ids)):
         ids[place], best[place] = len(row), bound
@@ -168,7 +169,7 @@ def _score(
     first: int,
     last: int,
 ) -> None:
-    """Rows `first` to `last`."""
+    """Compute rows `first` to `last` - 1."""
     vocab, most = logits.shape[1], ids.shape[1]
     maxima = np.empty(vocab // GROUP if vocab >= GROUP * max(most, 1) else vocab, np.float32)
     for i in range(first, last):

@@ -1,4 +1,4 @@
-"""What top-k, top-p and min-p let pass."""
+"""The filters top-k, top-p and min-p."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -29,13 +29,13 @@ class Filters(NamedTuple):
         )
 
     def rows(self, index: Tensor | slice) -> "Filters":
-        """The rows at index, [n] int64 or a slice."""
+        """The rows at `index`: [n] int64, or a slice."""
         top_p, min_p = (None if column is None else column[index] for column in (self.top_p, self.min_p))
         return Filters(self.top_k[index], top_p, min_p)
 
 
 def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Which candidates pass [N, C] bool, and which rows need more candidates to decide [N] bool.
+    """Which candidates pass, [N, C] bool, and which rows need more candidates to decide, [N] bool.
 
     scaled [N, C]: logits over temperature of the most likely tokens, descending. mass [N, 1]: sum over the vocabulary
     of exp(scaled logit - the highest), used in rows with a top-p and no top-k. whole: the candidates are the
@@ -53,27 +53,27 @@ def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) 
         # The token that crosses top_p is kept, as in transformers: only the mass before a token counts.
         before = weights.cumsum(dim=1) - weights
         inside = (before < filters.top_p * total) | (filters.top_p >= 1.0)
-        # A token as likely as the last one inside is kept too, wherever the sort has put it.
-        # In a row of only -inf or NaN nothing is inside; the caller marks it as not valid.
+        # Tokens as likely as the last one inside are kept too, in whatever order they were sorted.
+        # In a row of only -inf or NaN nothing is inside; the caller marks such rows as not valid.
         smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
         kept &= scaled >= smallest
     if filters.min_p is not None:
         kept &= scaled >= scaled[:, :1] + filters.min_p.log()
     needs_more |= kept[:, -1]
-    # Beyond a candidate of -inf nothing can pass.
+    # No token after a candidate of -inf can pass.
     needs_more &= scaled[:, -1] > -torch.inf
     return kept, torch.zeros_like(needs_more) if whole else needs_more
 
 
 Thresholds = Callable[[Tensor, Tensor, Filters], tuple[Tensor, Tensor]]
-"""(scores [N, vocab] float32, temperature [N, 1] float32, filters).
+"""(scores [N, vocab] float32, temperature [N, 1] float32, filters) -> (thresholds [N, 1] float32, valid [N] bool).
 
-A token passes if its score over temperature is not below its row's threshold, [N, 1] float32. Also returns whether a
-row has a token to choose, [N] bool: false if all scores are -inf, or one is NaN or +inf; its threshold is -inf then."""
+A token passes if its score over temperature is not below the threshold of its row. A row is valid if it has a token to
+choose: not if all scores are -inf, or one is NaN or +inf; the threshold is then -inf."""
 
 
 def torch_thresholds(scores: Tensor, temperature: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
-    """`Thresholds` in plain torch, to compare kernels with: it sorts the vocabulary."""
+    """`Thresholds` in plain torch, by sorting the vocabulary; the reference for kernels."""
     ordered = scores.sort(dim=1, descending=True).values
     scaled, valid = ordered / temperature, ordered[:, 0].abs() < torch.inf
     kept, _ = keep(scaled, filters, None, whole=True)

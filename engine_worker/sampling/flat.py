@@ -1,4 +1,4 @@
-"""Flat indices: positions in scores [N, size] as one row after the other."""
+"""Flat indices: positions in scores [N, size] in row-major order."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def flat_index(rows: Sequence[int], ids: Sequence[NDArray[np.int64]], size: int) -> Tensor:
-    """Of the token ids `ids[i]` in row `rows[i]`: [C] int64."""
+    """Flat indices [C] int64 of the token ids `ids[i]` in row `rows[i]`, for all i."""
     starts = np.repeat(np.array(rows, np.int64) * size, [len(each) for each in ids])
     return torch.from_numpy(starts + np.concatenate(ids))
 

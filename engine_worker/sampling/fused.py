@@ -1,4 +1,4 @@
-"""The sampling operations for which a GPU may have kernels."""
+"""The sampling operations that a kernel may compute on a GPU."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 class SamplingKernels(NamedTuple):
     gumbel_max: GumbelMax
     thresholds: Thresholds | None
-    """None: filters look at the most likely tokens only, which may be too few; see `Filtered`."""
+    """None: filters examine only the most likely tokens, which may be too few; see `Filtered`."""
 
 
 TORCH = SamplingKernels(torch_gumbel_max, None)

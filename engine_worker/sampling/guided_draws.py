@@ -1,4 +1,4 @@
-"""The guided draws of a step: their masks are asked for, then collected."""
+"""The guided draws of a step: their masks are requested from the guide worker, then collected."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,52 +13,54 @@ from sluice.ring.errors import Fault
 
 
 class GuidedDraws(NamedTuple):
-    """What the guide worker has found."""
+    """Results of the guide worker."""
 
     draws: NDArray[np.int64]
-    """[G]: those with a mask."""
+    """[G]: draws with a mask."""
     masks: NDArray[np.uint32]
-    """[M, words], one bit per token id; valid until masks are asked for again."""
+    """[M, words], one bit per token id; valid until masks are requested again."""
     own: NDArray[np.int64]
-    """[G]: each draw's mask."""
+    """[G]: index in `masks` of each draw's mask."""
     faults: Mapping[int, Fault]
     """By draw."""
     complete: Sequence[int]
-    """Draws before which their sequences have ended."""
+    """Draws whose sequences are complete: nothing can follow."""
     later: Sequence[int]
     """Draws whose guides are not ready."""
 
     def among(self, draws: list[int] | None) -> MaskedRows | None:
-        """As rows of a group with these draws, in order; None: all draws. Returns None if no row has a mask."""
+        """The masks of a group that has these draws, ascending, by row of the group; `draws` None: all draws of the
+        step. Returns None if no row has a mask."""
         if draws is None:
             return MaskedRows(self.draws, self.masks, self.own) if len(self.own) else None
         rows = np.searchsorted(draws, self.draws)
-        found = np.take(draws, rows, mode="clip") == self.draws
-        return MaskedRows(rows[found], self.masks, self.own[found]) if found.any() else None
+        inside = np.take(draws, rows, mode="clip") == self.draws
+        return MaskedRows(rows[inside], self.masks, self.own[inside]) if inside.any() else None
 
 
-class AskedMasks(NamedTuple):
-    """The masks of a step's guided draws, on their way."""
+class RequestedMasks(NamedTuple):
+    """The masks of a step's guided draws, which are being computed."""
 
     masks: Masks
     draws: NDArray[np.int64]
 
     @staticmethod
-    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "AskedMasks | None":
-        """`before`: see `StepPrograms.advanced`. None: no draw is guided."""
+    def of(masks: Masks, programs: StepPrograms, before: Sequence[int] | None) -> "RequestedMasks | None":
+        """Request the masks. `before`: see `StepPrograms.advanced`. Returns None if no draw is guided."""
         asked = programs.guided(before)
         if not asked:
             return None
-        masks.ask(list(asked.values()))
-        return AskedMasks(masks, np.array(list(asked)))
+        masks.request(list(asked.values()))
+        return RequestedMasks(masks, np.array(list(asked)))
 
     def collect(self) -> GuidedDraws:
+        """Wait for the masks."""
         masks, faults, complete, unread, later = self.masks.collect()
-        without = [*faults, *complete, *unread, *later]
+        without_mask = [*faults, *complete, *unread, *later]
         own = np.arange(len(self.draws))
-        if not without:
+        if not without_mask:
             return GuidedDraws(self.draws, masks, own, {}, (), ())
-        own = np.delete(own, without)
-        by_draw = {int(self.draws[i]): fault for i, fault in faults.items()}
-        ended, late = (self.draws[list(slots)].tolist() for slots in (complete, later))
-        return GuidedDraws(self.draws[own], masks, own, by_draw, ended, late)
+        own = np.delete(own, without_mask)
+        faults_by_draw = {int(self.draws[i]): fault for i, fault in faults.items()}
+        complete_draws, later_draws = (self.draws[list(slots)].tolist() for slots in (complete, later))
+        return GuidedDraws(self.draws[own], masks, own, faults_by_draw, complete_draws, later_draws)

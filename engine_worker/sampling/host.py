@@ -1,11 +1,11 @@
-"""Tensors on the host, and on their way there."""
+"""Copies of tensors to the host."""
 
 import torch
 from torch import Tensor
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory that is under way: complete once the device has come so far."""
+    """Start an asynchronous copy to pinned memory; it is complete once the device has done the work queued so far."""
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 

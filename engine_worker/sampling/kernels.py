@@ -1,8 +1,8 @@
-"""`GumbelMax` in Triton. Imports triton, so it is imported only when it is wanted.
+"""`GumbelMax` in Triton. Imports triton, so import this module only where Triton is installed.
 
 Many GPUs compute float64 at 1/32 or 1/64 of the speed of float32. So a first pass computes the noise of the whole
-vocabulary in float32, accurate to MARGIN, and a second one recomputes in float64 the few parts that may hold the
-winner.
+vocabulary in float32, accurate to MARGIN, and a second pass recomputes in float64 only the few parts that may contain
+the winner.
 """
 
 import torch
@@ -33,8 +33,8 @@ def random_bits(
 
 @triton.jit
 def exponential(bits, BITS: tl.constexpr, UNIT: tl.constexpr):
-    """-log(u) in float32 to a few units in the last place. Where u is near 1 it is computed from 1 - u, by Kahan's
-    formula for log1p: rounding u itself to float32 would lose most of its digits."""
+    """-log(u) in float32 to a few units in the last place. For u near 1 it is computed from 1 - u by Kahan's formula
+    for log1p, since rounding u itself to float32 would lose most of its digits."""
     low = (bits.to(tl.float32) + 0.5) * UNIT
     rest = (((1 << BITS) - 1 - bits).to(tl.float32) + 0.5) * UNIT
     near = 1.0 - rest
@@ -59,7 +59,7 @@ def _best(
         sums = scaled - tl.log(exponential(bits, BITS, UNIT))
     if LIMITED:
         sums = tl.where(scaled < tl.load(thresholds + row), float("-inf"), sums)
-    # NaN must not win for being incomparable: the token could lie past the end of the vocabulary.
+    # NaN must not win by being incomparable: its token may be past the end of the vocabulary.
     sums = tl.where(sums == sums, sums, float("-inf"))
     peak, column = tl.max(sums, 0, return_indices=True)
     return peak.to(tl.float64), (part * WIDTH + column).to(tl.int64)
@@ -89,7 +89,7 @@ def _exact_max(
     UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
     MARGIN: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
-    """One part of a row per program, recomputed in float64 if its maximum may be the row's."""
+    """One part of a row per program, recomputed in float64 if its maximum may be the maximum of the row."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * count + part
     others = tl.arange(0, PARTS)

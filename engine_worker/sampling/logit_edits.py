@@ -1,7 +1,7 @@
 """Changes to the logits that do not depend on the tokens so far: bias, then allowed and banned tokens.
 
-Built from draws on the host, sent to the device, applied there. Flat indices: see `flat`. What depends on the tokens so
-far comes afterwards: see `programs`.
+They are built from draws on the host, copied to the device and applied there. Flat indices: see `flat`. Changes that
+depend on the tokens so far are applied afterwards; see `programs`.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Bias(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """Rows in which only some tokens may be drawn."""
+    """Rows in which only some tokens may be sampled."""
 
     rows: Tensor
     """[n] int64."""
@@ -58,7 +58,7 @@ class Allowed(NamedTuple):
         return Allowed(torch.tensor(rows), torch.tensor(flat_index, dtype=torch.int64))
 
     def apply(self, scores: Tensor) -> None:
-        # Save what is allowed, clear the rows, put it back: the host needs no mask of the vocabulary.
+        # Save the allowed scores, clear the rows, restore these scores: this needs no mask of the vocabulary.
         values = gather_flat(scores, self.flat_index)
         scores.index_fill_(0, self.rows, -torch.inf)
         scatter_flat(scores, self.flat_index, values)
@@ -75,14 +75,14 @@ class LogitEdits(NamedTuple):
     @staticmethod
     def of(draws: Sequence[Draw], size: int) -> "LogitEdits | None":
         """For rows of `size` scores, one per draw; None if no draw needs any. Token ids outside the vocabulary are
-        ignored: they cannot be drawn anyway."""
+        ignored, since they cannot be sampled anyway."""
         bias, allowed, banned = Bias.of(draws, size), Allowed.of(draws, size), _banned(draws, size)
         return None if bias is None and allowed is None and banned is None else LogitEdits(size, bias, allowed, banned)
 
     def apply(self, scores: Tensor) -> None:
-        """Scores [N, size] float32, in place. Raises ValueError on scores of another size."""
+        """Edit scores [N, size] float32 in place. Raises ValueError on rows of another size."""
         if scores.shape[1] != self.size:
-            raise ValueError(f"{scores.shape[1]} scores per row, but the edits were made for {self.size}")
+            raise ValueError(f"rows have {scores.shape[1]} scores, but the edits were built for {self.size}")
         if self.bias is not None:
             self.bias.apply(scores)
         if self.allowed is not None:

@@ -1,4 +1,4 @@
-"""Logprobs of the chosen tokens under the model's own distribution, before any edit, temperature or filter."""
+"""Logprobs of the chosen tokens in the model's distribution, before any edit, temperature or filter."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from sluice.ring.rows import TokenLogprob
 
 
 class Logprobs(NamedTuple):
-    """Of N chosen tokens, and of the K most likely tokens in each row."""
+    """Logprobs of N chosen tokens, and of the K most likely tokens in each row."""
 
     own: Tensor
     """[N] float32."""
@@ -22,16 +22,16 @@ class Logprobs(NamedTuple):
     """[N, K] float32: logprobs of `ids`, descending."""
 
     def entries(self, wanted: Sequence[int]) -> list[TokenLogprob]:
-        """As plain data. wanted: number of alternatives per token."""
+        """As plain data. wanted: the number of alternatives for each token."""
         columns = zip(*(column.tolist() for column in self), wanted, strict=True)
         return [TokenLogprob(own, rank, _best(ids, scores, count)) for own, rank, ids, scores, count in columns]
 
 
 def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
-    """Logits [N, vocab] float32, tokens [N] int64; most: K. Among equal logits on a CPU the lowest id comes first."""
+    """logits: [N, vocab] float32. tokens: [N] int64. most: K. On a CPU, the lowest id comes first among equals."""
     if not is_on_host(logits):
         return torch_logprobs(logits, tokens, most)
-    # Imported only where it is used: it is compiled then.
+    # Imported only where it is used, since the import compiles its kernel.
     from engine_worker.sampling.cpu_logprobs import cpu_logprobs
 
     return cpu_logprobs(logits, tokens, most)
@@ -46,5 +46,5 @@ def torch_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
 
 
 def _best(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:
-    """The first `count`; the lowest id first among equals."""
+    """The `count` most likely tokens; the lowest id first among equals."""
     return sorted(zip(ids, values, strict=True), key=lambda entry: (-entry[1], entry[0]))[:count]

@@ -1,4 +1,4 @@
-"""Guided rows on a CPU: only tokens that their masks allow. Scores are [N, vocab] float32."""
+"""Applies the masks of guided rows on a CPU. Scores are [N, vocab] float32."""
 
 from typing import NamedTuple
 
@@ -20,9 +20,9 @@ class MaskedRows(NamedTuple):
     rows: Index
     """[G]."""
     masks: Masks
-    """[M, words], one bit per token id; at least as many as scores."""
+    """[M, words], one bit per token id; at least as many bits as scores."""
     own: Index
-    """[G]: each row's mask."""
+    """[G]: index in `masks` of each row's mask."""
 
 
 def _highest() -> Scores:
@@ -33,22 +33,22 @@ def _highest() -> Scores:
 
 
 HIGHEST = _highest()
-"""[256, 8]: by byte of a mask, the highest score that each of its eight tokens may have."""
+"""[256, 8]: for each byte of a mask, the upper bounds of its eight scores: inf if the token is allowed, else -inf."""
 SPARSE = 4
-"""A mask is if about one of so many of its words, or fewer, allows a token: only these words' scores are looked at."""
+"""A mask is sparse if about one in SPARSE of its words, or fewer, allows a token: only these words' scores are read."""
 SAMPLED = 61
-"""One of so many words is looked at to see whether a mask is sparse: few lines of cache, at no multiple of 2."""
+"""One in SAMPLED words is read to estimate whether a mask is sparse: few cache lines, and not at a power of two."""
 
 
 def restrict(scores: Scores, masked: MaskedRows) -> None:
-    """All other scores become -inf, in place."""
+    """Set the scores of all tokens that their row's mask does not allow to -inf, in place."""
     for row, own in zip(masked.rows.tolist(), masked.own.tolist(), strict=True):
         np.minimum(scores[row], _highest_of(masked.masks[own])[: scores.shape[1]], out=scores[row])
 
 
 def choose_allowed(scores: Scores, masked: MaskedRows) -> tuple[Index, Scores]:
-    """The ids of the highest allowed scores and these scores, [N] each. The lowest id among equals; a score of -inf if
-    none is allowed."""
+    """The ids of the highest allowed scores, and these scores, [N] each. The lowest id among equals; the score is -inf
+    if no token is allowed."""
     tokens, peaks = np.empty(len(scores), np.int64), np.empty(len(scores), np.float32)
     rows, masks, own = masked
     sampled = np.count_nonzero(masks[own, ::SAMPLED], axis=1)
@@ -64,25 +64,25 @@ def choose_allowed(scores: Scores, masked: MaskedRows) -> tuple[Index, Scores]:
 
 
 def _choose_by_words(scores: Scores, rows: list[int], masks: Masks) -> dict[int, Choice]:
-    """Without a look at the scores of words that allow no token. By row."""
-    # Of booleans, all at once: numpy takes a tenth of the time.
-    some = np.flatnonzero(masks != 0)
-    ends = np.searchsorted(some, masks.shape[1] * np.arange(1, len(rows) + 1)).tolist()
+    """By row; does not read the scores of words that allow no token."""
+    # flatnonzero takes a tenth of the time on booleans, for all rows together.
+    nonzero = np.flatnonzero(masks != 0)
+    ends = np.searchsorted(nonzero, masks.shape[1] * np.arange(1, len(rows) + 1)).tolist()
     chosen, start = {}, 0
     for row, mask, end in zip(rows, masks, ends, strict=True):
-        words = some[start:end] % masks.shape[1]
+        words = nonzero[start:end] % masks.shape[1]
         chosen[row] = _best_of(words, scores[row], mask)
         start = end
     return chosen
 
 
 def _best_of(words: Index, scores: Scores, mask: Masks) -> Choice:
-    """words: all that allow a token."""
+    """words: indices of all words of the mask that allow a token."""
     if not len(words):
         return 0, -np.inf
     num_words = len(scores) // WORD_BITS
     if words[-1] >= num_words:
-        # The last scores are no whole word.
+        # The last scores do not fill a word.
         return _choose(scores, mask)
     found = scores[: num_words * WORD_BITS].reshape(-1, WORD_BITS).take(words, axis=0).reshape(-1)
     best = int(np.minimum(found, _highest_of(mask.take(words)), out=found).argmax())
@@ -99,5 +99,5 @@ def _choose(scores: Scores, mask: Masks | None) -> Choice:
 
 
 def _highest_of(words: Masks) -> Scores:
-    """By id of these words. Without a branch per token, which takes up to 17 times as long."""
+    """Upper bounds of the scores that these words stand for. A branch per token takes up to 17 times as long."""
     return HIGHEST.take(words.view(np.uint8), axis=0).reshape(-1)

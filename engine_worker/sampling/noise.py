@@ -2,8 +2,8 @@
 
 Adding independent Gumbel noise to log-probabilities and taking the maximum samples from the distribution: the
 Gumbel-max trick (Gumbel 1954). Counter-based noise makes the sample independent of batch, chunking, preemption and
-machine. Seed and sequence seed a SplitMix64 generator (Steele et al. 2014); its position-th output seeds a second one,
-whose (token id)-th output is the token's randomness.
+machine. Seed and sequence seed a SplitMix64 generator (Steele et al. 2014); its position-th output seeds a second
+generator, whose (token id)-th output is the token's randomness.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,15 @@ BITS = 31
 """Random bits per token: u = (bits + 1/2) / 2**31 is exact in float64, and never 0 or 1."""
 
 GumbelMax = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(scores [N, vocab] float32, temperature [N, 1] float32, keys [N, 1] int64, threshold [N, 1] float32 or None).
+"""(scores [N, vocab] float32, temperature [N, 1] float32, keys [N, 1] int64, threshold [N, 1] float32 or None)
+-> (maxima [N, P] float64, tokens [N, P] int64).
 
-Scores over temperature plus the noise of the keys; tokens below the threshold are excluded. The vocabulary is processed
-in P parts -> each part's maximum [N, P] float64 and its token [N, P] int64, the lowest among equals. Rows with NaN, or
-without a finite score, get arbitrary tokens."""
+Adds the noise of the keys to scores over temperature; tokens below the threshold are excluded. The vocabulary is
+processed in P parts: returns each part's maximum and its token, the lowest id among equals. Rows with NaN, or without a
+finite score, get arbitrary tokens."""
 
 PART_ELEMENTS, MIN_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 24}, 1 << 9
-"""Scores per part: few enough for the CPU's cache, or for the GPU's memory."""
+"""Scores per part, few enough for the CPU's cache or the GPU's memory; and columns of a part, at least."""
 
 
 def noise_key(seed: int, sequence: int, position: int) -> int:
@@ -53,14 +54,14 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor) -> Tensor:
-    """In (0, 1), float64, one of each key: independent of its tokens' noise."""
-    # The output of the key's generator that belongs to no token.
+    """One float64 in (0, 1) per key, independent of the noise of the key's tokens."""
+    # This output of the key's generator belongs to no token id.
     return random_bits(keys, torch.full_like(keys, -1)).double().add_(0.5).mul_(2.0**-BITS)
 
 
 def gumbel(bits: Tensor) -> Tensor:
     """Random bits -> float64 noise, -log(-log(u))."""
-    # In float64 the two logarithms are good to 1e-15, so that all machines agree on the winner.
+    # In float64 the two logarithms are accurate to 1e-15, so that all machines agree on the winner.
     return bits.double().add_(0.5).mul_(2.0**-BITS).log_().neg_().log_().neg_()
 
 
@@ -68,7 +69,7 @@ def torch_gumbel_max(
     scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """A `GumbelMax` in plain torch."""
-    # Every token gets its noise: bounding it, to skip tokens that cannot win, was measured to cost more than it saves.
+    # Noise is computed for every token: bounding it to skip tokens that cannot win was measured to be slower.
     device, size = scores.device, scores.shape[1]
     columns = max(PART_ELEMENTS[device.type] // len(scores), MIN_COLUMNS)
     peaks, tokens = [], []
@@ -94,7 +95,7 @@ def highest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def highest_on_host(scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """As `highest`. On a CPU it takes less than a tenth of the time of torch's, which is not vectorized."""
+    """As `highest`. Takes less than a tenth of the time of torch's CPU operation, which is not vectorized."""
     at = scores.argmax(axis=1)
     return scores[np.arange(len(scores)), at], at
 

@@ -1,4 +1,4 @@
-"""Penalties on the tokens that a sequence has already."""
+"""Penalties on the tokens that a sequence already contains."""
 
 from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.sampling.seen import PromptTokens, SeenTokens
@@ -6,13 +6,13 @@ from sluice.ring.params import SamplingParams
 
 
 class Penalties:
-    """Repetition over prompt and output (CTRL, arXiv:1909.05858), which does not grow with the number of occurrences;
-    presence + count * frequency over the output (as in OpenAI's API)."""
+    """The repetition penalty for tokens of prompt and output (CTRL, arXiv:1909.05858), which does not grow with the
+    number of occurrences; presence + count * frequency for tokens of the output, as in OpenAI's API."""
 
     def __init__(self, sampling: SamplingParams, prompt: PromptTokens) -> None:
         self._repetition = sampling.repetition_penalty
         self._counting = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        # Without a repetition penalty nothing happens to the prompt's tokens.
+        # Without a repetition penalty, tokens of the prompt are not penalized.
         seen = PromptTokens(()) if self._repetition == 1.0 else prompt
         self._seen = SeenTokens(seen, sampling.presence_penalty, sampling.frequency_penalty)
 

@@ -1,7 +1,7 @@
-"""Logits post-processors: functions of the operator that change the logits of sequences that ask for them.
+"""Logits processors: the operator's functions that change the logits of sequences whose requests name them.
 
-Called with the arguments of TensorRT-LLM's logits post-processors:
-`function(request_id, logits, token_ids, stream, client_id)`, or, if batched, with a list of each (but one stream).
+They are called with the arguments of TensorRT-LLM's logits post-processors:
+`function(request_id, logits, token_ids, stream, client_id)`. A batched one gets a list of each, but a single stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,8 @@ from torch import Tensor
 from engine_worker.attention.backend import first_line
 from engine_worker.sampling.callbacks import Callback, CallbackError
 from engine_worker.sampling.program import Processing
-from sluice.ring.callbacks import SCHEME
 from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.names import find
+from sluice.ring.names import find_function
 from sluice.settings.engine import BATCHED, ProcessorNames
 
 Warn = Callable[[str, str], None]
@@ -27,11 +26,11 @@ BatchedProcessor = Callable[[list[str], list[Tensor], list[list[list[int]]], int
 
 
 def ignore(_event: str, _reason: str) -> None:
-    """A warning that nobody reads."""
+    """Drop a warning."""
 
 
 class Processors(NamedTuple):
-    """Those of the settings."""
+    """The processors of the settings."""
 
     named: Mapping[str, Processor] = {}
     batched: BatchedProcessor | None = None
@@ -42,47 +41,40 @@ NO_PROCESSORS = Processors()
 
 
 def find_processors(names: ProcessorNames, warn: Warn) -> Processors:
-    """Imports the functions that the settings name; those of a user's program are called there. Raises ValueError."""
+    """Import the functions that the settings name as module:function; functions with an ipc:// address are called in
+    the user's program. Raises ValueError."""
     seconds = names.logits_processor_timeout
-    found = {
-        name: Callback(value, seconds).one if value.startswith(SCHEME) else _find(f"logits_processors: {name}", value)
-        for name, value in names.logits_processors.items()
-    }
-    batched = names.logits_processor_batched
-    if batched is None:
-        return Processors(found, None, warn)
-    if batched.startswith(SCHEME):
-        return Processors(found, Callback(batched, seconds).batch, warn)
-    return Processors(found, _find("logits_processor_batched", batched), warn)
-
-
-def _find(setting: str, value: str) -> Callable[..., None]:
-    try:
-        found: Callable[..., None] = find(value)
-    except ValueError as error:
-        raise ValueError(f"{setting}: {value!r} cannot be used: {error}") from error
-    if not callable(found):
-        raise ValueError(f"{setting}: {value!r} cannot be used: it is not callable")
-    return found
+    named: dict[str, Processor] = {}
+    for name, value in names.logits_processors.items():
+        callback = Callback.of(value, seconds)
+        named[name] = find_function(f"logits_processors: {name}", value) if callback is None else callback.one
+    batched: BatchedProcessor | None = None
+    if (value_of_batched := names.logits_processor_batched) is not None:
+        callback = Callback.of(value_of_batched, seconds)
+        batched = find_function("logits_processor_batched", value_of_batched) if callback is None else callback.batch
+    return Processors(named, batched, warn)
 
 
 class ProcessedRow(NamedTuple):
     draw: int
     """Index in the step."""
     logits: Tensor
-    """[vocab] float32, of this draw alone."""
+    """[vocab] float32, used by this draw alone."""
     processing: Processing
 
 
 def run_processors(processors: Processors, rows: Sequence[ProcessedRow]) -> dict[int, Fault]:
-    """Change the logits of the rows, at least one, in place; returns the faults by draw. Each row's processors run in
-    the order of the request, the batched one once for all rows that have it in the same place."""
+    """Change the logits of `rows`, at least one, in place; return the faults by draw.
+
+    Each row's processors run in the order that its request names them. The batched one is called once for all rows that
+    have it at the same index.
+    """
     faults: dict[int, Fault] = {}
     stream, warn = _stream(rows[0].logits.device), processors.warn
-    for place in range(max(len(row.processing.names) for row in rows)):
+    for index in range(max(len(row.processing.names) for row in rows)):
         batch = []
         for row in rows:
-            name = row.processing.names[place] if place < len(row.processing.names) else None
+            name = row.processing.names[index] if index < len(row.processing.names) else None
             if name is None or row.draw in faults:
                 continue
             if name == BATCHED:
@@ -95,10 +87,10 @@ def run_processors(processors: Processors, rows: Sequence[ProcessedRow]) -> dict
 
 
 def _call_named(function: Processor, name: str, row: ProcessedRow, stream: int | None, warn: Warn) -> dict[int, Fault]:
-    its = row.processing
+    processing = row.processing
     try:
-        function(its.request_id, row.logits.view(1, 1, -1), [its.tokens], stream, its.client_id)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises ends this sequence alone
+        function(processing.request_id, row.logits.view(1, 1, -1), [processing.tokens], stream, processing.client_id)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an exception of the user's code ends only this sequence
         return _failed(name, [row], error, warn)
     return {}
 
@@ -114,7 +106,7 @@ def _call_batched(
             stream,
             [row.processing.client_id for row in rows],
         )
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises ends these sequences alone
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an exception of the user's code ends only these sequences
         return _failed(BATCHED, rows, error, warn)
     return {}
 

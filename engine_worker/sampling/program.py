@@ -1,7 +1,7 @@
-"""What the tokens of a sequence so far do to its next logits.
+"""A sequence's program: how the tokens so far change the next logits.
 
-A program is a function of the sequence's tokens and grows with them. A new one that is fed all of them at once is in
-the same state as one that was fed step by step, which lets a stream continue on any engine.
+Its state is a function of the sequence's tokens alone. A new program that is fed all tokens together is in the same
+state as one that was fed step by step, which lets a stream continue on any engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from sluice.ring.wire import Submit
 
 
 class Processing(NamedTuple):
-    """What the logits processors of one sequence are called with; see `processors`."""
+    """Arguments for the logits processors of one sequence; see `processors`."""
 
     names: tuple[str, ...]
     request_id: str
@@ -28,7 +28,7 @@ class Processing(NamedTuple):
 
     @staticmethod
     def of(spec: Submit) -> "list[Processing | None]":
-        """By sequence; None for those that ended in an earlier attempt."""
+        """One per sequence; None for sequences that ended in an earlier attempt, or if there are no processors."""
         names = spec.sampling.logits_processors
         if not names:
             return [None] * spec.n
@@ -49,25 +49,25 @@ class Program:
         processing: Processing | None = None,
         guide: GuidedSequence | None = None,
     ) -> None:
-        """`rules`: makes them, as they stand after the prompt. `prompt_end`: as many of the prompt's last tokens as any
-        rule reads."""
+        """`rules`: creates the rules, in the state after the prompt. `prompt_end`: the last tokens of the prompt, as
+        many as any rule reads."""
         self.processing = processing
         self.guide = guide
-        """Asked for all draws of a step together; see `programs`."""
+        """Its masks are requested for all draws of a step together; see `programs`."""
         self._make_rules = rules
         self._rules = rules()
         self._tokens = list(prompt_end)
         self._num_prompt = len(self._tokens)
         self.only_guided = guide is not None and processing is None and not self._rules
-        """Whether nothing here depends on the tokens, so that they need not be fed."""
+        """Whether only the guide worker follows the tokens, so that this program need not be fed."""
 
     @property
     def num_fed(self) -> int:
-        """Output tokens."""
+        """Number of output tokens that were fed."""
         return len(self._tokens) - self._num_prompt
 
     def fork(self) -> "Program":
-        """Of a sequence without processors and guide. Takes as long as feeding all tokens again."""
+        """A copy; only for sequences without processors and guide. Takes as long as feeding all tokens again."""
         forked = Program(self._make_rules, self._tokens[: self._num_prompt])
         for token in self._tokens[self._num_prompt :]:
             forked.feed(token)
@@ -81,17 +81,17 @@ class Program:
             self.processing.tokens.append(token)
 
     def truncate(self, size: int) -> None:
-        """Back to the first `size` output tokens."""
+        """Roll back to the first `size` output tokens."""
         while self.num_fed > size:
             for rule in self._rules:
                 rule.undo(self._tokens)
             self._tokens.pop()
             if self.processing is not None:
-                # Not `pop`: a processor may have emptied it.
+                # Not `pop`: the user's processor may have emptied the list.
                 del self.processing.tokens[-1:]
 
     def edits(self) -> Edits:
-        """For the token after those fed."""
+        """Edits of the logits for the next token."""
         edits = Edits()
         for rule in self._rules:
             rule.edit(self._tokens, edits)
@@ -105,16 +105,18 @@ def build_programs(
     vocab_size: float = inf,
     guides: Sequence[GuidedSequence] = (),
 ) -> list[Program | None]:
-    """One for each of the sequences of `processing`; None if no parameter needs one. They share what they know of the
-    prompt. `vocab_size`: words with other tokens, which cannot come, are ignored; a tokenizer may have such tokens.
-    Virtual tokens of the prompt, whose ids begin there, count for no rule but processors, which see them. `guides`: one
-    for each of them, or none."""
+    """A program for each sequence of `processing`; None if no parameter needs one. They share their data of the prompt.
+
+    `vocab_size`: bad words with ids from there on, which a tokenizer may have, are ignored because the model cannot
+    sample them. Ids of virtual tokens in the prompt also start there; rules skip them, but processors see them.
+    `guides`: one for each sequence, or empty.
+    """
     size = sampling.no_repeat_ngram_size
     words = [word for word in sampling.bad_words if max(word) < vocab_size]
     if not (sampling.penalized or size or words or sampling.logits_processors or guides):
         return [None] * len(processing)
-    counts = sampling.repetition_penalty != 1.0 or size == 1
-    seen = PromptTokens([token for token in prompt if token < vocab_size] if counts else ())
+    reads_prompt = sampling.repetition_penalty != 1.0 or size == 1
+    seen = PromptTokens([token for token in prompt if token < vocab_size] if reads_prompt else ())
     ngrams = index_ngrams(prompt, size, vocab_size) if size > 1 else {}
     bad_words = [BadWords(words)] if words else []
     longest = max(size, *map(len, words), 1)

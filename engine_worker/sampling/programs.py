@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.guided.masks import Asked
+from engine_worker.guided.masks import MaskRequest
 from engine_worker.guided.memory import WORD_BITS
 from engine_worker.sampling.choose import Chosen
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
@@ -22,11 +22,11 @@ from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.step import Draw
 
 FOLLOWS_NONE = -1
-"""In place of a token: all tokens before the draw are known."""
+"""In place of a token id: the draw does not follow a token of the previous step."""
 
 
 class Penalty(NamedTuple):
-    """See `Penalized`; of P tokens in any rows."""
+    """See `Penalized`; for P tokens, in any rows."""
 
     flat_index: Tensor
     """[P] int64."""
@@ -62,7 +62,7 @@ class Allowed(NamedTuple):
 
     @staticmethod
     def of(masked: MaskedRows) -> "Allowed":
-        # A copy: the guide worker writes the next step's masks to the same memory.
+        # Indexing copies the masks, since the guide worker writes the next step's masks to the same memory.
         return Allowed(torch.from_numpy(masked.rows), torch.from_numpy(masked.masks[masked.own].view(np.int32)))
 
     def apply(self, scores: Tensor) -> None:
@@ -73,8 +73,8 @@ class Allowed(NamedTuple):
 
 
 class DeviceEdits(NamedTuple):
-    """What programs change in scores [N, size]: bans, then penalties, then guides. A few operations for all rows, as a
-    GPU needs."""
+    """Changes by programs to scores [N, size]: bans, then penalties, then guides' masks. Few operations for all rows
+    together, which suits a GPU."""
 
     banned: Tensor | None
     """[C] int64 flat index."""
@@ -103,7 +103,7 @@ class DeviceEdits(NamedTuple):
 
 
 class HostEdits(NamedTuple):
-    """`DeviceEdits` on a CPU: row by row, each within the processor's cache, which takes a third of the time."""
+    """`DeviceEdits` on a CPU: row by row, so that each row stays in the cache, which takes a third of the time."""
 
     rows: Mapping[int, Edits]
     masked: MaskedRows | None
@@ -111,14 +111,14 @@ class HostEdits(NamedTuple):
     def apply(self, scores: Tensor) -> None:
         """In place."""
         values = scores.numpy()
-        # Broken logits end their own sequence; a warning would not say whose they are.
+        # Invalid logits end their sequence with a fault; a warning of numpy would not say which sequence it is.
         with np.errstate(all="ignore"):
             self._ban_and_penalize(values)
             if self.masked is not None:
                 restrict(values, self.masked)
 
     def choose_greedily(self, scores: Tensor) -> Chosen:
-        """What `Greedy` chooses after `apply`."""
+        """The same result as `apply` and then `Greedy`."""
         values = scores.numpy()
         with np.errstate(all="ignore"):
             self._ban_and_penalize(values)
@@ -142,7 +142,7 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     found = row.take(ids, mode="clip")
     if repetition != 1.0:
         factor = np.float32(repetition)
-        # Above 1 the lower of the two is the penalized one for both signs, below 1 the higher one.
+        # For both signs, the penalized score is the lower of the two if the penalty is above 1, else the higher one.
         bound = np.minimum if repetition > 1.0 else np.maximum
         multiplied = found * factor
         found /= factor
@@ -162,11 +162,11 @@ class ProgramDraw(NamedTuple):
     known: int
     """Length of `output` when the step was planned: it may have grown since."""
     follows: int | None
-    """Draw of the previous step that yields the token after these."""
+    """Draw of the previous step that samples the token after the `known` ones; None: all tokens are known."""
     drafted: Sequence[int]
-    """Guesses after these."""
+    """Draft tokens after these."""
     may_end: bool
-    """Whether the ids that end the sequence may be drawn."""
+    """Whether the ids that end the sequence may be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class StepPrograms:
 
     draws: tuple[ProgramDraw, ...]
     fed: tuple[ProgramDraw, ...]
-    """Those whose programs follow the tokens themselves: of a guide alone it is the guide worker that does."""
+    """Draws whose programs must be fed tokens: all but those with only a guide, which the guide worker advances."""
 
     @staticmethod
     def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepPrograms | None":
@@ -191,13 +191,13 @@ class StepPrograms:
     def is_guided(self) -> bool:
         return any(program.guide is not None for _, program, *_ in self.draws)
 
-    def guided(self, before: Sequence[int] | None) -> dict[int, Asked]:
-        """By draw. `before`: see `advanced`."""
+    def guided(self, before: Sequence[int] | None) -> dict[int, MaskRequest]:
+        """Requests for masks, by draw. `before`: see `advanced`."""
         found = {}
         for draw, program, output, known, follows, drafted, may_end in self.draws:
             if program.guide is not None:
                 followed = () if follows is None or before is None else (before[follows],)
-                found[draw] = Asked(program.guide, output, known, (*followed, *drafted), may_end)
+                found[draw] = MaskRequest(program.guide, output, known, (*followed, *drafted), may_end)
         return found
 
     def draws_with_processors(self) -> list[int]:
@@ -205,26 +205,27 @@ class StepPrograms:
 
     def processed(self, logits: Tensor) -> list[ProcessedRow]:
         """logits [P, vocab]: a row for each of `draws_with_processors`."""
-        having = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
-        return [ProcessedRow(draw, row, its) for (draw, its), row in zip(having, logits, strict=True)]
+        processed = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
+        return [ProcessedRow(draw, row, processing) for (draw, processing), row in zip(processed, logits, strict=True)]
 
     def followed(self, before: Sequence[int] | None) -> list[int]:
         """For each of `draws_with_processors` the token of the previous step that it follows, or FOLLOWS_NONE.
         `before`: see `advanced`."""
-        having = [follows for _, program, _, _, follows, *_ in self.draws if program.processing is not None]
-        return [FOLLOWS_NONE if follows is None or before is None else before[follows] for follows in having]
+        followed = [follows for _, program, _, _, follows, *_ in self.draws if program.processing is not None]
+        return [FOLLOWS_NONE if follows is None or before is None else before[follows] for follows in followed]
 
     @contextmanager
     def advanced(self, before: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
-        """Edits by draw, of draws that have some; until the end of the body the programs stand before these draws.
-        `before`: tokens of the previous step; None if it failed: any token may then be followed."""
+        """Feed the programs the tokens before their draws, and yield the edits of draws that have any, by draw; at the
+        end of the body, roll back the tokens in flight. `before`: tokens of the previous step; None if it failed, which
+        makes the results of draws that follow it meaningless."""
         edits = {}
         for draw, program, output, known, follows, drafted, _ in self.fed:
             for token in output[program.num_fed : known]:
                 program.feed(token)
             if follows is not None and before is not None:
                 program.feed(before[follows])
-            # The draws of a sequence come in order, each with one guess more.
+            # The draws of a sequence come in order, each with one more draft token.
             for token in drafted[program.num_fed - known :]:
                 program.feed(token)
             if found := program.edits():
@@ -232,6 +233,6 @@ class StepPrograms:
         try:
             yield edits
         finally:
-            # What was followed is not final: the step that drew it can still turn out to have failed.
+            # The followed token is not final: the step that samples it can still turn out to have failed.
             for _, program, _, known, *_ in self.fed:
                 program.truncate(known)

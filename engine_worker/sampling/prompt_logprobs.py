@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens, from logits that come a block of rows at a time."""
+"""Log-probabilities of a prompt's tokens, from logits that are computed a block of rows at a time."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ from engine_worker.step import Slice
 
 
 class PromptScores:
-    """Of all slices of a step that have `scored`. On a device nothing waits before `collect`."""
+    """The log-probabilities of all slices of a step that have `scored`. On a GPU, only `collect` waits for the
+    device."""
 
     def __init__(self, slices: Sequence[Slice], device: torch.device) -> None:
         self._scored = [part.scored for part in slices if part.scored is not None]
@@ -26,13 +27,13 @@ class PromptScores:
         self._copied: torch.cuda.Event | None = None
 
     def add(self, logits: Tensor) -> None:
-        """[N, vocab] float32, of the next N rows."""
+        """logits: [N, vocab] float32 of the next N rows."""
         tokens = self._tokens[self._start : self._start + len(logits)]
         self._blocks.append(compute_logprobs(logits, tokens, self._most))
         self._start += len(logits)
 
     def finish(self) -> None:
-        """All rows have come: start their way to the host."""
+        """Called after the last row: start the copies to the host."""
         if self._tokens.device.type != "cpu":
             self._blocks = [Logprobs(*map(on_host, block)) for block in self._blocks]
             self._copied = torch.cuda.Event()
@@ -52,7 +53,7 @@ class PromptScores:
 
 
 def _packed(block: Logprobs) -> NDArray[np.uint32]:
-    """[N, 2 + 2K], rows as in `sluice.ring.prompt_logprobs`."""
+    """[N, 2 + 2K]: rows in the format of `sluice.ring.prompt_logprobs`."""
     own, ranks, ids, best = (tensor.numpy() for tensor in block)
     if (best[:, 1:] == best[:, :-1]).any():
         # The lowest id first among equals, as for generated tokens.
@@ -63,7 +64,7 @@ def _packed(block: Logprobs) -> NDArray[np.uint32]:
 
 
 def _cut(words: NDArray[np.uint32], most: int, top: int) -> NDArray[np.uint32]:
-    """Rows with `top` of their `most` alternatives."""
+    """The rows with only the first `top` of their `most` alternatives."""
     if top == most:
         return words
     kept = [0, 1, *range(2, 2 + top), *range(2 + most, 2 + most + top)]

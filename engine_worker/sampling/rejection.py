@@ -1,9 +1,9 @@
-"""Rejection sampling (Leviathan et al. 2023). A token that was drawn from a distribution q is accepted with probability
-min(1, p / q), where p is the request's own distribution; else a token is drawn from max(0, p - q), normalized. So the
-result is distributed by p.
+"""Rejection sampling (Leviathan et al. 2023). A draft token sampled from a distribution q is accepted with probability
+min(1, p / q), where p is the distribution of the request; otherwise a token is sampled from max(0, p - q), normalized.
+The result is distributed as p.
 
-With a constant threshold, as in TensorRT-LLM, the token is accepted if p / q is at least that. Then the result follows
-neither p nor q.
+With a constant threshold, as in TensorRT-LLM, the draft token is accepted if p / q is at least the threshold. The
+result is then distributed neither as p nor as q.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,15 @@ from engine_worker.sampling.noise import uniform
 from engine_worker.step import Draw
 
 RANDOM = 0.0
-"""In place of a threshold."""
+"""In place of a threshold: accept at random, with the probability above."""
 ROWS = 8
-"""At a time: a GPU's KV cache gets the memory that other draws do not need, and these need more."""
+"""Rows computed at a time: a row takes more memory than those of other draws, and on a GPU the KV cache leaves only
+what these need."""
 
 
 class Rejection(NamedTuple):
-    """Called as the ways to choose a token are. Simpler than these where a filter is on: it sorts the vocabulary,
-    unless there is a kernel of thresholds."""
+    """A way to choose a token, for draws with a proposal. If a filter is on it sorts the vocabulary, unless there is a
+    kernel of thresholds."""
 
     temperature: Tensor
     """[N, 1] float32."""
@@ -35,11 +36,11 @@ class Rejection(NamedTuple):
     """[N, 1] int64, see `noise_key`."""
     filters: Filters
     limited: bool
-    """Whether top-k or top-p are on in some row."""
+    """Whether top-k or top-p is on in some row."""
     proposed: Tensor
-    """[N, 1] int64: the tokens."""
+    """[N, 1] int64: the draft tokens."""
     logits: Tensor
-    """[N, vocab] float32: q. A row with NaN rejects its token in favour of p."""
+    """[N, vocab] float32: logits of q. In a row with NaN the draft token is rejected, and a token sampled from p."""
     thresholds: Tensor
     """[N, 1] float64."""
 
@@ -73,17 +74,17 @@ class Rejection(NamedTuple):
         p, q = own.double().softmax(dim=1), self.logits.double().softmax(dim=1)
         thresholds = torch.where(self.thresholds == RANDOM, uniform(self.keys), self.thresholds)
         likely, drafted = p.gather(1, self.proposed), q.gather(1, self.proposed)
-        # A token that is banned or filtered out is never accepted.
+        # A draft token that is banned or filtered out is never accepted.
         accepted = (likely > 0) & (likely >= thresholds * drafted)
         remaining = (p - q).clamp_(min=0)
-        # Rounding may leave nothing of two equal distributions.
-        drawn_from = torch.where(remaining.sum(dim=1, keepdim=True) > 0, remaining.log().float(), own)
-        peaks, tokens = kernels.gumbel_max(drawn_from, torch.ones_like(self.temperature), self.keys, None)
-        drawn = tokens.gather(1, peaks.argmax(dim=1, keepdim=True))
-        return Chosen(torch.where(accepted, self.proposed, drawn).squeeze(1), valid)
+        # If p equals q, rounding may leave nothing of the difference.
+        logits = torch.where(remaining.sum(dim=1, keepdim=True) > 0, remaining.log().float(), own)
+        peaks, tokens = kernels.gumbel_max(logits, torch.ones_like(self.temperature), self.keys, None)
+        sampled = tokens.gather(1, peaks.argmax(dim=1, keepdim=True))
+        return Chosen(torch.where(accepted, self.proposed, sampled).squeeze(1), valid)
 
     def _filtered(self, scores: Tensor, thresholds: Thresholds | None) -> tuple[Tensor, Tensor]:
-        """Logits of p [N, vocab], and which rows have any [N] bool."""
+        """Logits of p [N, vocab], and whether each row has a token to choose, [N] bool."""
         if not self.limited:
             own, best = scores / self.temperature, scores.amax(dim=1, keepdim=True)
             if self.filters.min_p is not None:

@@ -1,7 +1,7 @@
-"""Logits processors on every rank: what rank 0 sends the others of a step, and how they call them.
+"""Logits processors on every rank: what rank 0 sends to the other ranks in a step, and how these call the processors.
 
-Each rank keeps the tokens of the sequences that have processors, so a step sends what is new. Results other than rank
-0's are dropped.
+Each rank keeps the tokens of the sequences that have processors, so a step sends only new ones. Only the results of
+rank 0 are used.
 """
 
 from collections import deque
@@ -19,15 +19,14 @@ from engine_worker.sampling.programs import FOLLOWS_NONE, StepPrograms
 
 
 class ReplicatedRow(NamedTuple):
-    """A processed row, as far as it is known when the step is launched."""
+    """What is known of a row with processors when the step is launched."""
 
     sequence: int
     keep: int
-    """Of the tokens that the rank has of this sequence, the first so many are right."""
+    """Number of tokens that the rank keeps of this sequence; `tokens` follow them."""
     tokens: Sequence[int]
-    """Those after these."""
     begins: Processing | None = None
-    """With the tokens of the prompt; only in the first row of a sequence."""
+    """Only in the first row of a sequence: its arguments, with the tokens of the prompt."""
 
 
 class ReplicatedStep(NamedTuple):
@@ -38,7 +37,7 @@ class ReplicatedStep(NamedTuple):
 
 
 class _Sent:
-    """What the other ranks have of one sequence; its number is released with this object."""
+    """What the other ranks have of one sequence. When it is deleted, the sequence's number is released."""
 
     def __init__(self, number: int, num_prompt: int, released: deque[int]) -> None:
         self.number = number
@@ -51,7 +50,7 @@ class _Sent:
 
 
 class ReplicatedSequences:
-    """On rank 0, in the thread that launches steps."""
+    """Rank 0's side. Used by the thread that launches steps."""
 
     def __init__(self) -> None:
         self._sent: WeakKeyDictionary[Program, _Sent] = WeakKeyDictionary()
@@ -59,7 +58,7 @@ class ReplicatedSequences:
         self._released: deque[int] = deque()
 
     def step(self, programs: StepPrograms | None) -> ReplicatedStep | None:
-        """What the other ranks need for a step with these programs; None: nothing."""
+        """What the other ranks need for a step with these programs; None if they need nothing."""
         rows = []
         for _, program, output, known, *_ in () if programs is None else programs.draws:
             if program.processing is not None:
@@ -71,7 +70,7 @@ class ReplicatedSequences:
         sent = self._sent.get(program)
         begins = None
         if sent is None:
-            # No step has fed this program yet, so it has the prompt alone.
+            # No step has fed this program yet, so it has only the prompt.
             begins = processing._replace(tokens=list(processing.tokens))
             sent = self._sent[program] = _Sent(next(self._numbers), len(begins.tokens), self._released)
         same = min(sent.num_output, known)
@@ -80,28 +79,29 @@ class ReplicatedSequences:
 
 
 class ReplicatedProcessors:
-    """On another rank."""
+    """The side of every other rank."""
 
     def __init__(self, processors: Processors) -> None:
         self._processors = processors
         self._sequences: dict[int, Processing] = {}
 
     def run(self, step: ReplicatedStep, logits: Tensor, followed: Sequence[int]) -> None:
-        """logits [P, vocab] float32, which are changed; followed [P]: see `StepPrograms.followed`."""
+        """Call the processors of a step. logits: [P, vocab] float32, changed in place. followed: [P], see
+        `StepPrograms.followed`."""
         for number in step.released:
             self._sequences.pop(number, None)
         rows = []
         for i, (row, token) in enumerate(zip(step.rows, followed, strict=True)):
             if row.begins is not None:
                 self._sequences[row.sequence] = row.begins
-            its = self._sequences[row.sequence]
-            its.tokens[row.keep :] = row.tokens
+            processing = self._sequences[row.sequence]
+            processing.tokens[row.keep :] = row.tokens
             if token != FOLLOWS_NONE:
-                its.tokens.append(token)
-            rows.append(ProcessedRow(i, logits[i], its))
+                processing.tokens.append(token)
+            rows.append(ProcessedRow(i, logits[i], processing))
         if not rows:
             return
         for i in run_processors(self._processors, rows):
-            # On rank 0 the sequence ends where one raises; here none is called for it any more.
+            # On rank 0 the sequence ends if a processor raises; here no processor is called for it any more.
             number = step.rows[i].sequence
             self._sequences[number] = self._sequences[number]._replace(names=())

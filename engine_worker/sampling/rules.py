@@ -1,4 +1,4 @@
-"""What a program is made of: rules, each of which edits the next logits as the tokens so far demand."""
+"""Rules, the parts of a program: each edits the next logits depending on the tokens so far."""
 
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ class Penalized(NamedTuple):
 
 
 class Edits(msgspec.Struct, eq=False):
-    """Of one row of logits."""
+    """Edits of one row of logits."""
 
     banned: list[NDArray[np.int64]] = []
     """Token ids, possibly repeated."""
@@ -30,8 +30,10 @@ class Edits(msgspec.Struct, eq=False):
 
 
 class Rule(Protocol):
-    """One feature of one sequence. Its state follows from the tokens that it was fed: `tokens` are the last tokens of
-    the prompt, as many as any rule reads, and all output tokens so far."""
+    """One feature of one sequence. Its state is a function of the tokens that it was fed.
+
+    `tokens`: the last tokens of the prompt, as many as any rule reads, and all output tokens so far.
+    """
 
     def feed(self, tokens: list[int]) -> None:
         """The last of `tokens` is new."""
@@ -40,4 +42,4 @@ class Rule(Protocol):
         """The last of `tokens`, which was fed last, is about to be removed."""
 
     def edit(self, tokens: list[int], edits: Edits) -> None:
-        """Add what applies to the next token. Nothing in `edits` may change later."""
+        """Add the edits for the next token. What is added must not change later."""

@@ -1,7 +1,7 @@
 """From logits to tokens. Draws that need the same work are grouped, so that an unusual draw slows down only itself.
 
-Sampling parameters become tensors first and go to the device in one copy (`SamplingPlan`): sampling is then queued
-behind the model, and the host waits for nothing.
+Sampling parameters become tensors first (`SamplingPlan`) and are copied to the device together. So sampling is queued
+behind the model, and the host does not wait for the device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered
 from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.guided_draws import AskedMasks, GuidedDraws
+from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
@@ -27,16 +27,17 @@ from sluice.ring.errors import ErrorCode, Fault
 
 
 class ProgramResults(NamedTuple):
-    """What the programs of a step have done."""
+    """Results of a step's programs."""
 
     scores: Tensor | None = None
-    """[R + P, vocab] float32: the logits, followed by the processed rows; None: no draw has processors."""
+    """[R + P, vocab] float32: the logits, then the rows that logits processors have changed; None: no draw has
+    processors."""
     edits: tuple[DeviceEdits | HostEdits | None, ...] = ()
     """By group of the plan."""
     faults: Mapping[int, Fault] = {}
     """By draw."""
     complete: Sequence[int] = ()
-    """Draws before which their sequences have ended."""
+    """Draws whose sequences are complete: nothing can follow."""
     later: Sequence[int] = ()
     """Draws whose guides are not ready."""
 
@@ -58,15 +59,15 @@ class Sampled(NamedTuple):
     valid: Tensor
     """[D] bool: whether there was a token to sample; if not, the token is arbitrary."""
     logprobs: Logprobs | None
-    """Of the draws that ask for logprobs."""
+    """For the draws that request logprobs."""
     short: Tensor | None = None
-    """[] bool: some filter had too few candidates to decide, so the step must be sampled again with `widen`. None: no
-    draw has such a filter."""
+    """[] bool: whether some filter had too few candidates to decide, so that the step must be sampled again with
+    `widen`. None: no draw has such a filter."""
     best: tuple[BestOfDraws, ...] = ()
-    """Of the draws of beams."""
+    """Candidates of beams."""
 
     def results(self, draws: Sequence[Draw]) -> list[Drawn]:
-        """As plain data, one per draw. Only once the tensors are on the host."""
+        """As plain data, one per draw. Call only once the tensors are on the host."""
         results = self._chosen(draws)
         for found in self.best:
             for i, best in found.entries().items():
@@ -80,12 +81,12 @@ class Sampled(NamedTuple):
         if self.logprobs is None:
             results = list(map(Drawn, tokens))
         else:
-            asked = _with_logprobs(draws)
-            found = self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in asked])
-            entries = dict(zip(asked, found, strict=True))
+            requesting = _with_logprobs(draws)
+            logprobs = self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in requesting])
+            entries = dict(zip(requesting, logprobs, strict=True))
             results = [Drawn(token, entries.get(i)) for i, token in enumerate(tokens)]
         return (
-            results if all(valid) else [each if good else NO_TOKEN for each, good in zip(results, valid, strict=True)]
+            results if all(valid) else [drawn if good else NO_TOKEN for drawn, good in zip(results, valid, strict=True)]
         )
 
 
@@ -103,26 +104,26 @@ class SamplingGroup(NamedTuple):
     def of(
         way: Way, chosen: list[int], draws: Sequence[Draw], rows: Sequence[int], num_rows: int, vocab_size: int
     ) -> "SamplingGroup":
-        """The `chosen` of all draws. rows: the row of each draw, of `num_rows`."""
+        """chosen: indices of the group's draws. rows: the row of each draw, among `num_rows`."""
         kind, edited = way
-        own = draws if len(chosen) == len(draws) else [draws[i] for i in chosen]
-        edits = LogitEdits.of(own, vocab_size) if edited else None
-        return SamplingGroup(_rows([rows[i] for i in chosen], num_rows), chosen, edits, kind.of(own))
+        group = draws if len(chosen) == len(draws) else [draws[i] for i in chosen]
+        edits = LogitEdits.of(group, vocab_size) if edited else None
+        return SamplingGroup(_rows([rows[i] for i in chosen], num_rows), chosen, edits, kind.of(group))
 
 
 class LogprobRows(NamedTuple):
-    """Draws that ask for logprobs."""
+    """Draws that request logprobs."""
 
     rows: Tensor | None
     """As in `SamplingGroup`."""
     draws: Tensor | None
     """[N] int64; None: all."""
     most: int
-    """The most alternatives that any of them asks for."""
+    """The most alternatives that any of them requests."""
 
 
 class SamplingPlan(NamedTuple):
-    """All that sampling needs besides the logits; see `runner.batch.to_device`."""
+    """Everything that sampling needs besides the logits; copied to the device by `runner.batch.to_device`."""
 
     groups: tuple[SamplingGroup, ...]
     order: Tensor | None
@@ -130,8 +131,8 @@ class SamplingPlan(NamedTuple):
     logprob_rows: LogprobRows | None
     programs: StepPrograms | None
     processed_rows: Tensor | None
-    """[P] int64: rows of the draws that have processors. Each of these draws is sampled from a copy of its row, behind
-    the R rows of logits."""
+    """[P] int64: rows of the draws that have logits processors. Each of these draws is sampled from a copy of its row;
+    the copies follow the R rows of logits."""
     vocab_size: int
 
     def run_programs(
@@ -139,10 +140,10 @@ class SamplingPlan(NamedTuple):
         logits: Tensor,
         before: Sequence[int] | None,
         processors: Processors = NO_PROCESSORS,
-        guided: AskedMasks | None = None,
+        guided: RequestedMasks | None = None,
     ) -> ProgramResults:
-        """For `sample`. logits: [R, vocab]. before: tokens of the previous step, if draws follow it; None if it
-        failed. guided: the masks that were asked for, with the same tokens."""
+        """Arguments for `sample`. logits: [R, vocab]. before: tokens of the previous step, if draws follow it; None if
+        it failed. guided: masks that were requested with the same tokens."""
         if self.programs is None:
             return ProgramResults()
         scores, faults = None, {}
@@ -154,7 +155,7 @@ class SamplingPlan(NamedTuple):
         by_group = tuple(self._edits(group, edits, found, logits.device) for group in self.groups)
         if found is None:
             return ProgramResults(scores, by_group, faults)
-        # A processor's fault comes first.
+        # If a draw has both faults, the processor's counts.
         return ProgramResults(scores, by_group, {**found.faults, **faults}, found.complete, found.later)
 
     def _edits(
@@ -171,14 +172,15 @@ class SamplingPlan(NamedTuple):
         draws: Sequence[Draw], rows: Sequence[int], num_rows: int, vocab_size: int, follows: Mapping[int, int]
     ) -> "SamplingPlan":
         """For logits [num_rows, vocab_size]. rows: the row of each draw. follows: for draws whose last output token is
-        still being drawn, the draw of the previous step. Copies what it needs of the draws, whose outputs may grow."""
+        still being sampled, the draw of the previous step that samples it. Copies what it needs of the draws, whose
+        outputs may grow."""
         ways = by_way(draws)
         programs = StepPrograms.of(draws, follows) if any(edited for _, edited in ways) else None
         processed = [] if programs is None else programs.draws_with_processors()
-        own = {draw: row for row, draw in enumerate(processed, num_rows)}
-        score_rows = [own.get(i, row) for i, row in enumerate(rows)] if own else rows
+        copies = {draw: row for row, draw in enumerate(processed, num_rows)}
+        score_rows = [copies.get(i, row) for i, row in enumerate(rows)] if copies else rows
         groups = [
-            SamplingGroup.of(way, chosen, draws, score_rows, num_rows + len(own), vocab_size)
+            SamplingGroup.of(way, chosen, draws, score_rows, num_rows + len(copies), vocab_size)
             for way, chosen in ways.items()
         ]
         return SamplingPlan(
@@ -202,15 +204,15 @@ def sample(
     widen: bool = True,
     kernels: SamplingKernels = TORCH,
 ) -> Sampled:
-    """logits: [R, vocab] float32. programs: what `plan.run_programs` returned; may be left out if there are none.
+    """logits: [R, vocab] float32. programs: the result of `plan.run_programs`; optional if the plan has no programs.
 
-    widen: see `Filtered`. Without it the host never waits for the device, and the logits are left as they are, since
-    the step may have to be sampled again.
+    widen: see `Filtered`. Without it the host never waits for the device, and the logits are not modified, since the
+    step may have to be sampled again.
     """
     chosen: list[Chosen] = []
     short: list[Tensor] = []
     best: list[BestOfDraws] = []
-    # Logprobs are computed from the logits as they were.
+    # Logprobs are computed from the unmodified logits.
     in_place = widen and plan.logprob_rows is None
     source = logits if programs.scores is None else programs.scores
     for group, edits in zip_longest(plan.groups, programs.edits):
@@ -224,7 +226,7 @@ def sample(
         if found.best is not None:
             best.append(BestOfDraws(group.draws, found.best))
     tokens, valid = chosen[0].tokens, chosen[0].valid
-    # Back from the order of the groups to that of the draws.
+    # Restore the order of the draws.
     if plan.order is not None:
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)
         valid = torch.cat([each.valid for each in chosen]).index_select(0, plan.order)
@@ -240,7 +242,7 @@ def _choose(
     widen: bool,
     kernels: SamplingKernels,
 ) -> Chosen:
-    """scores: [N, vocab], which the group's edits change."""
+    """scores: [N, vocab], changed in place by the group's edits."""
     if group.edits is not None:
         group.edits.apply(scores)
     if isinstance(edits, HostEdits) and isinstance(group.choose, Greedy):
@@ -255,17 +257,17 @@ def _rows(rows: list[int], num_rows: int) -> Tensor | None:
 
 
 def _with_logprobs(draws: Sequence[Draw]) -> list[int]:
-    # Those of beams come with their candidates.
+    # Beams get logprobs together with their candidates.
     return [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None and not draw.candidates]
 
 
 def _logprob_rows(draws: Sequence[Draw], rows: Sequence[int], num_rows: int) -> LogprobRows | None:
-    asked = _with_logprobs(draws)
-    if not asked:
+    requesting = _with_logprobs(draws)
+    if not requesting:
         return None
-    most = max(draws[i].sampling.logprobs or 0 for i in asked)
-    picked = None if len(asked) == len(draws) else torch.tensor(asked)
-    return LogprobRows(_rows([rows[i] for i in asked], num_rows), picked, most)
+    most = max(draws[i].sampling.logprobs or 0 for i in requesting)
+    picked = None if len(requesting) == len(draws) else torch.tensor(requesting)
+    return LogprobRows(_rows([rows[i] for i in requesting], num_rows), picked, most)
 
 
 def _logprobs(logits: Tensor, wanted: LogprobRows | None, tokens: Tensor) -> Logprobs | None:

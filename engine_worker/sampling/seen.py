@@ -18,32 +18,33 @@ class PromptTokens:
 
 
 class SeenTokens:
-    """Distinct tokens of prompt and output, in slots 0 to size - 1, each with the amount that its occurrences in the
-    output cost: presence + count * frequency."""
+    """Distinct tokens of prompt and output, in slots 0 to size - 1, each with the penalty for its occurrences in the
+    output: presence + count * frequency."""
 
     def __init__(self, prompt: PromptTokens, presence: float = 0.0, frequency: float = 0.0) -> None:
         self._prompt = prompt
         self._presence, self._frequency = presence, frequency
         self._counts: dict[int, int] = {}
-        """Of tokens in the output."""
+        """Occurrences of each token in the output."""
         self._slots: dict[int, int] = {}
-        """Of tokens that only the output has."""
+        """Slots of the tokens that only the output has."""
         self._size = len(prompt.ids)
-        # Shared with other sequences until it grows, and never written before that.
+        # Shared with other sequences. The first token that the prompt lacks replaces it by a larger copy.
         self._ids = prompt.ids
         self._amounts = np.zeros(self._size, np.float32)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """[size]; valid until the next change, as `amounts` is."""
+        """[size]; valid until the next change."""
         return self._ids[: self._size]
 
     @property
     def amounts(self) -> NDArray[np.float32]:
+        """[size]: penalties of `ids`; valid until the next change."""
         return self._amounts[: self._size]
 
     def add(self, token: int) -> None:
-        """One more occurrence in the output."""
+        """Count one more occurrence in the output."""
         slot = self._slots.get(token)
         if slot is None:
             slot = self._prompt.slots.get(token)
@@ -53,13 +54,13 @@ class SeenTokens:
         self._amounts[slot] = self._amount(count)
 
     def remove(self, token: int) -> None:
-        """Undo the latest `add`, which was of this token."""
+        """Undo the latest `add`, which must have added this token."""
         count = self._counts[token] = self._counts[token] - 1
         slot = self._slots.get(token)
         if count or slot is None:
             self._amounts[self._prompt.slots[token] if slot is None else slot] = self._amount(count)
         else:
-            # What was added last has the last slot.
+            # The token that was added last has the last slot.
             del self._slots[token]
             self._size -= 1
 

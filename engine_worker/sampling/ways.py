@@ -1,4 +1,4 @@
-"""What draws have in common that are sampled together."""
+"""Groups the draws of a step by the way in which they are sampled."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from sluice.ring.params import GREEDY_TEMPERATURE
 
 Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates] | type[Rejection]
 Way = tuple[Kind, bool]
-"""How the tokens are chosen, and whether the logits may be edited before."""
+"""How tokens are chosen, and whether the logits may be edited before that."""
 
 
 def by_way(draws: Sequence[Draw]) -> dict[Way, list[int]]:
-    """Indices of the draws."""
+    """Indices of the draws, by way."""
     ways: dict[Way, list[int]] = defaultdict(list)
-    # For every draw of every step: one loop, without calls.
+    # Runs for every draw of every step, hence one loop without calls.
     for i, draw in enumerate(draws):
         sampling = draw.sampling
         kind: Kind = Unfiltered

@@ -1,1 +1,2 @@
-"""Who holds memory, and who runs in the next step: two questions, two small interchangeable classes."""
+"""Decides which sequences hold memory (capacity) and which of them run in the next step (micro batch): two
+interchangeable classes."""

@@ -1,4 +1,4 @@
-"""Builds the scheduler that the settings name, a built-in policy or a user's class."""
+"""Builds the scheduler from the settings: built-in policies or custom classes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,27 +22,27 @@ POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
 
 
 def find_classes(names: SchedulerNames) -> dict[str, Callable[[SchedulerContext], Any]]:
-    """The users' classes by setting; imports their modules. Raises ValueError."""
+    """The custom classes, by setting. Imports their modules. Raises ValueError."""
     policy = names.capacity_scheduler_policy
-    wanted = (
+    custom = (
         ("capacity_scheduler_policy", None if policy in POLICIES else policy, "schedule_request", object),
         ("micro_batch_scheduler", names.micro_batch_scheduler, "schedule", object),
         ("scheduler", names.scheduler, "schedule", RequestScheduler),
     )
     return {
         setting: find_class(setting, value, method, base)
-        for setting, value, method, base in wanted
+        for setting, value, method, base in custom
         if value is not None
     }
 
 
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
-    """Raises ValueError, also for whatever a user's constructor raises."""
+    """Raises ValueError, also if the constructor of a custom class raises."""
     custom = {}
-    for setting, found in find_classes(names).items():
+    for setting, custom_class in find_classes(names).items():
         value = getattr(names, setting)
         try:
-            scheduler = found(context)
+            scheduler = custom_class(context)
         except Exception as error:
             reason = f"its constructor failed: {type(error).__name__}: {error}"
             raise _unusable(setting, value, reason) from error
@@ -62,7 +62,7 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
 
 
 def find_class(setting: str, value: str, method: str, base: type = object) -> Callable[[SchedulerContext], Any]:
-    """The class that `value`, `module:Class`, names. Raises ValueError if it lacks this method or base class."""
+    """The class that `value` names as `module:Class`. Raises ValueError if it lacks this method or base class."""
     try:
         found = find(value)
     except ValueError as error:

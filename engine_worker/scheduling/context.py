@@ -1,4 +1,4 @@
-"""What schedulers are built with and share."""
+"""The constructor argument of schedulers, and helpers that they share."""
 
 from collections import Counter, abc
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from engine_worker.sequence import IN_ORDER, Sequence
 from sluice.settings.engine import ChunkingPolicy
 
 STEPS_BETWEEN_TRIES = 8
-"""As long as the holders stay the same a blocked sequence seldom begins to fit: only if a prefix of it was cached or a
-window moved on."""
+"""Steps after which a blocked sequence is tried again. While the holders stay the same it rarely begins to fit: only if
+a prefix of it was cached or a window has advanced."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """The one constructor argument of every scheduler. Raises ValueError on inconsistent limits."""
+    """The only constructor argument of all schedulers. Raises ValueError on inconsistent limits."""
 
     cache: KvCacheManager
-    """For questions (`forecast`, `holders`, `tokens_per_block`); schedulers must not move its blocks."""
+    """Read-only for schedulers: `forecast`, `holders`, `tokens_per_block`."""
     max_batch_size: int
     """Limit on sequences in a step and on sequences that hold memory."""
     max_tokens_per_step: int
@@ -34,10 +34,8 @@ class SchedulerContext:
 
 
 class Holders:
-    """The holders of memory in order, and whether the first waiting sequence is known not to fit beside them.
-
-    Both are remembered until the holders change.
-    """
+    """Caches, until the holders of memory change, their order and whether the first waiting sequence fits in
+    addition."""
 
     def __init__(self, cache: KvCacheManager) -> None:
         self._cache = cache
@@ -48,20 +46,21 @@ class Holders:
     def in_order(self) -> list[Sequence]:
         """A new list."""
         holders = self._cache.holders
-        # Same size and every previous holder still is one: the same set.
+        # The set is the same if its size is, and all previous holders still are holders.
         if len(holders) != len(self._sorted) or not all(map(holders.__contains__, self._sorted)):
             self._sorted = sorted(holders, key=IN_ORDER)
             self._blocked = None
         return self._sorted.copy()
 
     def record_blocked(self, sequence: Sequence) -> None:
-        """This, the first waiting sequence, does not fit beside the holders of the last `in_order`."""
-        # Not while an in-flight step is about to give blocks back: then it may fit in the next step.
+        """Record that the first waiting sequence does not fit in addition to the holders of the last `in_order`."""
+        # Not while ended sequences still hold blocks: the sequence may fit once these are released.
         if not self._cache.retired:
             self._blocked, self._steps_left = sequence, STEPS_BETWEEN_TRIES
 
     def is_head_blocked(self, active: abc.Sequence[Sequence]) -> bool:
-        """Whether to skip the try in this step. Some of `active` must be waiting."""
+        """Whether to skip admission in this step: the first waiting sequence would not fit. Some sequence of `active`
+        must be waiting."""
         if self._blocked is None or self._steps_left < 1:
             return False
         self._steps_left -= 1
@@ -69,7 +68,7 @@ class Holders:
 
 
 class SchedulerWarnings:
-    """Logs what a user's scheduler does wrong: the first, second, fourth, eighth … time for each kind."""
+    """Logs errors of custom schedulers: the first, second, fourth, eighth, … time of each kind."""
 
     def __init__(self, name: str, log: BoundLogger) -> None:
         self._counts: Counter[str] = Counter()
@@ -77,16 +76,16 @@ class SchedulerWarnings:
         self._log = log
 
     def on_exception(self) -> None:
-        """Call it in an except block."""
+        """Log the current exception; call it in an except block."""
         self._warn("scheduler_raised", exc_info=True)
 
     def on_faults(self, faults: Counter[str]) -> None:
-        """What was wrong with an answer, by number; may be empty."""
+        """Log the faults of an answer. `faults`: numbers by kind, may be empty."""
         if faults:
             self._warn("scheduler_answer_corrected", faults=dict(faults))
 
     def on_idle(self, active: int, holders: int) -> None:
-        """Nothing was scheduled, although `active` sequences are live and `holders` of them hold memory."""
+        """Log that nothing was scheduled, although `active` sequences are live and `holders` of them hold memory."""
         self._warn("nothing_scheduled", active=active, holders=holders)
 
     def _warn(self, event: str, **details: object) -> None:

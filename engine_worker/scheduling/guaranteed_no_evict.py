@@ -1,4 +1,5 @@
-"""TensorRT-LLM's GUARANTEED_NO_EVICT and STATIC_BATCH: a request that starts has the memory to finish."""
+"""TensorRT-LLM's GUARANTEED_NO_EVICT and STATIC_BATCH: a request starts only when there is enough memory to finish
+it."""
 
 from collections import abc
 
@@ -11,12 +12,13 @@ from engine_worker.sequence import IN_ORDER, Sequence, State
 class GuaranteedNoEvict:
     """Never preempts: a request starts only when there are blocks for prompt and max_tokens of all its sequences.
 
-    - Blocks of a cached prefix reduce what it needs only while another sequence holds them: others could be evicted.
-      What its own sequences will share after the prompt is not counted on: the first of them may have ended by then.
-    - A request that does not fit is not overtaken, so large requests get their turn.
-    - A request whose sequences exceed the pool or the batch together starts when nothing else holds memory, and they
-      take turns.
-    - A sequence whose next block is being computed by another waits for it, with the room that it will need reserved.
+    - Blocks of a cached prefix reduce the blocks that it needs only while another sequence holds them; otherwise they
+      could be evicted. Blocks that its own sequences will share are not deducted: the first of them may have ended
+      before the others start.
+    - A request that does not fit is not overtaken, so that large requests are not starved.
+    - A request whose sequences together exceed the pool or the batch starts when no sequence holds memory; its
+      sequences take turns.
+    - A sequence whose next block is being computed by another sequence waits for it. Its blocks are reserved meanwhile.
     """
 
     def __init__(self, context: SchedulerContext) -> None:
@@ -28,8 +30,8 @@ class GuaranteedNoEvict:
         return self.admit(active)[0], []
 
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(fitting, awaiting): those to hold blocks, in order; those that wait, room reserved, for another to compute
-        their next block."""
+        """(fitting, awaiting): the sequences to hold blocks, in order; those with reserved blocks that wait for another
+        sequence to compute their next block."""
         fitting = self._holders.in_order()
         if len(fitting) == min(len(active), self._max_batch_size):
             return fitting, []
@@ -38,7 +40,7 @@ class GuaranteedNoEvict:
             return fitting, []
         forecast = self._cache.forecast()
         for holder in fitting:
-            # Cannot fail: its blocks are reserved to its end.
+            # Cannot fail: all blocks that it may need are reserved.
             forecast.grow(holder)
         newcomers: list[Sequence] = []
         awaiting: list[Sequence] = []
@@ -49,8 +51,8 @@ class GuaranteedNoEvict:
     def _admitted(
         self, active: abc.Sequence[Sequence], siblings: list[Sequence], room: "_Reservation"
     ) -> abc.Iterator[Sequence]:
-        # First waiting sequences of requests that have begun: room was reserved for them, and another has computed
-        # their prompt.
+        # First the waiting sequences of requests that have begun: blocks are reserved for them, and a sibling has
+        # computed their prompt.
         for sequence in siblings:
             if not room.reserve_sequence(sequence):
                 return
@@ -66,62 +68,63 @@ class GuaranteedNoEvict:
                 return
             yield sequence
             # Several sequences wait only if the request was resumed: they begin together.
-            for other in request.sequences:
-                if other is not sequence and other.state is State.WAITING:
-                    if not room.reserve_sequence(other):
+            for sibling in request.sequences:
+                if sibling is not sequence and sibling.state is State.WAITING:
+                    if not room.reserve_sequence(sibling):
                         return
-                    yield other
+                    yield sibling
 
 
 class _Reservation:
-    """Blocks and batch places that are left if all requests that have begun get what they may still need."""
+    """The blocks and batch slots that remain if those that running requests may still need are set aside."""
 
     def __init__(self, forecast: Forecast, max_batch_size: int, holders: list[Sequence]) -> None:
         self._forecast = forecast
         self._max_batch_size = max_batch_size
-        self._places = max_batch_size - len(holders)
+        self._slots = max_batch_size - len(holders)
         self._growing = sum(map(forecast.growth_to_end, holders))
         """Blocks that holders may still need."""
-        self._coming = 0
-        """Blocks of sequences that await a prompt which is being computed."""
+        self._awaiting = 0
+        """Blocks for sequences that await a prompt which is being computed."""
         self._empty = not holders
         for holder in holders:
             self._expect(holder)
 
     def reserve_sequence(self, sequence: Sequence) -> bool:
-        """For one sequence of a request that has begun; False if there is too little room."""
-        return self._places > 0 and self._reserve(sequence, 0)
+        """Reserve room for one sequence of a request that has begun; False if there is too little."""
+        return self._slots > 0 and self._reserve(sequence, 0)
 
     def reserve_request(self, first: Sequence) -> bool:
-        """For all sequences of a request, given the first; False if there is too little room."""
+        """Reserve room for all sequences of a request, given the first; False if there is too little."""
         count, blocks_each = first.request.num_live, self._forecast.blocks_to_end(first)
         fits_alone = count <= self._max_batch_size and count * blocks_each <= self._forecast.num_blocks
         # Too large even for an empty pool and batch: it runs alone, and its sequences take turns.
         if self._empty and not fits_alone:
             return self._reserve(first, 0)
-        return count <= self._places and self._reserve(first, self._coming + (count - 1) * blocks_each)
+        return count <= self._slots and self._reserve(first, self._awaiting + (count - 1) * blocks_each)
 
-    def _reserve(self, sequence: Sequence, others: int) -> bool:
+    def _reserve(self, sequence: Sequence, headroom: int) -> bool:
+        """`headroom`: blocks that must remain for sequences other than this one and the holders."""
         growth = self._forecast.growth_to_end(sequence)
-        if not self._forecast.admit(sequence, self._growing + growth + others):
+        if not self._forecast.admit(sequence, self._growing + growth + headroom):
             return False
         self._growing += growth
-        self._places -= 1
+        self._slots -= 1
         self._empty = False
         self._expect(sequence)
         return True
 
     def _expect(self, sequence: Sequence) -> None:
-        """Set room aside for those that await the prompt this sequence computes, if it does."""
+        """Set room aside for the siblings that await the prompt which this sequence computes, if there are any."""
         if sequence.output or sequence.request.num_live == 1:
             return
         awaiting = sequence.request.awaiting()
-        self._coming += sum(map(self._forecast.blocks_to_end, awaiting))
-        self._places -= len(awaiting)
+        self._awaiting += sum(map(self._forecast.blocks_to_end, awaiting))
+        self._slots -= len(awaiting)
 
 
 class StaticBatch:
-    """Fills a batch with requests that have the memory to finish; none joins until all of them have ended."""
+    """Fills a batch with requests for which there is enough memory to finish; no request joins until all have ended."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._no_evict = GuaranteedNoEvict(context)

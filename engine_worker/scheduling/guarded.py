@@ -1,6 +1,6 @@
-"""Wrappers for users' schedulers, so that nothing they do stops the engine or corrupts the cache.
+"""Wrappers of custom schedulers that keep their errors from stopping the engine or corrupting the cache.
 
-The valid part of an answer is carried out, the rest is left out. If a scheduler raises, the step is planned without it.
+Of an answer, the valid part is used. If a scheduler raises, the step is planned by the default policies.
 """
 
 from collections import Counter, abc
@@ -21,7 +21,7 @@ from engine_worker.scheduling.simple import (
 from engine_worker.sequence import Sequence
 
 MAX_COUNT = 2**32 - 1
-"""What the public API's fields hold."""
+"""The largest value of the public API's fields (uint32)."""
 
 
 class GuardedCapacity:
@@ -38,17 +38,17 @@ class GuardedCapacity:
         faults: Counter[str] = Counter()
         known = dict.fromkeys(active)
         try:
-            # A copy, which the user's code may modify.
+            # A copy, because the custom code may modify it.
             fitting, paused = self._scheduler.schedule_request(list(active))
             fitting = _known_once(fitting, known, faults)
-            kept = dict.fromkeys(fitting)
+            in_fitting = dict.fromkeys(fitting)
             paused = [sequence for sequence in _known_once(paused, known, faults) if sequence.blocks]
-            faults["paused and fitting"] += sum(sequence in kept for sequence in paused)
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+            faults["paused and fitting"] += sum(sequence in in_fitting for sequence in paused)
+        except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
             self._warnings.on_exception()
             return self._fallback.schedule_request(active)
         self._warnings.on_faults(+faults)
-        return fitting, [sequence for sequence in paused if sequence not in kept]
+        return fitting, [sequence for sequence in paused if sequence not in in_fitting]
 
 
 class GuardedMicroBatch:
@@ -65,7 +65,7 @@ class GuardedMicroBatch:
         try:
             context, generation = self._scheduler.schedule(list(fitting), inflight_request_ids)
             schedule = limits.apply(context, generation)
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+        except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
             self._warnings.on_exception()
             return self._fallback.schedule(fitting, inflight_request_ids)
         self._warnings.on_faults(limits.faults)
@@ -73,7 +73,7 @@ class GuardedMicroBatch:
 
 
 class GuardedScheduler(RequestScheduler):
-    """If nothing runs although something could, the answer is replaced."""
+    """Also replaces an answer with which nothing runs although something could."""
 
     def __init__(self, scheduler: RequestScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -91,10 +91,10 @@ class GuardedScheduler(RequestScheduler):
         try:
             context, generation = self._scheduler.schedule(list(active), NO_REQUESTS)
             schedule = self._checked(list(context), list(generation), active)
-        # Not a fault: the engine collects the step and asks again.
+        # Not a fault: the engine collects the step and calls again.
         except InFlightError:
             raise
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+        except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
             self._warnings.on_exception()
             return self._fallback.schedule(active)
         if not self._idles(schedule) or any(sequence.gated for sequence in active):
@@ -109,18 +109,18 @@ class GuardedScheduler(RequestScheduler):
         limits = _Limits(held, self.context)
         chunks, generating = limits.apply(context, generation)
         self._warnings.on_faults(limits.faults)
-        # A sequence whose last token is being drawn may be named, but has nothing left to compute.
+        # A sequence whose last token is being sampled may be named, but has nothing left to compute.
         return Schedule([chunk for chunk in chunks if chunk.sequence.runnable], [s for s in generating if s.runnable])
 
 
 class _Limits:
-    """Cuts an answer down to a valid step; `faults` counts what was wrong."""
+    """Reduces an answer to a valid step; `faults` counts its faults by kind."""
 
     def __init__(self, known: abc.Container[Sequence], context: SchedulerContext) -> None:
         self.faults: Counter[str] = Counter()
         self._known = known
         self._seen: set[Sequence] = set()
-        self._places = context.max_batch_size
+        self._slots = context.max_batch_size
         self._tokens = context.max_tokens_per_step
         self._chunked = context.chunked_context
 
@@ -139,11 +139,12 @@ class _Limits:
         if not self._may_run(sequence):
             return False
         if not sequence.generating:
-            return self._fault("a context among generation")
+            return self._fault("a context sequence in generation")
         self._tokens -= 1
         return self._add(sequence)
 
     def _valid_size(self, sequence: Sequence, size: int, first: bool) -> int:
+        """Tokens of a chunk that are valid; 0 if it must be dropped."""
         if not self._may_run(sequence):
             return 0
         # Not isinstance: True would pass as 1.
@@ -165,13 +166,13 @@ class _Limits:
             return self._fault("not among those that can run")
         if sequence in self._seen:
             return self._fault("named twice")
-        if not self._places:
+        if not self._slots:
             return self._fault("more than max_batch_size")
         return True
 
     def _add(self, sequence: Sequence) -> bool:
         self._seen.add(sequence)
-        self._places -= 1
+        self._slots -= 1
         return True
 
     def _fault(self, what: str) -> bool:
@@ -180,15 +181,15 @@ class _Limits:
 
 
 def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int]:
-    """The user's counts; zeros if it has none or they are invalid."""
+    """The counts of a custom scheduler; zeros if it has none or they are invalid."""
     try:
         tokens, slots = scheduler.static_batch
     except AttributeError as error:
-        # Not having the property is fine; an AttributeError from within it is not.
+        # The property is optional, but it must not raise AttributeError itself.
         if error.obj is not scheduler or error.name != "static_batch":
             warnings.on_exception()
         return NO_BATCH
-    except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+    except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
         warnings.on_exception()
         return NO_BATCH
     if all(type(count) is int and 0 <= count <= MAX_COUNT for count in (tokens, slots)):
@@ -198,7 +199,8 @@ def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int
 
 
 def _known_once(answer: abc.Iterable[Sequence], known: abc.Container[Sequence], faults: Counter[str]) -> list[Sequence]:
-    given = list(answer)
-    found = [sequence for sequence in dict.fromkeys(given) if sequence in known]
-    faults["not active, or named twice"] += len(given) - len(found)
-    return found
+    """The sequences of an answer that are active, without duplicates."""
+    named = list(answer)
+    valid = [sequence for sequence in dict.fromkeys(named) if sequence in known]
+    faults["not active, or named twice"] += len(named) - len(valid)
+    return valid

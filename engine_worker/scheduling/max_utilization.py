@@ -1,4 +1,4 @@
-"""TensorRT-LLM's MAX_UTILIZATION: as many sequences at a time as the pool holds now."""
+"""TensorRT-LLM's MAX_UTILIZATION: as many sequences as the pool can hold now."""
 
 from collections import abc
 
@@ -8,12 +8,12 @@ from engine_worker.sequence import IN_ORDER, Sequence
 
 
 class MaxUtilization:
-    """Fills the pool, and preempts the last in order when blocks run out.
+    """Fills the pool, and preempts the last sequences in order when blocks run out.
 
-    - A holder is preempted only for one before it in order, so the first always keeps running.
-    - A sequence is admitted only in its turn, and only if all could then finish their contexts and a block's worth of
-      tokens more: otherwise a resumed sequence could be preempted again before it got anywhere.
-    - A sequence whose next block is being computed by another waits for it; those behind it do not.
+    - A holder is preempted only for a sequence before it in order, so the first one is never preempted.
+    - Sequences are admitted in order, and only if all admitted ones could then finish their contexts and one block of
+      tokens more. Otherwise a resumed sequence could be preempted again before it made any progress.
+    - A sequence whose next block is being computed by another sequence waits for it. It does not block those after it.
     """
 
     def __init__(self, context: SchedulerContext) -> None:
@@ -26,7 +26,7 @@ class MaxUtilization:
         fitting = self._holders.in_order()
         growing = [sequence for sequence in fitting if sequence.num_tokens > sequence.num_placed]
         room = len(fitting) < min(len(active), self._max_batch_size)
-        # Most steps need no new block and have no waiting sequence: those need no forecast.
+        # Most steps need no new block and have no waiting sequence, and so need no forecast.
         if not (growing or room):
             return fitting, []
         forecast = self._cache.forecast()
@@ -37,8 +37,8 @@ class MaxUtilization:
         return fitting, []
 
     def _preempt(self, holders: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(kept, preempted)."""
-        # A new forecast, because the caller's has let some holders grow.
+        """(kept, preempted). Modifies `holders`."""
+        # A new forecast, because the caller's includes some grown holders.
         forecast, kept, preempted = self._cache.forecast(), 0, []
         while kept < len(holders):
             if forecast.grow(holders[kept]):
@@ -49,7 +49,8 @@ class MaxUtilization:
         return holders, preempted
 
     def _admit(self, active: abc.Sequence[Sequence], fitting: list[Sequence], forecast: Forecast) -> None:
-        held = len(fitting)
+        """Add the waiting sequences that fit to `fitting`, which stays in order."""
+        num_holders = len(fitting)
         headroom = _Headroom(forecast, fitting, self._max_tokens_per_step, self._cache.tokens_per_block)
         for sequence in active:
             if sequence.blocks:
@@ -57,7 +58,7 @@ class MaxUtilization:
             if len(fitting) >= self._max_batch_size:
                 break
             needed = headroom.needed(sequence)
-            # It needs at least one block: without one, looking up its prefix would be wasted.
+            # It needs at least one block: if there is none, skip the look-up of its prefix.
             room = needed < forecast.available
             if room and forecast.awaits(sequence):
                 continue
@@ -66,19 +67,20 @@ class MaxUtilization:
                 break
             headroom.add(sequence)
             fitting.append(sequence)
-        if len(fitting) > held:
+        if len(fitting) > num_holders:
             fitting.sort(key=IN_ORDER)
 
 
 class _Headroom:
-    """Blocks that the admitted sequences could need until all contexts and a block's worth of tokens each are computed.
+    """Blocks that the admitted sequences could need until all their contexts and one block of tokens each are computed.
 
-    The number of steps until then is the horizon; each newcomer extends it for all. The blocks are counted again only
-    when the horizon exceeds the one counted for, which is an eighth too long: so admitting many sequences at once costs
-    little more than one after the other.
+    The number of steps until then is the horizon; each newcomer extends it for all. The blocks are counted for a
+    horizon that is an eighth longer, and counted again only when the horizon exceeds that one, so that admitting many
+    sequences in one step stays cheap.
     """
 
     def __init__(self, forecast: Forecast, sequences: list[Sequence], tokens_per_step: int, tokens: int) -> None:
+        """`tokens`: tokens that each sequence shall be able to generate."""
         self._growth = forecast.growth
         self._sequences = list(sequences)
         self._tokens_per_step = tokens_per_step

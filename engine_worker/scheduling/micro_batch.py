@@ -1,4 +1,4 @@
-"""Which holders of memory run in the next step, and how many tokens each: the second question of scheduling."""
+"""Decides which holders of memory run in the next step, and how many tokens of each."""
 
 from collections import abc
 from typing import NamedTuple, Protocol
@@ -15,20 +15,20 @@ class Chunk(NamedTuple):
 
 
 class MicroBatchScheduler(Protocol):
-    """Only decides: the caller launches the step."""
+    """Makes decisions only: the caller launches the step."""
 
     def schedule(
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
     ) -> tuple[list[Chunk], list[Sequence]]:
-        """(context, generation) of the next step, from `fitting`, which hold blocks and are in order.
+        """(context, generation) of the next step. `fitting`: the sequences that hold their blocks, in order.
 
-        `inflight_request_ids` is TensorRT-LLM's: requests to leave out. This engine schedules in-flight sequences too,
-        so it passes none.
+        `inflight_request_ids`, as in TensorRT-LLM: requests to leave out. This engine passes none, because it schedules
+        in-flight sequences too.
         """
 
 
 class InFlightBatching:
-    """Generation first, then context with what is left of the token budget, chunked by policy or whole."""
+    """Generation first, then context within the rest of the token budget, chunked by policy or whole."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._max_batch_size = context.max_batch_size
@@ -43,7 +43,7 @@ class InFlightBatching:
         if inflight_request_ids:
             fitting = [s for s in fitting if s.request.spec.request not in inflight_request_ids]
         generation = [sequence for sequence in fitting if sequence.generating]
-        # Usually all are generating, and the second pass is saved.
+        # Usually all are generating, which makes the second pass unnecessary.
         mixed = len(generation) < len(fitting)
         waiting = [sequence for sequence in fitting if not sequence.generating] if mixed else []
         del generation[self._max_batch_size :]
@@ -58,13 +58,13 @@ class InFlightBatching:
         return [Chunk(sequence, size) for sequence, size in zip(waiting, sizes, strict=False) if size]
 
 
-# The chunking policies, which are TensorRT-LLM's, take contexts in order, a budget of tokens and the unit in which it
-# is shared: one block, or the budget if that is less. A chunk that does not finish its context ends at the end of a
-# unit, so some tokens may stay unused; the first context always gets some.
+# The chunking policies, which are TensorRT-LLM's, distribute a budget of tokens among contexts in order, in units of
+# one block, or of the budget if that is smaller. A chunk that does not finish its context ends at the end of a unit, so
+# some of the budget may remain unused; the first context always receives tokens.
 
 
 def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
-    """Tokens for each context: all that are ready, one context after the other."""
+    """Tokens of each context: all ready tokens of one context after the other."""
     sizes, unit = [], min(unit, budget)
     for sequence in waiting:
         size = sequence.num_ready
@@ -72,14 +72,14 @@ def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: 
             size = max(0, _floor(sequence.num_scheduled + budget, unit) - sequence.num_scheduled)
         sizes.append(size)
         budget -= size
-        # Not at the first one that was cut: what is left may finish a later one.
+        # Not at the first context that was cut: the rest of the budget may finish a later one.
         if budget < 1:
             break
     return sizes
 
 
 def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
-    """Tokens for each context: one unit each in turn, until a round finds too little budget for one of them."""
+    """Tokens of each context: one unit each in turn, until the budget is too small for one of them in a round."""
     sizes, unit, turn = [0] * len(waiting), min(unit, budget), list(enumerate(waiting))
     while turn and budget:
         unfinished, short = [], False
@@ -98,10 +98,10 @@ def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> l
 
 
 def whole(waiting: abc.Sequence[Sequence], budget: int) -> list[int]:
-    """Tokens for the leading contexts that fit unchunked."""
+    """Tokens of the leading contexts that fit without chunking."""
     sizes: list[int] = []
     for sequence in waiting:
-        # The first one runs however long it is: it might never fit otherwise.
+        # The first one runs regardless of its length: otherwise it might never run.
         if sizes and sequence.num_pending > budget:
             break
         sizes.append(sequence.num_pending)

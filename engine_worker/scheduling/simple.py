@@ -1,4 +1,4 @@
-"""Asks the two questions one after the other and carries out the answers."""
+"""Calls the capacity scheduler, carries out its decisions, then calls the micro-batch scheduler."""
 
 from abc import ABC, abstractmethod
 from collections import abc
@@ -10,41 +10,41 @@ from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroB
 from engine_worker.sequence import Sequence, State
 
 NO_BATCH = (0, 0)
-"""`static_batch` of policies without one."""
+"""The `static_batch` of policies other than static batching."""
 NO_REQUESTS: frozenset[int] = frozenset()
 
 
 class InFlightError(Exception):
-    """A sequence to be preempted is in flight: collect that step, which uses its blocks, and schedule again."""
+    """A sequence to be preempted is in flight: collect its step, which uses its blocks, and schedule again."""
 
 
 class Schedule(NamedTuple):
-    """What a step computes; every sequence in it holds the blocks it needs."""
+    """The sequences of a step. Each of them holds the blocks that it needs."""
 
     context: list[Chunk]
     generation: list[Sequence]
 
 
 class CapacityScheduler(Protocol):
-    """Only decides: the caller moves the blocks."""
+    """Makes decisions only: the caller allocates and releases blocks."""
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(fitting, paused): those to hold blocks for all their tokens, in order, and those to release theirs.
+        """(fitting, paused): the sequences to hold blocks for all their tokens, in order, and those to release theirs.
 
-        `active` has every live sequence that does not await its prompt, in order. Those in neither list wait, or keep
-        their blocks without running.
+        `active`: all live sequences except awaiting ones, in order. Those in neither list wait, or keep their blocks
+        without running.
         """
 
 
 class RequestScheduler(ABC):
-    """Base of schedulers that answer both questions. Blocks are moved only by `hold` and `pause`."""
+    """Base of schedulers that decide about both capacity and micro batch. Only `hold` and `pause` change blocks."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
     @property
     def static_batch(self) -> tuple[int, int]:
-        """(tokens generated since the static batch began, slots of its ended sequences); zeros under other policies."""
+        """(tokens generated since the static batch began, slots of its ended sequences); zeros for other policies."""
         return NO_BATCH
 
     @abstractmethod
@@ -52,17 +52,19 @@ class RequestScheduler(ABC):
         """The next step. `active` is in order; `inflight_request_ids`: see MicroBatchScheduler."""
 
     def hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
-        """Allocate blocks for all tokens of each, in turn, all or nothing; returns those that have them.
+        """Allocate blocks for all tokens of each sequence, one after the other, all or none; returns the sequences that
+        have all their blocks.
 
-        `num_pending` of a newcomer then no longer includes what the prefix cache holds.
+        `num_pending` of a newcomer then excludes the tokens that were found in the prefix cache.
         """
         awaiting, ended = State.AWAITING, State.ENDED
         return self._hold([s for s in dict.fromkeys(sequences) if s.state is not ended and s.state is not awaiting])
 
     def pause(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Preempt: release the blocks of these. Raises InFlightError, with no effect, if one of them is in flight."""
+        """Preempt sequences: release their blocks. Raises InFlightError, with no effect, if one of them is in
+        flight."""
         sequences = [sequence for sequence in sequences if sequence.blocks]
-        # Checked for all first, so that nothing has moved when it raises.
+        # All are checked first, so that nothing has changed when it raises.
         if any(sequence.num_inflight for sequence in sequences):
             raise InFlightError
         for sequence in sequences:
@@ -71,7 +73,7 @@ class RequestScheduler(ABC):
             sequence.request.preemptions += 1
 
     def _idles(self, schedule: Schedule) -> bool:
-        """Whether nothing runs, and no in-flight step will change that or give blocks back."""
+        """Whether nothing runs, and no in-flight step will change that or release blocks."""
         if schedule.context or schedule.generation or self.context.cache.retired:
             return False
         return not any(holder.num_inflight for holder in self.context.cache.holders)
@@ -85,11 +87,11 @@ class RequestScheduler(ABC):
 
 
 class SimpleScheduler(RequestScheduler):
-    """Asks the capacity scheduler, moves the blocks accordingly, then asks the micro-batch scheduler.
+    """Calls the capacity scheduler, allocates and releases blocks accordingly, then calls the micro-batch scheduler.
 
-    Only sequences that got their blocks run, whatever the capacity scheduler said. If nothing would run although
-    sequences are active, for example because all holders wait for more memory, the step is planned with MaxUtilization
-    and InFlightBatching instead: with these the first in order can always run.
+    Only sequences that have their blocks run, even if the capacity scheduler named others. If nothing would run
+    although sequences are active, for example because all holders wait for more memory, the step is planned by
+    MaxUtilization and InFlightBatching instead: with these the first sequence in order can always run.
     """
 
     def __init__(
@@ -107,26 +109,26 @@ class SimpleScheduler(RequestScheduler):
 
     @property
     def static_batch(self) -> tuple[int, int]:
-        found: tuple[int, int] = getattr(self._capacity, "static_batch", NO_BATCH)
-        return found
+        counts: tuple[int, int] = getattr(self._capacity, "static_batch", NO_BATCH)
+        return counts
 
     def schedule(self, active: abc.Sequence[Sequence], _inflight_request_ids: abc.Set[int] = NO_REQUESTS) -> Schedule:
-        """See RequestScheduler. Raises InFlightError before anything is moved."""
+        """See RequestScheduler. Raises InFlightError before anything is changed."""
         if not active:
             return Schedule([], [])
-        schedule = self._ask(self._capacity, self._micro_batch, active)
+        schedule = self._schedule_by(self._capacity, self._micro_batch, active)
         if not self._idles(schedule) or any(sequence.gated for sequence in active):
             return schedule
-        # Without a fallback the engine would stall, with requests waiting.
+        # Without the fallback the engine would stall while requests wait.
         self._warnings.on_idle(len(active), len(self.context.cache.holders))
-        return self._ask(*self._fallback, active)
+        return self._schedule_by(*self._fallback, active)
 
-    def _ask(
+    def _schedule_by(
         self, capacity: CapacityScheduler, micro_batch: MicroBatchScheduler, active: abc.Sequence[Sequence]
     ) -> Schedule:
         fitting, preempted = capacity.schedule_request(active)
         if preempted:
             self.pause(preempted)
-        # A sequence whose last token is being drawn must not take a place in the batch.
+        # A sequence whose last token is being sampled must not take a slot of the batch.
         ready = [sequence for sequence in self._hold(fitting) if sequence.runnable]
         return Schedule(*micro_batch.schedule(ready, NO_REQUESTS))

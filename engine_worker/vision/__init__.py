@@ -1,1 +1,1 @@
-"""Images: their rows of embeddings, by transformers' vision tower and projector."""
+"""Computes the embedding rows of images, with the vision tower and projector of transformers."""

@@ -43,7 +43,7 @@ class LlavaTower:
     @torch.inference_mode()
     def encode(self, image: Image) -> Table:
         if image.columns:
-            raise PictureError("has a grid of rows, which this model does not have")
+            raise PictureError("has a grid of rows, which this model does not support")
         pixels = self._processor(images=open_picture(image.data), return_tensors="pt")["pixel_values"]
         features = self._model.get_image_features(pixel_values=pixels.to(self._device, self._dtype))
         return table_of(image, features.pooler_output[0], self._hidden_size)

@@ -1,15 +1,15 @@
-"""Names of tensors in the files of a vision-language checkpoint. They differ between versions of transformers: newer
-ones put `model.` before the parts of the model, older ones `vision_model.` within the tower."""
+"""Names of tensors in the files of a vision-language checkpoint. They depend on the version of transformers: newer
+versions put `model.` before the parts of the model, older ones `vision_model.` within the tower."""
 
 DECODER = ("language_model.model.", "model.language_model.")
 HEADS = ("language_model.lm_head.", "lm_head.")
 VISUAL = "visual."
-"""Qwen2-VL's tower, which has a projector within."""
+"""Qwen2-VL's tower, which contains the projector."""
 TOWER = ("vision_tower.", "multi_modal_projector.", VISUAL)
 
 
 def decoder_name(name: str) -> str | None:
-    """In the decoder; None: of the tower or the projector."""
+    """The tensor's name in the decoder; None if it belongs to the tower or the projector."""
     for prefix in DECODER:
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)
@@ -20,6 +20,6 @@ def decoder_name(name: str) -> str | None:
 
 
 def vision_name(name: str) -> str | None:
-    """Within the tower or the projector; None: of the decoder."""
+    """The tensor's name in the tower and projector; None if it belongs to the decoder."""
     short = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
     return short if short.startswith(TOWER) else None

@@ -1,4 +1,4 @@
-"""What transformers reads from a checkpoint about its images."""
+"""Reads a checkpoint's image processor with transformers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 def read_processor(folder: Path) -> Any:
-    """What reads pixels as the checkpoint was trained on. Raises CheckpointError."""
-    # torchvision's versions differ in their resizing.
+    """The processor that converts images to the pixels that the model was trained on. Raises CheckpointError."""
+    # Not the torchvision backend, whose versions resize differently.
     processors: Any = AutoImageProcessor
     return read_by(folder, partial(processors.from_pretrained, backend="pil"))
 
 
 def read_by(folder: Path, read: Callable[..., T]) -> T:
-    """By a `from_pretrained` of transformers. Raises CheckpointError."""
+    """Call a `from_pretrained` of transformers. Raises CheckpointError."""
     try:
         return read(folder, local_files_only=True)
     except Exception as error:
-        raise CheckpointError(f"transformers cannot read how {folder} takes images: {error}") from error
+        raise CheckpointError(f"transformers cannot read the image processing of {folder}: {error}") from error

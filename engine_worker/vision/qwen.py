@@ -34,10 +34,12 @@ class QwenTower:
         self._processor = read_processor(folder)
         module: Any = TOWERS.get(config.model_type)
         if module is None:
-            raise CheckpointError(f"{folder}: model_type {config.model_type!r} has no vision tower here")
+            raise CheckpointError(
+                f"{folder}: model_type {config.model_type!r} is not supported; supported: {', '.join(TOWERS)}"
+            )
         self._hidden_size = config.text_config.hidden_size
         self._merge = config.vision_config.spatial_merge_size
-        # Those of the checkpoint, unless they allow more than is computed.
+        # The checkpoint's limits, lowered to the largest image that is computed.
         self._limits = {"shortest_edge": scaling.least_pixels, "longest_edge": scaling.most_pixels}
         with torch.device(device):
             self._model = module._from_config(config.vision_config, dtype=dtype).eval()
@@ -48,12 +50,12 @@ class QwenTower:
 
     @torch.inference_mode()
     def encode(self, image: Image) -> Table:
-        found = self._processor(images=open_picture(image.data), size=self._limits, return_tensors="pt")
-        grid = found["image_grid_thw"]
+        inputs = self._processor(images=open_picture(image.data), size=self._limits, return_tensors="pt")
+        grid = inputs["image_grid_thw"]
         _, lines, columns = (grid[0] // self._merge).tolist()
         if (image.rows, image.columns) != (lines * columns, columns):
-            given = f"{image.rows} rows in lines of {image.columns}"
-            raise PictureError(f"has {lines} x {columns} rows by its size, not {given}")
-        pixels = found["pixel_values"].to(self._device, self._dtype)
+            claimed = f"{image.rows} rows in lines of {image.columns}"
+            raise PictureError(f"has {lines} x {columns} rows by its size, not {claimed}")
+        pixels = inputs["pixel_values"].to(self._device, self._dtype)
         features = self._model(pixels, grid_thw=grid.to(self._device))
         return table_of(image, features.pooler_output, self._hidden_size)

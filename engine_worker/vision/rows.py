@@ -1,7 +1,6 @@
-"""The rows of images, as the engine's thread sees them: computed by a thread of their own before a request runs, kept
-by digest.
+"""A cache of the embedding rows of images, by digest. A separate thread computes them before a request runs.
 
-All state belongs to the engine's thread; the other one only turns an image into rows.
+All state belongs to the engine's thread; the separate thread only converts an image to rows.
 """
 
 import threading
@@ -17,17 +16,17 @@ from sluice.ring.pictures import PictureError
 from sluice.ring.tables import Table
 
 Encode = Callable[[Image], Table]
-"""Raises PictureError for data that is no image."""
+"""Computes the rows of an image. Raises PictureError if the data is not a valid image."""
 
 
 class Encoding:
-    """Of the images of a request; see `engine_worker.protocol.Preparation`."""
+    """The computation of a request's images; see `engine_worker.protocol.Preparation`."""
 
     def __init__(self, rows: "ImageRows") -> None:
         self.done = False
         self.fault: Fault | None = None
         self.missing: set[bytes] = set()
-        """Digests."""
+        """Digests of the images whose rows are not computed yet."""
         self._rows = rows
 
     def poll(self) -> bool:
@@ -50,12 +49,13 @@ class _Pending(NamedTuple):
 
 class ImageRows:
     def __init__(self, encode: Encode, per_image: int, max_bytes: int, on_thread: Callable[[], None]) -> None:
-        """`on_thread`: called first in the other thread."""
+        """`per_image`: see `Runner.image_rows`. `max_bytes`: limit on the size of cached rows. `on_thread`: called
+        first in the separate thread."""
         self.per_image = per_image
         self._encode = encode
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, Table] = OrderedDict()
-        """By digest, the latest used last."""
+        """By digest, the most recently used last."""
         self._bytes = self._evictions = 0
         self._lookups = Counter({"hit": 0, "miss": 0, "recomputed": 0})
         self._pending: dict[bytes, _Pending] = {}
@@ -71,7 +71,7 @@ class ImageRows:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, images: Sequence[Image]) -> Encoding | None:
-        """None: the rows of all of them are kept."""
+        """Start computing the rows that are not cached; None if all are cached."""
         self.advance()
         encoding = Encoding(self)
         for image in images:
@@ -88,7 +88,7 @@ class ImageRows:
         return encoding if encoding.missing else None
 
     def advance(self) -> None:
-        """Keep what the thread has computed. Never waits."""
+        """Cache the rows that the thread has computed. Never waits."""
         for digest, (future, waiting) in list(self._pending.items()):
             if not future.done():
                 continue
@@ -100,7 +100,7 @@ class ImageRows:
                 encoding.end(digest, None if error is None else _fault(error))
 
     def withdraw(self, encoding: Encoding) -> None:
-        """Cancels computations that no other request waits for, unless they have started."""
+        """Cancel computations that no other request waits for, unless they have started."""
         for digest in encoding.missing:
             pending = self._pending.get(digest)
             if pending is None:
@@ -110,18 +110,18 @@ class ImageRows:
                 del self._pending[digest]
 
     def table(self, image: Image) -> Table:
-        """Its rows; computed again, at once, if they were evicted since the request began. Requests hold no rows, so
-        memory is bounded however many wait or are paused."""
-        found = self._kept.get(image.digest)
-        if found is None:
+        """The rows of an image. They are computed again, immediately, if they were evicted since the request began.
+        Requests do not keep rows, so memory is bounded however many requests wait or are paused."""
+        table = self._kept.get(image.digest)
+        if table is None:
             self._lookups["recomputed"] += 1
-            found = self._compute(image)
-            self._keep(image.digest, found)
+            table = self._compute(image)
+            self._keep(image.digest, table)
         self._kept.move_to_end(image.digest)
-        return found
+        return table
 
     def _compute(self, image: Image) -> Table:
-        # transformers' modules are not made for two threads.
+        # Modules of transformers are not thread-safe.
         with self._one_at_a_time:
             return self._encode(image)
 
@@ -130,7 +130,7 @@ class ImageRows:
             return
         self._kept[digest] = table
         self._bytes += len(table.data)
-        # The latest stays in any case.
+        # The latest rows stay even if they exceed the limit.
         while self._bytes > self._max_bytes and len(self._kept) > 1:
             self._bytes -= len(self._kept.popitem(last=False)[1].data)
             self._evictions += 1

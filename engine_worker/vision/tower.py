@@ -1,4 +1,4 @@
-"""What computes the rows of images, for each kind of model: transformers' own modules."""
+"""Vision towers, which compute the rows of images: modules of transformers, for each kind of model."""
 
 from typing import Any, Protocol
 
@@ -11,17 +11,17 @@ from sluice.ring.tables import Table
 
 
 class Tower(Protocol):
-    """First its weights are loaded, then it is called."""
+    """Created without weights, which must be loaded before it is called."""
 
     def targets(self) -> dict[str, Tensor]:
-        """By names of `vision_name`."""
+        """The weights to load, by name as in `vision_name`."""
 
     def encode(self, image: Image) -> Table:
-        """Raises PictureError."""
+        """Compute the rows of an image. Raises PictureError."""
 
 
 def make_tower(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Tower:
-    """Of a checkpoint with `vision`. Raises CheckpointError."""
+    """The tower of a checkpoint whose `vision` is set. Raises CheckpointError."""
     # Imported only if needed: transformers takes seconds to import.
     if checkpoint.vision is not None and checkpoint.vision.scaling is not None:
         from engine_worker.vision.qwen import QwenTower
@@ -33,9 +33,9 @@ def make_tower(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
 
 
 def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
-    """`rows` [rows, hidden]. Raises ValueError if they are not as many as the image is to have."""
+    """`rows` [rows, hidden]. Raises ValueError if their shape is not the one that the image should have."""
     if rows.shape != (image.rows, hidden_size):
-        raise ValueError(f"an image has {tuple(rows.shape)} rows, expected {image.rows, hidden_size}")
-    # The image's digest identifies its rows, too: they follow from the image.
+        raise ValueError(f"the rows of an image have shape {tuple(rows.shape)}, expected {image.rows, hidden_size}")
+    # The digest of the image also identifies its rows, which are a function of the image.
     data: Any = rows.float().cpu().contiguous().numpy()
     return Table(image.digest, image.rows, hidden_size, "float32", memoryview(data).cast("B"))

@@ -10,7 +10,7 @@
 #include "google/rpc/status.pb.h"
 #include "sluice/v1/generation.grpc.pb.h"
 
-// The reason that programs go by, such as OVERLOADED; empty if the error is not the server's own.
+// The server's error code, such as OVERLOADED; empty if the error did not come from the server.
 std::string reason_of(const grpc::Status& status) {
   google::rpc::Status details;
   details.ParseFromString(status.error_details());
@@ -39,7 +39,7 @@ int main(int count, char** arguments) {
     if (event.has_delta()) std::cout << event.delta().text() << std::flush;
   }
   std::cout << std::endl;
-  // Only after the last read: it has the status of the whole call.
+  // After the last read, Finish returns the status of the call.
   const grpc::Status status = stream->Finish();
   if (status.ok()) return 0;
   std::cerr << reason_of(status) << ": " << status.error_message() << std::endl;

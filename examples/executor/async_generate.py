@@ -6,7 +6,7 @@ import asyncio
 from sluice.executor import GenerationExecutor, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a running server; default: start one")
+parser.add_argument("--address", help="address of a running server; default: start one")
 args = parser.parse_args()
 
 

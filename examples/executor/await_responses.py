@@ -5,7 +5,7 @@ import argparse
 from sluice.executor import GenerationExecutor, GenerationRequest, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a running server; default: start one")
+parser.add_argument("--address", help="address of a running server; default: start one")
 args = parser.parse_args()
 
 params = SamplingParams(max_tokens=12, n=2, seed=1)

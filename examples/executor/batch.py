@@ -5,7 +5,7 @@ import argparse
 from sluice.executor import GenerationExecutor, RequestError, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a running server; default: start one")
+parser.add_argument("--address", help="address of a running server; default: start one")
 parser.add_argument("--prompts", type=int, default=64)
 args = parser.parse_args()
 
@@ -17,7 +17,7 @@ with GenerationExecutor.connect(args.address) if args.address else GenerationExe
         first_line = result.outputs[0].text.partition("\n")[0]
         print(f"{prompt}{first_line}")
 
-    # One request is invalid: its error says why, and the executor stays usable.
+    # One of the requests is invalid: its error names the field, and the executor remains usable.
     try:
         executor.generate(prompts[:3], [SamplingParams(), SamplingParams(temperature=9), SamplingParams()])
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""A draft model guesses, the model checks: python draft_model.py [--address HOST:PORT | --draft-model FOLDER]."""
+"""Speculative decoding with a draft model: python draft_model.py [--address HOST:PORT | --draft-model FOLDER]."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from sluice import tiny_model
 from sluice.executor import GenerationExecutor, RequestStage, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a running server; default: start one, with a draft model")
+parser.add_argument("--address", help="address of a running server; default: start one, with a draft model")
 parser.add_argument("--draft-model", default=str(tiny_model.path()), help="default: the model itself")
 args = parser.parse_args()
 
@@ -23,10 +23,10 @@ with start() as executor:
     params = SamplingParams(max_tokens=48, seed=1)
     plain = executor.generate(prompts, params, max_draft_tokens=0)
     drafted = executor.generate(prompts, params, max_draft_tokens=4)
-    for before, after in zip(plain, drafted, strict=True):
-        print("the same text:", before.outputs[0].text == after.outputs[0].text)
+    for without, with_drafts in zip(plain, drafted, strict=True):
+        print("the same text:", without.outputs[0].text == with_drafts.outputs[0].text)
 
-    # Engines report twice a second.
+    # Engines report twice a second: wait until both requests are reported as complete.
     missing = {result.request_id for result in drafted}
     while missing:
         for stats in executor.get_latest_request_stats(timeout=10):

@@ -5,7 +5,7 @@ import argparse
 from sluice.executor import GenerationExecutor, RequestStage, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a running server; default: start one")
+parser.add_argument("--address", help="address of a running server; default: start one")
 args = parser.parse_args()
 
 with GenerationExecutor.connect(args.address) if args.address else GenerationExecutor.create() as executor:
@@ -18,12 +18,12 @@ with GenerationExecutor.connect(args.address) if args.address else GenerationExe
         batch, cache = step.inflight_batching_stats, step.kv_cache_stats
         print(
             f"{step.engine_id} step {step.iter}: {step.iter_latency_ms:.1f} ms, "
-            f"{batch.num_context_requests} in context, {batch.num_gen_requests} in generation, "
+            f"{batch.num_context_requests} requests in context phase, {batch.num_gen_requests} in generation phase, "
             f"{cache.used_num_blocks} of {cache.max_num_blocks} blocks"
         )
     print(f"{len(steps)} steps so far; the last one as JSON: {steps[-1].to_json_str()}")
 
-    # Engines report twice a second: wait until all our requests are reported as complete.
+    # Engines report twice a second: wait until all requests are reported as complete.
     missing = {result.request_id for result in results}
     while missing:
         for stats in executor.get_latest_request_stats(timeout=10):

@@ -5,7 +5,7 @@ import argparse
 from sluice.executor import GenerationExecutor, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a running server; default: start one")
+parser.add_argument("--address", help="address of a running server; default: start one")
 args = parser.parse_args()
 
 endless = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -28,6 +28,6 @@ with GenerationExecutor.connect(args.address) if args.address else GenerationExe
             result.abort()
     print(f"{result.outputs[0].finish_reason} after 8 tokens or a few more: {result.outputs[0].text[:40]!r}")
 
-    # A time limit enforced by the server: the result is the text so far.
+    # A time limit that the server enforces: the request ends without an error, with the text so far.
     result = executor.generate_async("def fibonacci(n):", endless, allotted_time_ms=200)
     print(f"ended by {result.result(timeout=60).outputs[0].finish_reason}")

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Debian's gRPC is of 2020 and cannot encode what today's protoc-gen-go generates. Not needed with current modules.
+// Debian's gRPC, from 2020, cannot encode the messages that a current protoc-gen-go generates. Current modules can.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }

@@ -41,7 +41,7 @@ func generate(address, prompt string) error {
 		Stopping: &sluicev1.StoppingCriteria{MaxTokens: &tokens},
 	}
 	client := sluicev1.NewGenerationServiceClient(connection)
-	// Cancelling this context is what stops a stream that is not read to its end.
+	// Cancelling the context stops a stream that is not read to its end.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	stream, err := client.GenerateStream(ctx, &sluicev1.GenerateStreamRequest{Spec: spec})
@@ -61,7 +61,7 @@ func generate(address, prompt string) error {
 	}
 }
 
-// reason is what programs go by, such as OVERLOADED; empty if the error is not the server's own.
+// reason returns the server's error code, such as OVERLOADED; empty if the error did not come from the server.
 func reason(err error) string {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok {

@@ -49,7 +49,7 @@ public final class Generate {
     }
   }
 
-  /** The reason that programs go by, such as OVERLOADED; empty if the error is not the server's own. */
+  /** The server's error code, such as OVERLOADED; empty if the error did not come from the server. */
   private static String reason(StatusRuntimeException error) throws Exception {
     Status details = error.getTrailers() == null ? null : error.getTrailers().get(DETAILS);
     for (Any detail : details == null ? Status.getDefaultInstance().getDetailsList() : details.getDetailsList()) {

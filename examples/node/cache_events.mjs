@@ -1,5 +1,5 @@
 // node cache_events.mjs [COUNT]: prints the first COUNT events of the engines' prefix caches as JSON, one per line.
-// Engines need the setting kv_event_buffer: sluice serve --set engine.kv_event_buffer=10000
+// Requires the setting kv_event_buffer of engines: sluice serve --set engine.kv_event_buffer=10000
 import process from 'node:process';
 import { fileURLToPath } from 'node:url';
 import grpc from '@grpc/grpc-js';
@@ -9,7 +9,7 @@ const address = process.env.SLUICE_ADDRESS ?? '127.0.0.1:50051';
 const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', import.meta.url));
 let left = Number(process.argv[2] ?? 10);
 
-// Hashes of blocks have 64 bits, more than a number of JavaScript: they are strings.
+// Block hashes have 64 bits, more than JavaScript's numbers, so they are loaded as strings.
 const options = { includeDirs: [protos], keepCase: true, longs: String, enums: String, defaults: true, oneofs: true };
 const { sluice } = grpc.loadPackageDefinition(protoLoader.loadSync(['sluice/v1/admin.proto'], options));
 const admin = new sluice.v1.AdminService(address, grpc.credentials.createInsecure());

@@ -1,6 +1,6 @@
-// node generate.mjs [PROMPT] [SPEC_JSON]: streams a completion to stdout; an invalid request prints its field violations as JSON.
-// SPEC_JSON holds further fields of sluice.v1.GenerationSpec, such as '{"sampling": {"temperature": 0}}'.
-// SLUICE_ADDRESS may name several routers, separated by commas: a broken stream resumes on the next one.
+// node generate.mjs [PROMPT] [SPEC_JSON]: streams a completion to stdout. For an invalid request, prints its field violations as JSON.
+// SPEC_JSON has other fields of sluice.v1.GenerationSpec, such as '{"sampling": {"temperature": 0}}'.
+// SLUICE_ADDRESS can name several routers, separated by commas: a broken stream resumes at the next one.
 import { existsSync } from 'node:fs';
 import process from 'node:process';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -11,9 +11,10 @@ import protoLoader from '@grpc/proto-loader';
 const addresses = (process.env.SLUICE_ADDRESS ?? '127.0.0.1:50051').split(',');
 const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', import.meta.url));
 const [text = 'def fibonacci(n):', more = '{"stopping": {"max_tokens": 64}}'] = process.argv.slice(2);
+// Milliseconds between attempts, and for which to try to resume a broken stream.
 const PAUSE = 200;
-const PATIENCE = 60_000;
-// Reasons for which the server has retried already: each other router gets one attempt.
+const RESUME_TIMEOUT = 60_000;
+// Reasons after which each other router gets only one attempt, because the server has already retried.
 const SERVER_GAVE_UP = ['ENGINE_LOST', 'DETOKENIZER_LOST', 'ROWS_LOST'];
 
 if (!existsSync(protos)) {
@@ -28,7 +29,7 @@ const { sluice, google } = grpc.loadPackageDefinition(
 );
 const routers = addresses.map((address) => new sluice.v1.GenerationService(address, grpc.credentials.createInsecure()));
 
-// A trailer holds google.rpc.Status; each of its details is packed in an Any.
+// The details of a type in the google.rpc.Status of the call's trailer. Each detail is packed in an Any.
 function details(error, type) {
   const [packed] = error.metadata?.get('grpc-status-details-bin') ?? [];
   if (!packed) return [];
@@ -37,46 +38,46 @@ function details(error, type) {
     .map((detail) => google.rpc[type].deserialize(detail.value));
 }
 
-// The rest of a google.protobuf.Duration.
-function left({ seconds = 0, nanos = 0 }, gone) {
-  const milliseconds = Math.max(Number(seconds) * 1000 + nanos / 1e6 - gone, 1);
+// What remains of a google.protobuf.Duration after `elapsed` milliseconds, at least 1 ms.
+function remaining({ seconds = 0, nanos = 0 }, elapsed) {
+  const milliseconds = Math.max(Number(seconds) * 1000 + nanos / 1e6 - elapsed, 1);
   return { seconds: Math.floor(milliseconds / 1000), nanos: Math.floor((milliseconds % 1000) * 1e6) };
 }
 
-// A token of the prompt: log-probability, rank, token, and the alternatives with theirs.
+// A line for a token of the prompt: its log-probability, rank and text, and those of the most likely tokens.
 function row({ token, logprob, rank, top }) {
-  const shown = (found) => JSON.stringify(found.token.toString());
-  if (!rank) return `\t\t${shown({ token })}`;
-  const others = top.map((other) => `${shown(other)} ${other.logprob.toFixed(3)}`);
-  return [logprob.toFixed(3), rank, shown({ token }), ...others].join('\t');
+  const quoted = (entry) => JSON.stringify(entry.token.toString());
+  if (!rank) return `\t\t${quoted({ token })}`;
+  const others = top.map((other) => `${quoted(other)} ${other.logprob.toFixed(3)}`);
+  return [logprob.toFixed(3), rank, quoted({ token }), ...others].join('\t');
 }
 
-// What a stream needs to resume: its seed, its id, its model, and the token ids of each output.
+// The state that a stream needs to resume: its seed, its id, its model, and the token ids of each output.
 class StreamState {
   constructor(spec) {
     this.spec = { ...spec, output: { ...spec.output, token_ids: true } };
     this.outputs = new Map();
-    this.rows = new Map(); // of tensors, how many have come
+    this.rows = new Map(); // number of rows received of each tensor
     this.begun = false;
     this.beganAt = Date.now();
   }
 
-  // The request of the next attempt. Text that belongs to the lost end of an output is dropped.
+  // The request of the next attempt. Text that belongs to an end that was not received is dropped.
   request() {
     this.events = 0;
     this.admitted = false;
     for (const output of this.outputs.values()) output.tail = '';
-    // A beam search starts again. Each of its outputs comes in one event, so known ones are just repeated.
-    const searches = this.spec.sampling?.beam_search?.width > 1;
-    const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length && !searches);
-    const limit = this.spec.time_limit && { time_limit: left(this.spec.time_limit, Date.now() - this.beganAt) };
+    // A beam search starts again. Each output is a single event, so the known ones are merely repeated.
+    const usesBeams = this.spec.sampling?.beam_search?.width > 1;
+    const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length && !usesBeams);
+    const limit = this.spec.time_limit && { time_limit: remaining(this.spec.time_limit, Date.now() - this.beganAt) };
     const resume = outputs.map(([index, { token_ids }]) => {
       return { index, token_ids, tensor_rows: this.rowsOf(index), model_fingerprint: this.model };
     });
     return { spec: { ...this.spec, ...limit, resume, resume_context_rows: this.rowsOf('prompt') } };
   }
 
-  // Rows that have come of every tensor of an output, or of the prompt.
+  // Number of rows received of all tensors of an output, or of the prompt.
   rowsOf(place) {
     const { tensors = [], context_logits, generation_logits } = this.spec.output;
     const names = tensors.filter(({ context }) => context || place !== 'prompt').map(({ name }) => name);
@@ -94,7 +95,7 @@ class StreamState {
     console.error(`${key}: rows ${known} to ${start + count - 1}, each ${dtype} [${shape}]`);
   }
 
-  // The text that an event adds.
+  // Applies an event, and returns its text.
   onEvent(event) {
     if (Number(event.sequence) !== ++this.events) throw new Error('events were lost');
     const { index } = event.delta ?? event.finished ?? {};
@@ -128,9 +129,9 @@ class StreamState {
     if (delta.token_offset + delta.token_count === known) return '';
     if (delta.token_offset !== known) throw new Error('tokens were lost');
     output.token_ids.push(...delta.token_ids);
-    const found = output.tail + delta.text;
+    const text = output.tail + delta.text;
     output.tail = '';
-    return found;
+    return text;
   }
 
   // Whether another attempt may succeed.
@@ -139,31 +140,31 @@ class StreamState {
     if (error.code === UNAVAILABLE) return true;
     if (!this.begun) return false;
     if (error.code === ALREADY_EXISTS || error.code === RESOURCE_EXHAUSTED) return !this.admitted;
-    // An error from the server has a reason; without one, the connection broke.
+    // An error from the server has a reason. Without one, the connection broke.
     return error.code !== grpc.status.DEADLINE_EXCEEDED && !details(error, 'ErrorInfo').length;
   }
 }
 
-// Yields text as it arrives, and survives the loss of a router. Until the stream has begun each router gets one attempt.
+// Yields text as it arrives, and resumes when a router fails. Until the stream has begun, each router gets one attempt.
 async function* generate(spec) {
   const state = new StreamState(spec);
   let brokenAt = null;
   for (let failures = 0; ; ) {
     try {
       for await (const event of routers[0].GenerateStream(state.request())) {
-        const found = state.onEvent(event);
+        const text = state.onEvent(event);
         if (event.event === 'done') return;
         if (['delta', 'tensor'].includes(event.event)) [failures, brokenAt] = [0, null];
-        if (found) yield found;
+        if (text) yield text;
       }
       throw new Error('the stream ended before its last event');
     } catch (error) {
       brokenAt ??= Date.now();
       failures += 1;
       const [info] = details(error, 'ErrorInfo');
-      const patience = state.begun && !SERVER_GAVE_UP.includes(info?.reason) ? PATIENCE : 0;
+      const timeout = state.begun && !SERVER_GAVE_UP.includes(info?.reason) ? RESUME_TIMEOUT : 0;
       if (!state.isRetryable(error)) throw error;
-      if (failures >= routers.length && Date.now() + PAUSE > brokenAt + patience) throw error;
+      if (failures >= routers.length && Date.now() + PAUSE > brokenAt + timeout) throw error;
       if (error.code === undefined || error.code === grpc.status.UNAVAILABLE) routers.push(routers.shift());
       if (failures >= routers.length) await sleep(PAUSE);
     }
@@ -171,12 +172,12 @@ async function* generate(spec) {
 }
 
 try {
-  for await (const found of generate({ text, ...JSON.parse(more) })) process.stdout.write(found);
+  for await (const part of generate({ text, ...JSON.parse(more) })) process.stdout.write(part);
   process.stdout.write('\n');
 } catch (error) {
-  const violations = details(error, 'BadRequest').flatMap((found) => found.field_violations);
-  const shown = violations.map(({ field, description }) => ({ field, description }));
-  console.error(shown.length ? JSON.stringify(shown) : error.message);
+  const violations = details(error, 'BadRequest').flatMap((detail) => detail.field_violations);
+  const printed = violations.map(({ field, description }) => ({ field, description }));
+  console.error(printed.length ? JSON.stringify(printed) : error.message);
   process.exitCode = 1;
 } finally {
   for (const router of routers) router.close();

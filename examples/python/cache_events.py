@@ -1,6 +1,6 @@
-"""Follows the prefix caches of the engines until the blocks of a prompt have come: `python cache_events.py [PROMPT]`.
+"""Prints events of the engines' prefix caches until all blocks of a prompt are stored: `cache_events.py [PROMPT]`.
 
-Engines need the setting kv_event_buffer: `sluice serve --set engine.kv_event_buffer=10000`.
+Requires the setting kv_event_buffer of engines: `sluice serve --set engine.kv_event_buffer=10000`.
 """
 
 import sys
@@ -11,7 +11,7 @@ from sluice import Client
 prompt = sys.argv[1] if len(sys.argv) > 1 else "def fibonacci(n):\n    a, b = 0, 1\n" * 4
 
 with Client("127.0.0.1:50051", timeout=60) as client:
-    # With a salt of its own no block of it is cached yet.
+    # With a new salt, no block of the prompt is cached yet.
     client.generate(prompt, max_tokens=1, kv_cache={"salt": token_hex()})
     token_ids = list(client.tokenize(prompt).token_ids)
     size = client.stats().engines[0].tokens_per_kv_block

@@ -1,7 +1,7 @@
-"""The same text with and without drafts, and how many of its tokens were drafted.
+"""The same text with and without speculative decoding, and how many of its tokens came from drafts.
 
-Engines may have a draft model: `sluice serve Qwen/Qwen3-8B --set engine.draft_model=Qwen/Qwen3-0.6B`. Those without one
-draft what followed the last tokens before.
+Engines can have a draft model: `sluice serve Qwen/Qwen3-8B --set engine.draft_model=Qwen/Qwen3-0.6B`. Without one,
+draft tokens are those that followed an earlier occurrence of the latest tokens.
 """
 
 from sluice import Client
@@ -14,9 +14,10 @@ with Client("127.0.0.1:50051", timeout=60) as client:
     print(plain.text)
 
     drafted = client.generate(PROMPT, speculation={"max_draft_tokens": 4}, **options)
-    # What the caller expects the output to be, such as the file before an edit, comes before other guesses.
-    expected = {"draft_token_ids": plain.outputs[0].token_ids, "max_draft_tokens": 8}
-    given = client.generate(PROMPT, speculation=expected, **options)
-    for name, found in (("without", plain), ("drafted", drafted), ("expected", given)):
-        same = "the same text" if found.text == plain.text else "another text"
-        print(f"{name}: {same}, {found.usage.accepted_draft_tokens} of {found.usage.completion_tokens} tokens drafted")
+    # If the caller knows what to expect, such as the file before an edit, that is used before other drafts.
+    expectation = {"draft_token_ids": plain.outputs[0].token_ids, "max_draft_tokens": 8}
+    expected = client.generate(PROMPT, speculation=expectation, **options)
+    for name, result in (("without", plain), ("drafted", drafted), ("expected", expected)):
+        same = "the same text" if result.text == plain.text else "another text"
+        usage = result.usage
+        print(f"{name}: {same}, {usage.accepted_draft_tokens} of {usage.completion_tokens} tokens drafted")

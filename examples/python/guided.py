@@ -1,4 +1,4 @@
-"""JSON of a schema, one of several choices, and drafts that save steps."""
+"""JSON that a schema validates, one of several choices, and speculative decoding."""
 
 import json
 
@@ -24,4 +24,4 @@ with Client("127.0.0.1:50051", timeout=60) as client:
 
     code = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n"
     copied = client.generate(code, temperature=0, max_tokens=64, speculation={"max_draft_tokens": 8})
-    print(f"{copied.usage.accepted_draft_tokens} of {copied.usage.completion_tokens} tokens were drafted")
+    print(f"{copied.usage.accepted_draft_tokens} of {copied.usage.completion_tokens} tokens came from drafts")

@@ -1,6 +1,6 @@
-"""A LoRA adapter beside the model alone: `python lora.py FOLDER`, a folder as peft saves it.
+"""Outputs with and without a LoRA adapter: `python lora.py FOLDER`, where FOLDER is an adapter that peft saved.
 
-Engines need the setting lora: `sluice serve --set engine.lora=true`.
+Requires the setting lora of engines: `sluice serve --set engine.lora=true`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How sure the model is of each token, from the logits; and which texts are alike, from the hidden states."""
+"""The uncertainty of each token, computed from logits, and the similarity of texts, computed from hidden states."""
 
 from itertools import combinations
 
@@ -11,7 +11,7 @@ TEXTS = ("for i in range(10):", "for item in items:", "import numpy as np")
 
 
 def entropies(tensor: Tensor) -> np.ndarray:
-    """[rows], in nats."""
+    """The entropy of each row of logits, in nats: [rows]."""
     logits = tensor.array()
     logits = logits - logits.max(-1, keepdims=True)
     logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -19,7 +19,7 @@ def entropies(tensor: Tensor) -> np.ndarray:
 
 
 def embedding(client: Client, text: str) -> np.ndarray:
-    """[hidden]: of the text's last position, scaled to length 1."""
+    """The hidden state of the text's last position, scaled to length 1: [hidden size]."""
     (tensor,) = client.generate(text, tensors=[{"name": "hidden_states"}], max_tokens=1).tensors
     hidden = tensor.array()[0]
     return hidden / np.linalg.norm(hidden)
@@ -31,7 +31,7 @@ with Client("127.0.0.1:50051", timeout=60) as client:
             print(chunk.token_offset, repr(chunk.text))
         if chunk.tensor is not None:
             for row, entropy in enumerate(entropies(chunk.tensor), chunk.tensor.start):
-                print(f"token {row} was drawn from {entropy:.2f} nats")
+                print(f"token {row} was sampled from a distribution with an entropy of {entropy:.2f} nats")
 
     embeddings = {text: embedding(client, text) for text in TEXTS}
     for one, other in combinations(TEXTS, 2):

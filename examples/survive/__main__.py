@@ -1,4 +1,4 @@
-"""Kills the services of a ring under a stream: python -m examples.survive. Status 1 if the text is another one."""
+"""Kills the services of a stream while it runs: python -m examples.survive. Exits with 1 if its text changes."""
 
 import sys
 

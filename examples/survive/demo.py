@@ -22,7 +22,7 @@ REQUEST = Options(max_tokens=144, seed=2, temperature=0.6, logits_processors=["p
 
 
 def survive(console: Console) -> bool:
-    """Show it on `console`; whether the text is that of the undisturbed request."""
+    """Run the demo on `console`. Returns whether the stream's text equals that of an undisturbed request."""
     engine = {"logits_processors": {"pace": PACE}, "threads": 1}
     console.print("starting 1 router, 2 engines, 2 detokenizers …", style="dim", highlight=False)
     with Ring(engines=2, detokenizers=2, engine_args=engine) as ring, Client(ring.address) as client:
@@ -31,26 +31,28 @@ def survive(console: Console) -> bool:
         console.print(
             "streaming it again, with kill -9 for each service that works on it:\n", style="dim", highlight=False
         )
-        return Show(console, ring, client).run(expected)
+        return DisturbedStream(console, ring, client).run(expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
     role: str
     name: Callable[[Client], str]
-    """Of the service to kill."""
+    """Returns the name of the service to kill."""
 
 
 def _busy_engine(client: Client) -> str:
-    return _first(lambda: (each.engine_id for each in client.stats().engines if each.active_requests))
+    return _wait_for_first(lambda: (engine.engine_id for engine in client.stats().engines if engine.active_requests))
 
 
 def _busy_detokenizer(client: Client) -> str:
-    return _first(lambda: (each.detokenizer_id for each in client.stats().detokenizers if each.streams))
+    return _wait_for_first(
+        lambda: (detokenizer.detokenizer_id for detokenizer in client.stats().detokenizers if detokenizer.streams)
+    )
 
 
-def _first(names: Callable[[], Iterator[str]]) -> str:
-    """Once there is one: heartbeats come twice a second. Raises TimeoutError."""
+def _wait_for_first(names: Callable[[], Iterator[str]]) -> str:
+    """Wait until a service reports, twice a second, that it works on the stream. Raises TimeoutError."""
     deadline = time.monotonic() + PEERS_SECONDS
     while time.monotonic() < deadline:
         for name in names():
@@ -66,8 +68,8 @@ VICTIMS = (
 )
 
 
-class Show:
-    """The disturbed stream."""
+class DisturbedStream:
+    """A stream whose services are killed while its text is printed."""
 
     def __init__(self, console: Console, ring: Ring, client: Client) -> None:
         self._console, self._ring, self._client = console, ring, client
@@ -94,7 +96,7 @@ class Show:
         return same and not self._victims
 
     def _write(self, text: str) -> None:
-        """A service dies where a line ends, so that every showing looks alike."""
+        """Print text, and kill a service at the end of some lines, so that every run looks the same."""
         for line in text.splitlines(keepends=True):
             self._console.print(Text(line), end="", soft_wrap=True)
             self._lines += line.endswith("\n")

@@ -1,4 +1,4 @@
-"""A logits processor that slows the tiny model down to a speed that one can follow."""
+"""A logits processor that slows the tiny model down to a readable speed."""
 
 import time
 
@@ -6,5 +6,5 @@ SECONDS_PER_TOKEN = 0.03
 
 
 def pace(*_: object) -> None:
-    """Changes nothing: the text is that of a request without it."""
+    """Wait, without changing the logits."""
     time.sleep(SECONDS_PER_TOKEN)

@@ -10,17 +10,17 @@ from rich.console import Console
 from examples.survive.demo import survive
 
 WIDTH = 100
-FONTS_FROM_THE_NET = re.compile(r"\n *@font-face \{[^}]*\}")
+FONT_DOWNLOADS = re.compile(r"\n *@font-face \{[^}]*\}")
 
 
 def record(path: Path) -> None:
-    """Raises RuntimeError if the stream did not survive."""
+    """Run the demo, and save a picture of its output. Raises RuntimeError if the text changed."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
     if not survive(console):
         raise RuntimeError(console.export_text())
-    # A fixed id: else every recording would change every line of the file.
+    # A fixed id, or every recording would change every line of the file.
     picture = console.export_svg(title="make survive", unique_id="survive")
-    path.write_text(FONTS_FROM_THE_NET.sub("", picture), encoding="utf-8")
+    path.write_text(FONT_DOWNLOADS.sub("", picture), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A logits post-processor that is a closure: engines call it in this program, where it can remember what it likes."""
+"""A logits post-processor that runs in this program, where it can use the program's state: it counts its calls."""
 
 import datetime
 import string
@@ -18,7 +18,7 @@ calls: Counter[int | None] = Counter()
 def only_digits(
     _request_id: int, logits: torch.Tensor, token_ids: list[list[int]], _stream: int, client_id: int | None
 ) -> None:
-    """logits: [1, 1, vocabulary], changed in place. Not the same digit twice in a row."""
+    """Allow only digits, and no digit twice in a row. `logits` [1, 1, vocabulary] are changed in place."""
     calls[client_id] += 1
     kept = logits[..., digits]
     logits.fill_(-torch.inf)

@@ -1,4 +1,4 @@
-"""A program for TensorRT-LLM's executor, with one import changed: python executor.py [--model FOLDER]."""
+"""A program for TensorRT-LLM's executor with one import changed: python executor.py [--model FOLDER]."""
 
 import argparse
 import datetime

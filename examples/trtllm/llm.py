@@ -1,11 +1,11 @@
-"""The class that TensorRT-LLM's and vLLM's users know: python llm.py [--model FOLDER]."""
+"""`LLM`, the class that TensorRT-LLM and vLLM have too: python llm.py [--model FOLDER]."""
 
 import argparse
 
 from sluice import LLM, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--model", help="a checkpoint folder or a name of the hub; default: the bundled tiny model")
+parser.add_argument("--model", help="a checkpoint folder or a hub id; default: the bundled tiny model")
 args = parser.parse_args()
 
 prompts = ["def fibonacci(n):", {"prompt": "class Stack:"}]

@@ -1,5 +1,7 @@
-"""A program with logits post-processors. The engine imports them from its working directory, so run it in this folder:
-python logits_processor.py [--batched]."""
+"""A program with logits post-processors that the engine imports: python logits_processor.py [--batched].
+
+Run it in this folder: the engine imports from its working directory.
+"""
 
 import argparse
 import datetime

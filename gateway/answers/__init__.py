@@ -1,1 +1,1 @@
-"""What is sent back: objects of the OpenAI API, whole and as server-sent events."""
+"""Responses: objects of the OpenAI API, as complete bodies and as server-sent events."""

@@ -1,4 +1,4 @@
-"""Chats as answers: whole, and chunk by chunk."""
+"""Responses of /v1/chat/completions: complete, and chunk by chunk."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -38,7 +38,7 @@ def _calls(parts: Sequence[Part]) -> list[ToolCall]:
 
 
 class ChatDeltas:
-    """Turns the chunks of a stream into those of a chat. The first of each choice has the role."""
+    """Turns the chunks of a stream into chat chunks. The first chunk of each choice carries the role."""
 
     def __init__(self, new_parser: NewParser, with_logprobs: bool) -> None:
         self._new_parser = new_parser
@@ -62,7 +62,7 @@ class ChatDeltas:
             yield ChatDeltaChoice(index=index, delta=_delta(part), logprobs=logprobs)
             logprobs = None
         if logprobs is not None:
-            # Of tokens whose text is held back.
+            # These belong to tokens whose text is held back.
             yield ChatDeltaChoice(index=index, delta=Delta(), logprobs=logprobs)
         if chunk.finish_reason is not None:
             yield ChatDeltaChoice(index=index, delta=Delta(), **end_of(chunk, index in self._called))

@@ -1,4 +1,4 @@
-"""Completions as answers: whole, and chunk by chunk."""
+"""Responses of /v1/completions: complete, and chunk by chunk."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,10 @@ from gateway.requests.completion import CompletionRequest
 from sluice.client import AsyncStream, Chunk, Generation
 
 
-def whole(found: Generation, first: int, request: CompletionRequest) -> Iterator[CompletionChoice]:
-    """`first`: index of the first choice."""
-    prompt = found.prompt_logprobs if request.echo else ()
-    for output in found.outputs:
+def whole(generation: Generation, first: int, request: CompletionRequest) -> Iterator[CompletionChoice]:
+    """The choices for one prompt. `first`: index of the first of them."""
+    prompt = generation.prompt_logprobs if request.echo else ()
+    for output in generation.outputs:
         logprobs = None
         if request.logprobs is not None:
             logprobs = of_completion((*prompt, *output.logprobs), request.logprobs)
@@ -22,21 +22,21 @@ def whole(found: Generation, first: int, request: CompletionRequest) -> Iterator
             index=first + output.index,
             text=output.text,
             logprobs=logprobs,
-            prompt_logprobs=UNSET if request.prompt_logprobs is None else of_prompt(found.prompt_logprobs),
+            prompt_logprobs=UNSET if request.prompt_logprobs is None else of_prompt(generation.prompt_logprobs),
             **end_of(output),
         )
 
 
 class CompletionDeltas:
-    """Turns the chunks of streams, one for each prompt, into those of a completion."""
+    """Turns the chunks of several streams, one per prompt, into the chunks of one completion."""
 
     def __init__(self, request: CompletionRequest) -> None:
         self._request = request
         self._offsets: dict[int, int] = {}
-        """Characters so far, by choice."""
+        """Number of characters so far, by index of the choice."""
 
     def choices(self, index: int, chunk: Chunk, stream: AsyncStream) -> Iterator[CompletionChoice]:
-        """`index`: of the choice."""
+        """`index`: index of the choice."""
         logprobs, entries = None, chunk.logprobs
         if self._request.logprobs is not None:
             if index not in self._offsets and self._request.echo:

@@ -1,4 +1,4 @@
-"""How an answer ended, and its token counts."""
+"""The finish reason and the token counts of a response."""
 
 from typing import Any
 
@@ -16,10 +16,11 @@ REASONS = {
     FinishReason.TIME_LIMIT: "length",
 }
 KNOWN = frozenset(REASONS) - {FinishReason.TIME_LIMIT}
+"""Reasons that OpenAI's `finish_reason` expresses sufficiently; others are also reported as `sluice_reason`."""
 
 
 def end_of(output: client.Output | client.Chunk, called_tools: bool = False) -> dict[str, Any]:
-    """The fields of `End`."""
+    """The fields of `End`, as keyword arguments."""
     reason = output.finish_reason or FinishReason.UNKNOWN
     named = REASONS.get(reason, "stop")
     return {
@@ -30,5 +31,5 @@ def end_of(output: client.Output | client.Chunk, called_tools: bool = False) -> 
 
 
 def usage_of(*parts: client.Usage) -> Usage:
-    prompt, completion = sum(each.prompt_tokens for each in parts), sum(each.completion_tokens for each in parts)
-    return Usage(prompt, completion, prompt + completion, CachedTokens(sum(each.cached_tokens for each in parts)))
+    prompt, completion = sum(part.prompt_tokens for part in parts), sum(part.completion_tokens for part in parts)
+    return Usage(prompt, completion, prompt + completion, CachedTokens(sum(part.cached_tokens for part in parts)))

@@ -1,4 +1,4 @@
-"""An answer as server-sent events."""
+"""Responses as server-sent events."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from gateway.answers.objects import Answer, End
 from gateway.errors import ApiError
 
 SILENCE_SECONDS = 15.0
+"""Time without an event after which a comment is sent, so that proxies keep the connection open."""
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -20,23 +21,22 @@ HEADERS = (
 COMMENT = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
 
-
-BEFORE, AFTER = b"data: ", b"\n\n"
+PREFIX, SUFFIX = b"data: ", b"\n\n"
 NO_CHOICES = b'"choices":[]'
-"""Nowhere else in an encoded answer: in a text, quotes are escaped."""
+"""Occurs only once in an encoded answer, because quotes within strings are escaped."""
 
 
 def event(data: bytes) -> bytes:
-    return BEFORE + data + AFTER
+    return PREFIX + data + SUFFIX
 
 
 class ChunkEvents:
-    """The chunks of an answer as events. What they have in common is encoded once."""
+    """Encodes the chunks of an answer as events. The fields that all chunks share are encoded once."""
 
     def __init__(self, empty: Answer) -> None:
-        """`empty`: without choices."""
+        """`empty`: the answer without choices."""
         head, choices, tail = msgspec.json.encode(empty).partition(NO_CHOICES)
-        self._head, self._tail = BEFORE + head + choices[:-1], b"]" + tail + AFTER
+        self._head, self._tail = PREFIX + head + choices[:-1], b"]" + tail + SUFFIX
         self._encode = msgspec.json.Encoder().encode
 
     def of(self, choice: End) -> bytes:
@@ -44,9 +44,9 @@ class ChunkEvents:
 
 
 class EventStream:
-    """Sends events as they come, and a comment after each `silence` seconds without one.
+    """Sends events as they arrive, and a comment whenever none was sent for `silence` seconds.
 
-    The status is sent with the first event, or after so much silence: until then an error can still be a status.
+    The HTTP status is sent with the first event or comment. Errors before that can still be reported as a status.
     """
 
     def __init__(self, send: Send, silence: float = SILENCE_SECONDS) -> None:
@@ -56,8 +56,8 @@ class EventStream:
         self._sent_at = time.monotonic()
 
     async def run(self, events: AsyncGenerator[bytes, None]) -> None:
-        """Raises ApiError if nothing has been sent."""
-        waiting = asyncio.create_task(self._break_silence())
+        """Send `events` until they end. An ApiError becomes an event, or is raised if nothing has been sent yet."""
+        comments = asyncio.create_task(self._break_silence())
         try:
             async with aclosing(events):
                 async for data in events:
@@ -68,7 +68,7 @@ class EventStream:
                 raise
             await self._write(event(error.body))
         finally:
-            waiting.cancel()
+            comments.cancel()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, data: bytes) -> None:
@@ -80,8 +80,8 @@ class EventStream:
 
     async def _break_silence(self) -> None:
         while True:
-            left = self._sent_at + self._silence - time.monotonic()
-            if left > 0:
-                await asyncio.sleep(left)
+            seconds = self._sent_at + self._silence - time.monotonic()
+            if seconds > 0:
+                await asyncio.sleep(seconds)
             else:
                 await self._write(COMMENT)

@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of chats and of completions."""
+"""Log-probabilities in the formats of chats and completions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,36 +9,37 @@ from sluice.client import TokenLogprob
 def of_chat(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
     return ChatLogprobs(
         [
-            ChatToken(_text(each), each.logprob or 0.0, list(each.token), [_top(other) for other in each.top])
-            for each in entries
+            ChatToken(_text(entry), entry.logprob or 0.0, list(entry.token), [_top(token) for token in entry.top])
+            for entry in entries
         ]
     )
 
 
 def of_completion(entries: Sequence[TokenLogprob], top: int, offset: int = 0) -> CompletionLogprobs:
-    """`top`: how many were asked for; `offset`: characters before the first of them."""
-    found = CompletionLogprobs([], [], [] if top else None, [])
-    for each in entries:
-        text = _text(each)
-        found.tokens.append(text)
-        found.token_logprobs.append(each.logprob)
-        found.text_offset.append(offset)
+    """`top`: number of alternatives requested per token; `offset`: number of characters before the first entry."""
+    columns = CompletionLogprobs([], [], [] if top else None, [])
+    for entry in entries:
+        text = _text(entry)
+        columns.tokens.append(text)
+        columns.token_logprobs.append(entry.logprob)
+        columns.text_offset.append(offset)
         offset += len(text)
-        if found.top_logprobs is not None:
-            found.top_logprobs.append(_ranked(each))
-    return found
+        if columns.top_logprobs is not None:
+            columns.top_logprobs.append(_ranked(entry))
+    return columns
 
 
 def of_prompt(entries: Iterable[TokenLogprob]) -> list[dict[str, float] | None]:
-    return [_ranked(each) for each in entries]
+    return [_ranked(entry) for entry in entries]
 
 
 def _ranked(entry: TokenLogprob) -> dict[str, float] | None:
-    """By text, the most likely ones and the one that is there; None: the first token of a prompt has none."""
+    """Log-probabilities by text: of the most likely tokens and of the actual one. None for the first token of a
+    prompt, which has no log-probability."""
     if entry.logprob is None:
         return None
-    found = {_text(each): each.logprob for each in entry.top if each.logprob is not None}
-    return found | {_text(entry): entry.logprob}
+    top = {_text(token): token.logprob for token in entry.top if token.logprob is not None}
+    return top | {_text(entry): entry.logprob}
 
 
 def _top(entry: TokenLogprob) -> TopToken:

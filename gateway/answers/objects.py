@@ -1,4 +1,4 @@
-"""The objects of OpenAI's API, as they are encoded."""
+"""Response objects of OpenAI's API, encoded as JSON."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -48,9 +48,9 @@ class End(msgspec.Struct, kw_only=True):
 
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    """As of vLLM: the stop string or token id."""
+    """The stop string or token id that ended the choice, as in vLLM."""
     sluice_reason: str | UnsetType = UNSET
-    """The ring's reason where OpenAI has none for it."""
+    """The ring's finish reason, where `finish_reason` does not express it."""
 
 
 class FunctionCall(msgspec.Struct, omit_defaults=True):
@@ -106,7 +106,7 @@ class CompletionChoice(End, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """Of both endpoints, whole or a chunk."""
+    """The response object of both endpoints, complete or one chunk."""
 
     id: str
     object: str

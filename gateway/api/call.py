@@ -1,4 +1,5 @@
-"""What completions and chats have in common: one request of a client, as calls of the ring and as its answer."""
+"""Common part of completions and chats: turns one HTTP request into calls of the ring, and their results into a
+response."""
 
 import asyncio
 import time
@@ -22,15 +23,17 @@ from gateway.requests.guides import Guide
 from sluice.client import Generation, Prompt
 
 JOINED_TOKENS = 32
-"""Of a whole answer, per message of the ring: at most so many of each output are computed again at another router."""
+"""Tokens per message of the ring when the answer is not streamed. If a router is lost, at most this many tokens of each
+output are computed again."""
 
 
 class Call(ABC):
-    """`prefix`: of the answer's id."""
-
     prefix: str
+    """Prefix of the answer's id."""
     whole_object: str
+    """The field `object` of a complete answer."""
     chunk_object: str
+    """The field `object` of a chunk."""
 
     def __init__(
         self, gateway: Gateway, exchange: Exchange, request: Common, prompts: Sequence[Prompt], guide: Guide | None
@@ -47,18 +50,19 @@ class Call(ABC):
         self._created = int(time.time())
 
     @abstractmethod
-    def choices_of(self, found: Sequence[Generation]) -> Iterable[End]:
-        """Whole, of each prompt."""
+    def choices_of(self, generations: Sequence[Generation]) -> Iterable[End]:
+        """Complete choices. `generations`: one per prompt."""
 
     @abstractmethod
     def deltas_of(self, item: Item) -> Iterable[End]:
-        """Chunk by chunk."""
+        """Choices of the answer's chunks that follow from one chunk of a stream."""
 
     async def whole(self) -> bytes:
         """Raises ApiError."""
         with ring_errors(self._params):
-            found = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
-        choices, usage = list(self.choices_of(found)), usage_of(*(each.usage for each in found))
+            generations = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
+        choices = list(self.choices_of(generations))
+        usage = usage_of(*(generation.usage for generation in generations))
         return msgspec.json.encode(self._answer(self.whole_object, choices, usage))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -66,7 +70,9 @@ class Call(ABC):
         usage: UnsetType | None = None if self._request.wants_usage else UNSET
         counters, chunk_events = self._gateway.counters, ChunkEvents(self._answer(self.chunk_object, [], usage))
         with ring_errors(self._params):
-            streams = [self._gateway.client.stream(prompt, **self._of(i)) for i, prompt in enumerate(self._prompts)]
+            streams = [
+                self._gateway.client.stream(prompt, **self._options_of(i)) for i, prompt in enumerate(self._prompts)
+            ]
             async with aclosing(merged(streams)) as chunks:
                 async for item in chunks:
                     for choice in self.deltas_of(item):
@@ -77,8 +83,8 @@ class Call(ABC):
             yield event(msgspec.json.encode(self._answer(self.chunk_object, [], total)))
 
     async def _generate(self, number: int, prompt: Prompt) -> Generation:
-        """As a stream, which goes on where it was when its router is lost."""
-        options = self._of(number)
+        """Collected from a stream, because a stream resumes when its router is lost."""
+        options = self._options_of(number)
         if not best_of.wants_choice(options):
             return await self._collect(prompt, options)
         self._params["spec.n"] = "best_of"
@@ -87,7 +93,8 @@ class Call(ABC):
     async def _collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
         return await self._gateway.client.stream(prompt, stream_interval=JOINED_TOKENS, **options).collect()
 
-    def _of(self, number: int) -> dict[str, Any]:
+    def _options_of(self, number: int) -> dict[str, Any]:
+        """Options of the call for prompt `number`."""
         suffix = f"-{number}" if len(self._prompts) > 1 else ""
         request_id = self._caller.request_id + suffix
         return {**self._options, "request_id": request_id, "metadata": self._caller.metadata}
@@ -104,7 +111,7 @@ class Call(ABC):
 
 
 async def _all(calls: Iterable[Any]) -> list[Generation]:
-    """All results; the first error ends the others. Raises SluiceError."""
+    """All results. The first error cancels the other calls. Raises SluiceError."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]

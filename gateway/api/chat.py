@@ -35,7 +35,7 @@ async def chat_complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
 
 
 NO_PARSER = (
-    "this gateway cannot read tool calls: start it with --tool-parser hermes, or the ring with "
+    "this gateway has no parser for tool calls: start it with --tool-parser hermes, or the ring with "
     "sluice serve --set gateway.tool_parser=hermes"
 )
 
@@ -46,7 +46,7 @@ class ChatCall(Call):
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, gateway: Gateway, exchange: Exchange, request: ChatRequest, tools_json: str) -> None:
-        """`tools_json`: the request's tools as they were written."""
+        """`tools_json`: the request's `tools`, exactly as the client sent them."""
         tools = offered_tools(request.tools, request.tool_choice)
         if tools and gateway.settings.tool_parser is None:
             raise invalid(NO_PARSER, "tools")
@@ -63,8 +63,8 @@ class ChatCall(Call):
         self._new_parser = parser_for(gateway.settings, bool(tools), guide is not None)
         self._deltas = ChatDeltas(self._new_parser, self._with_logprobs)
 
-    def choices_of(self, found: Sequence[Generation]) -> Iterable[ChatChoice]:
-        for output in found[0].outputs:
+    def choices_of(self, generations: Sequence[Generation]) -> Iterable[ChatChoice]:
+        for output in generations[0].outputs:
             yield chat.whole(output, self._new_parser(), self._with_logprobs)
 
     def deltas_of(self, item: Item) -> Iterable[ChatDeltaChoice]:

@@ -1,4 +1,4 @@
-"""The chunks of several streams as one."""
+"""Merges the chunks of several streams."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from sluice.client import AsyncStream, Chunk
 
 MAX_WAITING = 16
-"""Chunks for a slow client; once as many wait, the streams are not read further."""
+"""Chunks buffered for a slow client. When the buffer is full, the streams are not read."""
 
 
 class Item(NamedTuple):
     number: int
-    """Of the stream."""
+    """Index of the stream."""
     stream: AsyncStream
     chunk: Chunk
 
 
 async def merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
-    """Chunks in the order in which they come. Closes the streams at its end."""
+    """Chunks of all streams, in order of arrival. Closes the streams at the end."""
     if len(streams) == 1:
         async with streams[0] as stream:
             async for chunk in stream:
@@ -33,14 +33,14 @@ async def merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
 async def _interleaved(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
     queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(MAX_WAITING)
     pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
-    left = len(pumps)
+    open_streams = len(pumps)
     try:
-        while left:
+        while open_streams:
             item = await queue.get()
             if isinstance(item, BaseException):
                 raise item
             if item is None:
-                left -= 1
+                open_streams -= 1
             else:
                 yield item
     finally:
@@ -55,5 +55,5 @@ async def _pump(number: int, stream: AsyncStream, queue: "asyncio.Queue[Item | B
             async for chunk in stream:
                 await queue.put(Item(number, stream, chunk))
         await queue.put(None)
-    except Exception as error:  # noqa: BLE001 - raised where the queue is read
+    except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
         await queue.put(error)

@@ -38,9 +38,9 @@ class CompletionCall(Call):
         self._completion = request
         self._deltas = CompletionDeltas(request)
 
-    def choices_of(self, found: Sequence[Generation]) -> Iterable[CompletionChoice]:
-        for number, each in enumerate(found):
-            yield from completion.whole(each, number * self._completion.outputs, self._completion)
+    def choices_of(self, generations: Sequence[Generation]) -> Iterable[CompletionChoice]:
+        for number, generation in enumerate(generations):
+            yield from completion.whole(generation, number * self._completion.outputs, self._completion)
 
     def deltas_of(self, item: Item) -> Iterable[CompletionChoice]:
         index = item.number * self._completion.outputs + item.chunk.index

@@ -1,4 +1,4 @@
-"""Work that ends with the connection that it is for."""
+"""Work that is cancelled when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Cancels the work when the client closes its connection. Raises ClientDisconnect then."""
-    running, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    """Await `work`. If the client closes its connection first, cancel `work` and raise ClientDisconnect."""
+    running, disconnected = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
     try:
-        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise ClientDisconnect
         return running.result()
     finally:
         running.cancel()
-        gone.cancel()
-        await asyncio.gather(running, gone, return_exceptions=True)
+        disconnected.cancel()
+        await asyncio.gather(running, disconnected, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

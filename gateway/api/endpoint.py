@@ -1,4 +1,4 @@
-"""What every request goes through: admission, its body, its handler, one log line."""
+"""The path of every request: admission, reading the body, the handler, one log line."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -17,20 +17,20 @@ from gateway.requests.body import read_body
 
 JSON = "application/json"
 CLIENT_GONE = 499
-"""As nginx calls it; it is only counted and logged."""
+"""nginx's status for a client that disconnected. It is only counted and logged."""
 RETRY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and what is sent back. A handler returns a whole body, or sends by itself."""
+    """One request and its response. A handler either returns a complete body or sends the response itself."""
 
     caller: Caller
     body: bytes
     path_params: dict[str, str]
     send: Send
     notes: dict[str, object]
-    """For the log line."""
+    """Fields of the request's log line."""
 
 
 Handler = Callable[[Gateway, Exchange], Awaitable[bytes | None]]
@@ -72,23 +72,23 @@ class Endpoint:
         answer.request_id = notes["request_id"] = caller.request_id
         if self._gateway.counters.open > self._gateway.settings.max_requests:
             self._gateway.counters.refused += 1
-            message = f"{self._gateway.settings.max_requests} requests are in progress, the most that are allowed"
+            message = f"the gateway already serves {self._gateway.settings.max_requests} requests, its limit"
             raise ApiError(429, message, "rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
         request = Request(scope, receive)
         body = b""
         if request.method == "POST":
             body = await read_body(request, self._gateway.settings.max_body_bytes)
         exchange = Exchange(caller, body, request.path_params, answer.send, notes)
-        found = await while_connected(receive, self._run(exchange))
-        if found is not None:
-            await Response(found, media_type=JSON)(scope, receive, answer.send)
+        response = await while_connected(receive, self._run(exchange))
+        if response is not None:
+            await Response(response, media_type=JSON)(scope, receive, answer.send)
 
     async def _run(self, exchange: Exchange) -> bytes | None:
         return await self._handle(self._gateway, exchange)
 
     async def _fail(self, scope: Scope, receive: Receive, answer: "AnswerStart") -> None:
         if answer.status:
-            raise RuntimeError("an answer broke off; the log has the reason")
+            raise RuntimeError("the response was cut short by an internal error; see the log")
         error = ApiError(500, "an internal error; the gateway's log describes it", "server_error")
         await Response(error.body, error.status, media_type=JSON)(scope, receive, answer.send)
 
@@ -104,6 +104,6 @@ class AnswerStart:
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            own = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
-            message = {**message, "headers": [*message["headers"], *own]}
+            request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
+            message = {**message, "headers": [*message["headers"], *request_id]}
         return self._send(message)

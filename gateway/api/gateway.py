@@ -1,4 +1,4 @@
-"""What all endpoints share."""
+"""The state that all endpoints share."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,14 +19,14 @@ class Gateway:
     log: BoundLogger
     counters: Counters = field(default_factory=Counters)
     served_model: str = ""
-    """Name of the ring's model, where a request names none. Empty before a router has answered."""
+    """Name of the ring's model, for requests that do not name one. Empty until a router has answered."""
     ready: bool = False
-    """A router takes requests."""
+    """Whether a router accepts requests."""
 
 
 @contextmanager
 def ring_errors(params: Mapping[str, str] = NO_PARAMS) -> Iterator[None]:
-    """Turns the client's errors into ours. `params`: as of `api_error`."""
+    """Turns a SluiceError of the client into an ApiError. `params`: see `api_error`."""
     try:
         yield
     except SluiceError as error:

@@ -7,14 +7,14 @@ from gateway.api.gateway import Gateway, ring_errors
 from gateway.errors import ApiError
 
 ADAPTERS_SECONDS = 2.0
-"""A router that does not answer in this time is left out: the others know the same adapters."""
+"""Timeout for one router. Routers that do not answer in time are ignored: all routers know the same adapters."""
 
 
 class Model(msgspec.Struct):
     id: str
     max_model_len: int
     parent: str | None = None
-    """Of an adapter: its model."""
+    """For an adapter: the id of its model."""
     object: str = "model"
     created: int = 0
     owned_by: str = "sluice"
@@ -32,11 +32,11 @@ async def list_models(gateway: Gateway, exchange: Exchange) -> bytes:
 async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:
     """Raises ApiError."""
     name = exchange.path_params["model"]
-    found = [model for model in await _models(gateway, exchange) if model.id == name]
-    if not found:
-        message = f"the model {name[:64]!r} is not served"
-        raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
-    return msgspec.json.encode(found[0])
+    for model in await _models(gateway, exchange):
+        if model.id == name:
+            return msgspec.json.encode(model)
+    message = f"the model {name[:64]!r} is not served"
+    raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
 
 
 async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as of vLLM."""
+"""/tokenize and /detokenize, as in vLLM."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CHAT_OPTIONS = ("template_kwargs", "continue_final_message")
 
 
 class TokenizeRequest(msgspec.Struct):
-    """Of a prompt or of messages."""
+    """Has either a prompt or messages."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -28,14 +28,14 @@ class TokenizeRequest(msgspec.Struct):
 
     def chat(self) -> ChatRequest:
         """Raises ApiError."""
-        found = ChatRequest(
+        chat = ChatRequest(
             messages=self.messages or [],
             chat_template_kwargs=self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
-        found.check()
-        return found
+        chat.check()
+        return chat
 
 
 class DetokenizeRequest(msgspec.Struct):
@@ -61,18 +61,18 @@ async def tokenize(gateway: Gateway, exchange: Exchange) -> bytes:
     request, metadata = body.fields, exchange.caller.metadata
     text, options = _text_and_options(request, bytes(body.raw["tools"]).decode() if request.tools else None)
     with ring_errors():
-        found = await gateway.client.tokenize(
+        tokenized = await gateway.client.tokenize(
             text, model=request.model, add_special_tokens=request.add_special_tokens, metadata=metadata, **options
         )
         models = await gateway.client.models(metadata=metadata)
     max_model_len = max((model.max_context_tokens for model in models), default=0)
-    return msgspec.json.encode(Tokens(found.token_ids, len(found.token_ids), max_model_len))
+    return msgspec.json.encode(Tokens(tokenized.token_ids, len(tokenized.token_ids), max_model_len))
 
 
 def _text_and_options(
     request: TokenizeRequest, tools_json: str | None
 ) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
-    """The text or the messages, and options of chats. Raises ApiError."""
+    """The text or the messages to tokenize, and the options for messages. Raises ApiError."""
     if request.prompt is not None:
         if request.messages is not None:
             raise invalid("cannot be combined with prompt", "messages")
@@ -92,7 +92,7 @@ async def detokenize(gateway: Gateway, exchange: Exchange) -> bytes:
         text = await gateway.client.detokenize(
             request.tokens,
             model=request.model,
-            # As of vLLM, unlike the ring's default.
+            # False by default, as in vLLM and unlike on the ring.
             skip_special_tokens=bool(request.skip_special_tokens),
             metadata=exchange.caller.metadata,
         )

@@ -1,1 +1,1 @@
-"""Finds reasoning and tool calls in the text of a model, whole or piece by piece."""
+"""Parsers that find reasoning and tool calls in a model's output, complete or streamed."""

@@ -1,4 +1,4 @@
-"""Which parsers an answer goes through."""
+"""Chooses the parsers for the output of a model."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,8 @@ NewParser = Callable[[], Parser]
 
 
 def parser_for(settings: Parsers, tools: bool, guided: bool) -> NewParser:
-    """For each output a new one. `tools`: there are some in the prompt; `guided`: its whole output follows a guide."""
+    """A factory of parsers, one per output. `tools`: the prompt offers tools; `guided`: a guide covers the whole
+    output."""
     inner: NewParser = HermesParser if tools and settings.tool_parser == "hermes" else PlainText
     reasoning = settings.reasoning_parser
     # A guide leaves no room for reasoning.

@@ -11,34 +11,34 @@ from gateway.requests.tools import Function
 BEGIN, END = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 MAX_HEAD = 1024
-"""Characters within which the head of a call is looked for; a call with another one is passed on as a whole."""
+"""Characters in which the head of a call must be complete. Otherwise the call is buffered and passed on as a whole."""
 ANY_OBJECT = '{"type": "object"}'
 
 
 class HermesParser:
-    """The arguments of a call are passed on as they come. What is no call stays text."""
+    """Passes on a call's arguments as they arrive. Anything that is not a valid call remains text."""
 
     def __init__(self) -> None:
         self._until = UntilTag(BEGIN)
         self._blank = ""
-        """White space that may come before a call: it is no content then."""
+        """White space at the end of the text so far. If a call follows, it is not part of the content."""
         self._after_call = False
         self._calls = 0
         self._call: OpenCall | None = None
 
     def feed(self, text: str) -> Sequence[Part]:
         parts: list[Part] = []
-        left: str | None = text
-        while left:
+        rest: str | None = text
+        while rest:
             if self._call is None:
-                before, left = self._until.feed(left)
+                before, rest = self._until.feed(rest)
                 parts += self._text(before)
-                if left is not None:
+                if rest is not None:
                     self._call, self._blank = OpenCall(self._calls, self._blank), ""
-            if self._call is not None and left is not None:
-                found, left = self._call.feed(left)
-                parts += found
-                if left is not None:
+            if self._call is not None and rest is not None:
+                call_parts, rest = self._call.feed(rest)
+                parts += call_parts
+                if rest is not None:
                     self._end_call(self._call)
         return parts
 
@@ -52,12 +52,12 @@ class HermesParser:
 
     def _text(self, text: str) -> Sequence[Part]:
         text = self._blank + text
-        kept = text.rstrip()
-        self._blank = text[len(kept) :]
-        if not kept:
+        content = text.rstrip()
+        self._blank = text[len(content) :]
+        if not content:
             return ()
         self._after_call = False
-        return (Text(kept),)
+        return (Text(content),)
 
     def _end_call(self, call: "OpenCall") -> None:
         self._calls += call.is_call
@@ -69,47 +69,48 @@ class OpenCall:
     """One call, from its opening tag on."""
 
     def __init__(self, number: int, before: str) -> None:
-        """`before`: white space, which is content if this is no call."""
+        """`before`: white space before the tag, which is content if this turns out not to be a call."""
         self._before = before
         self.is_call = False
-        """Its name is known."""
+        """Whether this is a valid call, so its name is known."""
         self._number = number
         self._text = ""
-        """All of it, until its head is known; then what may belong to its closing tag."""
+        """The whole text until the head is known; from then on, what may belong to the closing tag."""
         self._arguments: JsonScanner | None = None
 
     def feed(self, text: str) -> tuple[Sequence[Part], str | None]:
-        """What is certain, and the text after the call; None: it has not ended."""
+        """The parts that are certain, and the text after the call; None if the call has not ended."""
         if self._arguments is not None:
             return self._continue(self._arguments, text)
         self._text += text
         if head := HEAD.match(self._text[:MAX_HEAD]):
             rest, self._text = self._text[head.end() :], ""
             self._arguments, self.is_call = JsonScanner(), True
-            found, left = self._continue(self._arguments, rest)
-            return [_begin(self._number, json.loads(head[1])), *found], left
+            arguments, after_call = self._continue(self._arguments, rest)
+            return [_begin(self._number, json.loads(head[1])), *arguments], after_call
         whole, tag, after = self._text.partition(END)
         if not tag:
             return (), None
         return self._whole(whole, self._before + BEGIN + whole + END), after
 
     def end(self) -> Sequence[Part]:
-        """The output has ended within the call."""
+        """Parts of a call that the end of the output cut short."""
         return () if self._arguments is not None else self._whole(self._text, self._before + BEGIN + self._text)
 
     def _continue(self, arguments: "JsonScanner", text: str) -> tuple[Sequence[Part], str | None]:
-        own = arguments.feed(text)
-        parts = (CallArguments(self._number, own),) if own else ()
-        # What is between the arguments and the closing tag is a bracket and white space.
-        self._text += text[len(own) :]
+        json_part = arguments.feed(text)
+        parts = (CallArguments(self._number, json_part),) if json_part else ()
+        # Between the arguments and the closing tag there are only a bracket and white space, which are dropped.
+        self._text += text[len(json_part) :]
         _, tag, after = self._text.partition(END)
         self._text = self._text[-len(END) :]
         return parts, after if tag else None
 
     def _whole(self, text: str, otherwise: str) -> Sequence[Part]:
+        """Parts of a buffered call; the text `otherwise` if it is not a valid call."""
         try:
-            found = json.loads(text)
-            name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
+            call = json.loads(text)
+            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             return (Text(otherwise),)
         if not isinstance(name, str):
@@ -120,7 +121,7 @@ class OpenCall:
 
 
 class JsonScanner:
-    """Finds the end of a JSON object that comes in pieces."""
+    """Finds the end of a JSON object that arrives in pieces."""
 
     MARKS = re.compile(r'[{}\[\]"\\]')
 
@@ -129,10 +130,10 @@ class JsonScanner:
         self._in_string = False
         self._ended = False
         self._escaped = False
-        """The next character has no meaning of its own."""
+        """Whether the last character was a backslash that escapes the next one."""
 
     def feed(self, text: str) -> str:
-        """The part of the text that belongs to it."""
+        """The part of the text that belongs to the object."""
         at = 1 if self._escaped and text else 0
         if self._ended or not text:
             return ""
@@ -153,11 +154,11 @@ class JsonScanner:
 
 
 def grammar(functions: Sequence[Function], several: bool) -> str:
-    """In Lark: nothing but calls of these functions."""
-    again = f'("\\n" {_literal(BEGIN)} call {_literal(END)})*' if several else ""
+    """A Lark grammar for one call of one of these functions, or `several`."""
+    more_calls = f'("\\n" {_literal(BEGIN)} call {_literal(END)})*' if several else ""
     close = _literal("}\n")
     lines = [
-        f"start: {_literal(BEGIN)} call {_literal(END)} {again}",
+        f"start: {_literal(BEGIN)} call {_literal(END)} {more_calls}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
     for i, function in enumerate(functions):
@@ -173,7 +174,7 @@ def _literal(text: str) -> str:
 
 
 def _compact(schema: str) -> str:
-    # The ring takes a grammar with ::= for one in GBNF; it can only be within a text here.
+    # The ring reads any grammar that contains ::= as GBNF. In JSON it can only occur within a string, so escape it.
     return schema.replace("::=", ":\\u003a=")
 
 

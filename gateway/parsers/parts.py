@@ -1,4 +1,4 @@
-"""What the text of a model consists of."""
+"""The parts of a model's output: text, reasoning and tool calls."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -13,10 +13,10 @@ class Reasoning(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A tool call; its arguments follow, as JSON."""
+    """The start of a tool call; its arguments follow, as JSON."""
 
     call: int
-    """Its number."""
+    """Number of the call within its output."""
     id: str
     name: str
 
@@ -31,14 +31,14 @@ Part = Text | Reasoning | CallBegin | CallArguments
 
 class Parser(Protocol):
     def feed(self, text: str) -> Sequence[Part]:
-        """What is certain so far; the rest is held back."""
+        """The parts that are certain; text that may still be parsed differently is held back."""
 
     def end(self) -> Sequence[Part]:
-        """What was held back: no more text comes."""
+        """The parts that were held back. Called once the text is complete."""
 
 
 class PlainText:
-    """A parser that finds nothing."""
+    """A parser that passes everything on as text."""
 
     def feed(self, text: str) -> Sequence[Part]:
         return (Text(text),) if text else ()
@@ -48,22 +48,22 @@ class PlainText:
 
 
 class UntilTag:
-    """Text up to a tag, which may come in pieces."""
+    """Finds a tag that may arrive in pieces, and passes on the text before it."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text before the tag that is certain, and what follows the tag; None: it has not come yet."""
+        """The text that is certain to precede the tag, and the text after the tag; None if the tag has not occurred."""
         text = self._held + text
         before, tag, after = text.partition(self._tag)
         if tag:
             self._held = ""
             return before, after
-        kept = _overlap(text, self._tag)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], None
+        overlap = _overlap(text, self._tag)
+        self._held = text[len(text) - overlap :]
+        return text[: len(text) - overlap], None
 
     def end(self) -> str:
         held, self._held = self._held, ""
@@ -71,8 +71,8 @@ class UntilTag:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How much of the end of the text may be the beginning of the tag."""
-    # Most pieces have no such character at all.
+    """Number of characters at the end of the text that may be the beginning of the tag."""
+    # Fast path: most pieces do not contain the tag's first character.
     if tag[0] not in text[1 - len(tag) :]:
         return 0
     longest = min(len(text), len(tag) - 1)

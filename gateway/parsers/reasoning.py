@@ -1,4 +1,4 @@
-"""Reasoning that a model writes before its answer, up to </think>."""
+"""Separates the reasoning that a model writes before its answer, up to </think>."""
 
 from collections.abc import Sequence
 
@@ -8,28 +8,27 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Passes what follows the reasoning to another parser.
-
-    `begun`: the output begins within the reasoning, with or without <think>, as the chat template has written it.
-    """
+    """Splits off the reasoning and passes the rest of the output to another parser."""
 
     def __init__(self, begun: bool, inner: Parser) -> None:
+        """`begun`: the output begins within the reasoning even without <think>, because the chat template may have
+        written the tag."""
         self._inner = inner
         self._begun = begun
         self._start: str | None = ""
-        """The output so far; None once it is known how it begins."""
+        """The output so far; None once it is known whether it begins with reasoning."""
         self._until: UntilTag | None = None
-        """While in the reasoning."""
+        """Set while in the reasoning."""
         self._strips = False
-        """Line breaks that come next belong to the tag before them."""
+        """Whether to drop the line breaks that come next, because they follow a tag."""
 
     def feed(self, text: str) -> Sequence[Part]:
         if self._start is not None:
             self._start += text
-            found = self._start.lstrip()
-            if BEGIN.startswith(found) and found != BEGIN:
+            stripped = self._start.lstrip()
+            if BEGIN.startswith(stripped) and stripped != BEGIN:
                 return ()
-            text = self._begin(found)
+            text = self._begin(stripped)
         if self._until is not None:
             return self._reason(self._until, text)
         return self._answer(text)
@@ -42,17 +41,20 @@ class ReasoningParser:
             parts.append(Reasoning(held))
         return [*parts, *self._inner.end()]
 
-    def _begin(self, found: str) -> str:
-        """Decide how the output begins; returns the text that is left. `found`: the output without leading blanks."""
+    def _begin(self, stripped: str) -> str:
+        """Decide whether the output begins with reasoning. Returns the text after the tag, if there is a tag.
+
+        `stripped`: the output so far, without leading white space.
+        """
         start, self._start = self._start, None
-        if found.startswith(BEGIN):
+        if stripped.startswith(BEGIN):
             self._until = UntilTag(END)
             self._strips = True
-            return found.removeprefix(BEGIN)
+            return stripped.removeprefix(BEGIN)
         if self._begun:
             self._until = UntilTag(END)
-            return found
-        return start or found
+            return stripped
+        return start or stripped
 
     def _reason(self, until: UntilTag, text: str) -> Sequence[Part]:
         before, after = until.feed(text)

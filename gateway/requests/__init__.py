@@ -1,1 +1,1 @@
-"""Request bodies: what clients may send, and the options of the ring that follow from it."""
+"""Request bodies: the fields that clients may send, and their translation into options of the ring."""

@@ -1,4 +1,4 @@
-"""Reads a request's body, bounded in size and time, and decodes it."""
+"""Reads a request's body within limits of size and time, and decodes it."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from gateway.errors import ApiError, invalid
 RECEIVE_SECONDS = 30.0
 PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 NOTHING = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
-"""Values that ask for nothing."""
+"""Values that mean the same as omitting the field."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -23,30 +23,30 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Body(Generic[T]):
     fields: T
     raw: dict[str, msgspec.Raw]
-    """The same, each field as it was written."""
+    """The fields of the body as the client sent them, not decoded."""
     unknown: int
-    """Fields that nothing is known of."""
+    """Number of unknown fields."""
 
 
-async def read_body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """Raises ApiError, ClientDisconnect."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large(most)
-    found = bytearray()
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
     try:
         async with asyncio.timeout(RECEIVE_SECONDS):
             async for part in request.stream():
-                found += part
-                if len(found) > most:
-                    raise _too_large(most)
+                body += part
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {RECEIVE_SECONDS:g} s", "timeout_error") from None
-    return bytes(found)
+    return bytes(body)
 
 
 def decode(data: bytes, kind: type[T], refused: Iterable[str] = (), without_meaning: Iterable[str] = ()) -> Body[T]:
-    """`refused`: fields that would change the answer and are not built; `without_meaning`: such as change nothing here.
+    """`refused`: unsupported fields that would change the answer; `without_meaning`: fields that may be ignored.
 
     Raises ApiError.
     """
@@ -63,12 +63,12 @@ def decode(data: bytes, kind: type[T], refused: Iterable[str] = (), without_mean
         raise invalid(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise invalid("the body is nested too deeply") from error
-    known = {each.encode_name for each in msgspec.structs.fields(kind)}
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
     return Body(fields, raw, len(raw.keys() - known - {*refused, *without_meaning}))
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {most} bytes, the most that is accepted")
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes, the limit")
 
 
 __all__ = ["Body", "ClientDisconnect", "decode", "read_body"]

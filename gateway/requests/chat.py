@@ -16,7 +16,7 @@ WITHOUT_MEANING = common.WITHOUT_MEANING
 TEMPLATE_VARIABLES = ("reasoning_effort", "verbosity", "add_generation_prompt")
 MAX_MESSAGES = 4096
 MAX_DEPTH = 16
-"""Of `chat_template_kwargs`."""
+"""Maximum nesting of `chat_template_kwargs`."""
 
 
 class CalledFunction(msgspec.Struct):
@@ -37,7 +37,7 @@ class ChatMessage(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    """What the model said instead of an answer."""
+    """Text in which the model refused to answer."""
     audio: msgspec.Raw = UNSET_JSON
     function_call: msgspec.Raw = UNSET_JSON
 
@@ -46,19 +46,19 @@ class ChatMessage(msgspec.Struct):
         for name in ("audio", "function_call"):
             if is_set(getattr(self, name)):
                 raise invalid("is not supported", f"{place}.{name}")
-        found: dict[str, Any] = {
+        message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self._content(f"{place}.content"),
         }
         for name in ("name", "tool_call_id", "reasoning_content"):
             if value := getattr(self, name):
-                found[name] = value
+                message[name] = value
         if self.tool_calls:
-            found["tool_calls"] = [
+            message["tool_calls"] = [
                 {"id": call.id, "name": call.function.name, "arguments_json": call.function.arguments}
                 for call in self.tool_calls
             ]
-        return found
+        return message
 
     def _content(self, place: str) -> str | list[dict[str, Any]]:
         if isinstance(self.content, list):
@@ -101,24 +101,23 @@ class ChatRequest(Common, kw_only=True):
         return [message.for_ring(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def options(self) -> dict[str, Any]:
-        """All but those that follow from tools."""
-        found = super().options()
-        most = self.max_completion_tokens
-        own = {
-            "max_tokens": self.max_tokens if most is None else most,
+        """All options of the ring's request except those for tools."""
+        max_tokens = self.max_completion_tokens
+        options = {
+            "max_tokens": self.max_tokens if max_tokens is None else max_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "continue_final_message": self.continue_final_message,
             "template_kwargs": self._template_kwargs() or None,
         }
-        return found | {name: value for name, value in own.items() if value is not None}
+        return super().options() | {name: value for name, value in options.items() if value is not None}
 
     def _template_kwargs(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in TEMPLATE_VARIABLES}
-        given = {name: value for name, value in own.items() if value is not None}
-        return given | (self.chat_template_kwargs or {})
+        variables = {name: getattr(self, name) for name in TEMPLATE_VARIABLES}
+        variables = {name: value for name, value in variables.items() if value is not None}
+        return variables | (self.chat_template_kwargs or {})
 
 
 def _depth(value: Any) -> int:
-    """Of what JSON decodes to; the decoder has bounded it."""
+    """Nesting of a decoded JSON value. The recursion is bounded, because the JSON decoder limits the nesting."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inner), default=0)

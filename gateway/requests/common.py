@@ -1,4 +1,4 @@
-"""The fields that completions and chats share, and the ring's options that follow from them."""
+"""The fields that completions and chats share, and their translation into options of the ring."""
 
 from typing import Any
 
@@ -9,17 +9,19 @@ from gateway.requests.guides import Guided
 
 REFUSED = (
     "suffix", "audio", "functions", "function_call", "web_search_options", "moderation",
-    # Of vLLM.
+    # vLLM's.
     "use_beam_search", "length_penalty", "logits_processors", "kv_transfer_params", "chat_template", "documents",
     "mm_processor_kwargs", "prompt_embeds",
 )  # fmt: skip
-"""Of neither endpoint. What one of them alone has is refused by the other, where it would change the answer."""
+"""Fields that neither endpoint supports. Each endpoint adds fields that only the other one supports, if ignoring them
+would change the answer."""
 WITHOUT_MEANING = (
     "store", "metadata", "service_tier", "prediction",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    # Of vLLM.
+    # vLLM's.
     "spaces_between_special_tokens", "guided_decoding_backend",
 )  # fmt: skip
+"""Fields that are accepted and ignored, because they do not change the answer."""
 SEEDS = 1 << 64
 SAME_NAME = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -31,7 +33,7 @@ SAME_NAME = (
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """Of vLLM: usage in each chunk."""
+    """vLLM's field: usage in each chunk."""
 
 
 class Common(Guided, kw_only=True):
@@ -78,33 +80,33 @@ class Common(Guided, kw_only=True):
 
     @property
     def logged_user(self) -> str | None:
-        found = self.user or self.safety_identifier
-        return found and ascii(found[:128])[1:-1]
+        user = self.user or self.safety_identifier
+        return user and ascii(user[:128])[1:-1]
 
     def check(self) -> None:
-        """Raises ApiError for what the ring has no field for."""
+        """Check what the ring cannot check, because its request has no field for it. Raises ApiError."""
         if self.seed is not None and not -SEEDS // 2 <= self.seed < SEEDS:
-            raise invalid("must be a number of 64 bits", "seed")
+            raise invalid("must be a 64-bit integer", "seed")
         if self.stream_options is not None and not self.stream:
-            raise invalid("is for streams only", "stream_options")
+            raise invalid("is only allowed with stream: true", "stream_options")
         if self.stream_options is not None and self.stream_options.continuous_usage_stats:
             raise invalid("is not supported", "stream_options.continuous_usage_stats")
 
     def options(self) -> dict[str, Any]:
-        """Of `AsyncClient.stream` and `generate`."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in SAME_NAME}
-        found["model"] = self.model
-        found["top_k"] = 0 if self.top_k == -1 else self.top_k
-        found["seed"] = None if self.seed is None else self.seed % SEEDS
-        found["include_stop_in_output"] = self.include_stop_str_in_output
-        found["priority"] = _priority(self.priority)
+        """Options of `AsyncClient.stream` and `generate`."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in SAME_NAME}
+        options["model"] = self.model
+        options["top_k"] = 0 if self.top_k == -1 else self.top_k
+        options["seed"] = None if self.seed is None else self.seed % SEEDS
+        options["include_stop_in_output"] = self.include_stop_str_in_output
+        options["priority"] = _priority(self.priority)
         if self.cache_salt:
-            found["kv_cache"] = {"salt": self.cache_salt}
-        return {name: value for name, value in found.items() if value is not None}
+            options["kv_cache"] = {"salt": self.cache_salt}
+        return {name: value for name, value in options.items() if value is not None}
 
 
-def _priority(given: int | None) -> str | None:
-    """vLLM's numbers: the lower, the earlier; 0 is normal."""
-    if given is None:
+def _priority(number: int | None) -> str | None:
+    """The ring's priority for vLLM's number: lower is earlier, 0 is normal."""
+    if number is None:
         return None
-    return "high" if given < 0 else "low" if given > 0 else "normal"
+    return "high" if number < 0 else "low" if number > 0 else "normal"

@@ -28,9 +28,9 @@ class CompletionRequest(Common, kw_only=True):
         """Raises ApiError."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(each) for each in self.prompt}
+        kinds = {type(item) for item in self.prompt}
         if len(kinds) != 1:
-            raise invalid("must be text, token ids, or a list of either, and not empty", "prompt")
+            raise invalid("must be text, token ids, or a non-empty list of either", "prompt")
         if kinds == {int}:
             return [self.prompt]  # type: ignore[list-item]
         if len(self.prompt) > MAX_PROMPTS:
@@ -41,22 +41,21 @@ class CompletionRequest(Common, kw_only=True):
         """Raises ApiError."""
         super().check()
         if self.prompt_logprobs is not None and self.streams:
-            raise invalid("is not for streams", "prompt_logprobs")
+            raise invalid("cannot be combined with stream: true", "prompt_logprobs")
 
     @property
     def prompt_top(self) -> int | None:
-        """How many log-probabilities to return of each token of the prompt."""
+        """Number of log-probabilities to return for each token of the prompt; None for none at all."""
         echoed = self.logprobs if self.echo else None
-        given = [each for each in (echoed, self.prompt_logprobs) if each is not None]
-        return max(given) if given else None
+        counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
+        return max(counts) if counts else None
 
     def options(self) -> dict[str, Any]:
-        found = super().options()
-        own = {
+        options = {
             "max_tokens": self.max_tokens,
             "logprobs": self.logprobs,
             "echo": self.echo,
             "best_of": self.best_of,
             "prompt_logprobs": self.prompt_top,
         }
-        return found | {name: value for name, value in own.items() if value is not None}
+        return super().options() | {name: value for name, value in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The constraint of an answer, in the forms that OpenAI and vLLM have for it."""
+"""Constraints on the output, in the formats of OpenAI and vLLM."""
 
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ ResponseFormat = Text | JsonObject | JsonSchema | StructuralTag
 
 
 class StructuredOutputs(msgspec.Struct):
-    """As of vLLM. One of these."""
+    """vLLM's field, of which one constraint may be set."""
 
     json: msgspec.Raw = UNSET_JSON
     json_object: bool | None = None
@@ -47,7 +47,7 @@ class StructuredOutputs(msgspec.Struct):
 
 
 class Guided(msgspec.Struct, kw_only=True):
-    """The fields of a request that constrain its answer."""
+    """The fields of a request that constrain its output."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -59,34 +59,35 @@ class Guided(msgspec.Struct, kw_only=True):
 
 class Guide(NamedTuple):
     param: str
+    """The HTTP field that the guide came from."""
     option: dict[str, Any]
     """The ring's option `guided`."""
 
 
-def guide_of(given: Guided) -> Guide | None:
-    """Raises ApiError if there are several."""
-    found = [*_of_format(given.response_format), *_of_structured(given.structured_outputs)]
-    if is_set(given.guided_json):
-        found.append(Guide("guided_json", {"json_schema": json_text(given.guided_json)}))
-    if given.guided_regex is not None:
-        found.append(Guide("guided_regex", {"regex": given.guided_regex}))
-    if given.guided_choice is not None:
-        found.append(Guide("guided_choice", {"choice": {"choices": given.guided_choice}}))
-    if given.guided_grammar is not None:
-        found.append(Guide("guided_grammar", {"ebnf": given.guided_grammar}))
-    if len(found) > 1:
-        raise invalid(f"cannot be combined with {found[0].param}: an answer has one constraint", found[1].param)
-    return found[0] if found else None
+def guide_of(request: Guided) -> Guide | None:
+    """Raises ApiError if the request has several guides."""
+    guides = [*_of_format(request.response_format), *_of_structured(request.structured_outputs)]
+    if is_set(request.guided_json):
+        guides.append(Guide("guided_json", {"json_schema": json_text(request.guided_json)}))
+    if request.guided_regex is not None:
+        guides.append(Guide("guided_regex", {"regex": request.guided_regex}))
+    if request.guided_choice is not None:
+        guides.append(Guide("guided_choice", {"choice": {"choices": request.guided_choice}}))
+    if request.guided_grammar is not None:
+        guides.append(Guide("guided_grammar", {"ebnf": request.guided_grammar}))
+    if len(guides) > 1:
+        raise invalid(f"cannot be combined with {guides[0].param}: only one constraint is allowed", guides[1].param)
+    return guides[0] if guides else None
 
 
 def json_text(value: msgspec.Raw) -> str:
-    """JSON as it was written; a JSON string is taken to contain JSON."""
+    """The JSON text of a value as the client sent it. If the value is a string, its content is taken to be JSON."""
     data = bytes(value)
     return str(msgspec.json.decode(data)) if data.startswith(b'"') else data.decode()
 
 
-def _of_format(given: ResponseFormat | None) -> list[Guide]:
-    match given:
+def _of_format(response_format: ResponseFormat | None) -> list[Guide]:
+    match response_format:
         case JsonObject():
             return [Guide("response_format", {"json_object": {}})]
         case JsonSchema(json_schema=schema):
@@ -97,25 +98,25 @@ def _of_format(given: ResponseFormat | None) -> list[Guide]:
     return []
 
 
-def _of_structured(given: StructuredOutputs | None) -> list[Guide]:
-    if given is None:
+def _of_structured(outputs: StructuredOutputs | None) -> list[Guide]:
+    if outputs is None:
         return []
     options: dict[str, dict[str, Any]] = {}
-    if is_set(given.json):
-        options["json"] = {"json_schema": json_text(given.json)}
-    if given.json_object:
+    if is_set(outputs.json):
+        options["json"] = {"json_schema": json_text(outputs.json)}
+    if outputs.json_object:
         options["json_object"] = {"json_object": {}}
-    if given.regex is not None:
-        options["regex"] = {"regex": given.regex}
-    if given.choice is not None:
-        options["choice"] = {"choice": {"choices": given.choice}}
-    if given.grammar is not None:
-        options["grammar"] = {"ebnf": given.grammar}
-    if is_set(given.structural_tag):
-        options["structural_tag"] = {"structural_tag": json_text(given.structural_tag)}
+    if outputs.regex is not None:
+        options["regex"] = {"regex": outputs.regex}
+    if outputs.choice is not None:
+        options["choice"] = {"choice": {"choices": outputs.choice}}
+    if outputs.grammar is not None:
+        options["grammar"] = {"ebnf": outputs.grammar}
+    if is_set(outputs.structural_tag):
+        options["structural_tag"] = {"structural_tag": json_text(outputs.structural_tag)}
     return [Guide(f"structured_outputs.{name}", option) for name, option in options.items()]
 
 
 def is_set(value: msgspec.Raw) -> bool:
-    """Whether the field is there, and not null."""
+    """Whether the field is present and not null."""
     return bytes(value) not in (b"", b"null")

@@ -10,7 +10,7 @@ import msgspec
 from gateway.errors import invalid
 
 DATA_URL = re.compile(r"data:image/[a-z+.-]+;base64,", re.ASCII)
-"""The ring looks at the image itself, whatever type the URL says."""
+"""The URL's media type does not matter: the ring detects the format from the image itself."""
 
 
 class ImageUrl(msgspec.Struct):
@@ -21,11 +21,11 @@ class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
-    """Of the model, in place of an answer."""
+    """Text in which the model refused to answer."""
     image_url: ImageUrl | None = None
 
     def for_ring(self, place: str) -> dict[str, Any]:
-        """As `sluice.client` has parts. Raises ApiError."""
+        """The part in the format of `sluice.client`. Raises ApiError."""
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
         if self.type == "refusal" and self.refusal is not None:
@@ -33,22 +33,22 @@ class Part(msgspec.Struct):
         if self.type == "image_url" and self.image_url is not None:
             return {"type": "image", "data": _decode(self.image_url.url, f"{place}.image_url.url")}
         raise invalid(
-            f"is of type {self.type[:64]!r}, only text, refusal and image_url are supported, each with its field", place
+            f"has type {self.type[:64]!r}, but must be text, refusal or image_url with the field of that name", place
         )
 
 
 def content_for_ring(parts: list[Part], place: str) -> str | list[dict[str, Any]]:
-    """Text alone is one text, which every chat template can place. Raises ApiError."""
-    found = [part.for_ring(f"{place}[{i}]") for i, part in enumerate(parts)]
-    if all(part["type"] == "text" for part in found):
-        return "\n".join(part["text"] for part in found)
-    return found
+    """Parts that are all text are joined to one string, which every chat template supports. Raises ApiError."""
+    content = [part.for_ring(f"{place}[{i}]") for i, part in enumerate(parts)]
+    if all(part["type"] == "text" for part in content):
+        return "\n".join(part["text"] for part in content)
+    return content
 
 
 def _decode(url: str, place: str) -> bytes:
     start = DATA_URL.match(url)
     if start is None:
-        raise invalid("is no data: URL of an image in base64; others are not fetched", place)
+        raise invalid("is not a data: URL of an image in base64; other URLs are not fetched", place)
     try:
         return base64.b64decode(url[start.end() :], validate=True)
     except binascii.Error as error:

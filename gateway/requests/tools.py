@@ -1,4 +1,4 @@
-"""Tools that a request offers, and its choice among them."""
+"""The tools that a request offers, and `tool_choice`."""
 
 from typing import Literal
 
@@ -35,7 +35,7 @@ def offered_tools(tools: list[Tool] | None, choice: ToolChoice | None) -> list[T
     """The tools that go into the prompt. Raises ApiError."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise invalid("needs tools", "tool_choice")
+            raise invalid("requires tools", "tool_choice")
         return []
     if len(tools) > MAX_TOOLS:
         raise invalid(f"has {len(tools)} tools, at most {MAX_TOOLS} are allowed", "tools")
@@ -43,13 +43,13 @@ def offered_tools(tools: list[Tool] | None, choice: ToolChoice | None) -> list[T
 
 
 def required_functions(tools: list[Tool], choice: ToolChoice | None) -> list[Function]:
-    """The functions of which one must be called; empty: the model is free. Raises ApiError."""
+    """The functions of which one must be called; empty if the model may choose freely. Raises ApiError."""
     if choice == "required":
         return [tool.function for tool in tools]
     if not isinstance(choice, NamedTool):
         return []
     name = choice.function.name
-    found = [tool.function for tool in tools if tool.function.name == name]
-    if not found:
+    functions = [tool.function for tool in tools if tool.function.name == name]
+    if not functions:
         raise invalid(f"names {name[:64]!r}, which is not among the tools", "tool_choice")
-    return found[:1]
+    return functions[:1]

@@ -1,1 +1,1 @@
-"""Who may connect and call: TLS, bearer tokens, a function of the operator's."""
+"""Access control: TLS, bearer tokens, and an authentication function of the operator's."""

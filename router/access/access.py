@@ -1,4 +1,4 @@
-"""Who may connect and call, as the settings say: TLS certificates, bearer tokens, an authentication hook."""
+"""Access control as configured in the settings: TLS certificates, bearer tokens, an authentication hook."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class AccessError(RuntimeError):
-    """A file or hook of the settings is unusable."""
+    """A file or hook named in the settings is unusable."""
 
 
 class Access:
@@ -33,26 +33,27 @@ class Access:
 
     def __init__(self, settings: RouterSettings, log: BoundLogger) -> None:
         self.refused: Counter[str] = Counter()
-        """Refused calls by reason."""
+        """Number of refused calls by reason."""
         self.certificates = _certificates(settings)
         self.handshakes = Handshakes() if self.certificates is None else self.certificates.handshakes
         tokens = _tokens(settings.tokens_file)
         admin_tokens = _tokens(settings.admin_tokens_file)
         hook = _hook(settings, log)
         admins = callers = Authenticator(tokens, hook, self.refused, settings.tenant_key)
-        # The admin port's own tokens replace the main port's tokens and its hook.
+        # Tokens of the admin port replace both the tokens and the hook of the main port.
         if admin_tokens is not None:
             admins = Authenticator(admin_tokens, None, self.refused, settings.tenant_key)
         self.caller: Admit = callers.admit
-        """For any service but AdminService."""
+        """Authenticates calls of all services except AdminService."""
         self.admin: Admit = partial(admins.admit, admin=True)
+        """Authenticates calls of AdminService."""
         watched: list[ReloadingFile[Any]] = [files for files in (tokens, admin_tokens) if files is not None]
         if self.certificates is not None:
             watched.append(self.certificates.files)
         self.reloads = Reloader(watched, log)
 
     def counted(self, admit: Admit) -> Admit:
-        """`admit` that also counts the TLS connections that carry calls."""
+        """Wraps `admit` so that it also counts the TLS connections that carry calls."""
         if self.certificates is None:
             return admit
 
@@ -65,17 +66,17 @@ class Access:
 
 @dataclass(frozen=True)
 class Authenticator:
-    """Authenticates the calls of one listener. Without tokens and hook every caller is an admin."""
+    """Authenticates the calls of one listener. If there are neither tokens nor a hook, every caller is an admin."""
 
     _tokens: ReloadingFile[BearerTokens] | None
     _hook: AuthHook | None
     _refused: Counter[str]
-    """By reason."""
+    """Number of refused calls by reason."""
     _tenant_key: str
-    """Of the metadata that names the tenant."""
+    """Key of the metadata entry that names the tenant."""
 
     async def admit(self, call: Call, admin: bool = False) -> Principal:
-        """The caller. Raises RequestError: UNAUTHENTICATED, AUTH_UNAVAILABLE, FORBIDDEN."""
+        """The authenticated caller. Raises RequestError UNAUTHENTICATED, AUTH_UNAVAILABLE or FORBIDDEN."""
         metadata = [(key, value) for key, value in call.invocation_metadata() or ()]
         tenant = self._tenant(metadata)
         if self._tokens is None and self._hook is None:
@@ -85,35 +86,36 @@ class Authenticator:
             caller = await self._by_hook(self._hook, metadata, call)
         if caller is None:
             reason = "unknown_token" if any(key == AUTHORIZATION for key, _ in metadata) else "no_token"
-            self._refuse(ErrorCode.UNAUTHENTICATED, reason, "needs the metadata authorization: Bearer, a valid token")
+            message = "the call needs metadata `authorization: Bearer TOKEN` with a valid token"
+            self._refuse(ErrorCode.UNAUTHENTICATED, reason, message)
         if tenant not in ("", caller.tenant):
-            self._refuse(ErrorCode.FORBIDDEN, "other_tenant", f"{self._tenant_key} is not the token's tenant")
+            self._refuse(ErrorCode.FORBIDDEN, "other_tenant", f"{self._tenant_key} does not match the token's tenant")
         if admin and not caller.admin:
             self._refuse(ErrorCode.FORBIDDEN, "not_admin", "AdminService needs a token that is marked admin")
         return caller
 
     def _by_token(self, metadata: Metadata) -> Principal | None:
-        given = [str(value) for key, value in metadata if key == AUTHORIZATION]
-        if self._tokens is None or len(given) != 1:
+        values = [str(value) for key, value in metadata if key == AUTHORIZATION]
+        if self._tokens is None or len(values) != 1:
             return None
-        scheme, _, token = given[0].partition(" ")
+        scheme, _, token = values[0].partition(" ")
         return self._tokens.value.find(token.strip()) if scheme.lower() == "bearer" else None
 
     async def _by_hook(self, hook: AuthHook, metadata: Metadata, call: Call) -> Principal:
         try:
-            return await hook.ask(dict(metadata), _client_peer(call))
+            return await hook.authenticate(dict(metadata), _client_peer(call))
         except RequestError as error:
             self._refused[error.metadata["cause"]] += 1
             raise
 
     def _tenant(self, metadata: Metadata) -> str:
-        given = [str(value) for key, value in metadata if key == self._tenant_key]
-        if not given:
+        values = [str(value) for key, value in metadata if key == self._tenant_key]
+        if not values:
             return ""
-        if len(given) > 1 or not TENANT.fullmatch(given[0]):
-            problem = f"is {shown(', '.join(given))}, must be one name of up to 64 of [A-Za-z0-9._:-]"
+        if len(values) > 1 or not TENANT.fullmatch(values[0]):
+            problem = f"is {shown(', '.join(values))}, must be one name of 1 to 64 characters of [A-Za-z0-9._:-]"
             raise RequestError.invalid([Violation(self._tenant_key, problem, reason=Reason.INVALID_FORMAT)])
-        return given[0]
+        return values[0]
 
     def _refuse(self, code: ErrorCode, reason: str, message: str) -> NoReturn:
         self._refused[reason] += 1
@@ -121,8 +123,8 @@ class Authenticator:
 
 
 def _client_peer(call: Call) -> ClientPeer:
-    found = call.auth_context()
-    names = found.get("x509_subject_alternative_name") or found.get("x509_common_name") or ()
+    auth = call.auth_context()
+    names = auth.get("x509_subject_alternative_name") or auth.get("x509_common_name") or ()
     return ClientPeer(call.peer(), tuple(bytes(name).decode("utf-8", "replace") for name in names))
 
 

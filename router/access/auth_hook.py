@@ -1,4 +1,4 @@
-"""The operator's own authentication function (`--auth module:function`)."""
+"""The operator's authentication function (`--auth module:function`)."""
 
 import asyncio
 import inspect
@@ -16,6 +16,7 @@ from router.errors import RequestError
 from sluice.ring.errors import ErrorCode
 
 MAX_THREADS = 16
+"""Calls of the function that may run at the same time in threads."""
 
 Metadata = Mapping[str, str | bytes]
 
@@ -24,7 +25,8 @@ class ClientPeer(NamedTuple):
     address: str
     """In gRPC's notation, such as "ipv4:10.0.0.7:53124"."""
     names: tuple[str, ...]
-    """Of the client's certificate: its subject alternative names, else its common name. Empty without one."""
+    """Subject alternative names of the client's certificate, or its common name if it has none. Empty without a
+    certificate."""
 
 
 Function = Callable[[Metadata, ClientPeer], Principal | Awaitable[Principal]]
@@ -32,42 +34,45 @@ Function = Callable[[Metadata, ClientPeer], Principal | Awaitable[Principal]]
 
 @dataclass(frozen=True)
 class AuthHook:
-    """Calls a function: a coroutine function on the event loop, which it must not block, any other in a thread."""
+    """Calls the operator's function: a coroutine function on the event loop, which it must not block; any other
+    function in a thread."""
 
     _function: Function
     _timeout: float
     _log: BoundLogger
     _threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
 
-    async def ask(self, metadata: Metadata, peer: ClientPeer) -> Principal:
-        """Raises RequestError FORBIDDEN for a PermissionError, AUTH_UNAVAILABLE for a timeout, else UNAUTHENTICATED."""
+    async def authenticate(self, metadata: Metadata, peer: ClientPeer) -> Principal:
+        """Raises RequestError: FORBIDDEN if the function raises PermissionError, AUTH_UNAVAILABLE after the timeout,
+        UNAUTHENTICATED for any other failure."""
         try:
             async with asyncio.timeout(self._timeout):
-                found = await self._call(metadata, peer)
+                caller = await self._call(metadata, peer)
         except PermissionError as error:
             raise _refusal(ErrorCode.FORBIDDEN, "hook_refused", "access denied") from error
         except TimeoutError as error:
             message = "the caller could not be authenticated in time"
             raise _refusal(ErrorCode.AUTH_UNAVAILABLE, "hook_timeout", message) from error
         except (Exception, SystemExit) as error:
-            # The exception's text and values may hold the token: only its type and place are logged.
+            # The exception's text and values may contain the token, so log only its type and place.
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error("auth_hook_failed", error=type(error).__name__, at=f"{where.filename}:{where.lineno}")
             raise _refusal(ErrorCode.UNAUTHENTICATED, "hook_failed", "the caller could not be authenticated") from error
-        if not isinstance(found, Principal):
-            self._log.error("auth_hook_failed", error=f"it returned {type(found).__name__}, not Principal")
+        if not isinstance(caller, Principal):
+            self._log.error("auth_hook_failed", error=f"the function returned {type(caller).__name__}, not Principal")
             raise _refusal(ErrorCode.UNAUTHENTICATED, "hook_failed", "the caller could not be authenticated")
-        return found
+        return caller
 
     async def _call(self, metadata: Metadata, peer: ClientPeer) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(metadata, peer)
-        # Released when the thread ends, which may be long after the timeout: so stuck calls cannot pile up threads.
+        # Released when the thread ends, which may be long after the timeout, so that stuck calls cannot accumulate
+        # threads.
         await self._threads.acquire()
-        found, error = await _in_thread(lambda: self._function(metadata, peer), self._threads.release)
+        result, error = await _in_thread(lambda: self._function(metadata, peer), self._threads.release)
         if error is not None:
             raise error
-        return await found if inspect.isawaitable(found) else found
+        return await result if inspect.isawaitable(result) else result
 
 
 def _refusal(code: ErrorCode, cause: str, message: str) -> RequestError:
@@ -75,7 +80,8 @@ def _refusal(code: ErrorCode, cause: str, message: str) -> RequestError:
 
 
 def _in_thread(call: Callable[[], Any], done: Callable[[], None]) -> "asyncio.Future[tuple[Any, BaseException | None]]":
-    """(result, exception) of `call`. `done` runs on the loop when `call` has returned, even after a cancel."""
+    """(result, exception) of `call`. When `call` has returned, `done` runs on the loop, even if the future was
+    cancelled."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Bearer tokens and their owners, from a file. Only their SHA-256 is kept in memory."""
+"""Bearer tokens and their owners, read from a file. Only the SHA-256 of a token is kept in memory."""
 
 import hashlib
 import hmac
@@ -9,31 +9,34 @@ from pathlib import Path
 from router.access.principal import Principal
 
 SHORTEST_TOKEN = 16
+"""Characters."""
 HASHED = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 KEY_BYTES = 8
+"""Length of the digest's prefix that is used as the dictionary key."""
 
 
 class BearerTokens:
     def __init__(self, callers: Mapping[bytes, Principal]) -> None:
         """`callers` are keyed by the SHA-256 of the token."""
-        # A dict look-up by the whole digest would leak it by timing: find by a prefix, then compare in constant time.
+        # Looking up the whole digest in a dict would leak it by timing. So look up a prefix, then compare in constant
+        # time.
         self._by_key: dict[bytes, list[tuple[bytes, Principal]]] = {}
         for digest, caller in callers.items():
             self._by_key.setdefault(digest[:KEY_BYTES], []).append((digest, caller))
 
     def find(self, token: str) -> Principal | None:
-        """None for an unknown token."""
+        """The owner of a token; None if the token is unknown."""
         digest = _digest(token)
         candidates = self._by_key.get(digest[:KEY_BYTES], ())
         return next((caller for known, caller in candidates if hmac.compare_digest(known, digest)), None)
 
 
 def read_tokens(path: str) -> BearerTokens:
-    """Reads lines `TOKEN TENANT [admin]`, where TOKEN may be `sha256:` and 64 hexadecimal digits; # comments.
+    """Reads lines `TOKEN TENANT [admin]`; TOKEN may be `sha256:` and 64 hexadecimal digits; `#` begins a comment.
 
     Raises OSError, or ValueError with the number of the bad line. No message quotes the file.
     """
-    found: dict[bytes, Principal] = {}
+    callers: dict[bytes, Principal] = {}
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -46,12 +49,12 @@ def read_tokens(path: str) -> BearerTokens:
             digest, caller = _parse(words)
         except ValueError as error:
             raise ValueError(f"{path} line {number}: {error}") from None
-        if digest in found:
+        if digest in callers:
             raise ValueError(f"{path} line {number}: duplicate token")
-        found[digest] = caller
-    if not found:
+        callers[digest] = caller
+    if not callers:
         raise ValueError(f"{path} has no tokens")
-    return BearerTokens(found)
+    return BearerTokens(callers)
 
 
 def _parse(words: list[str]) -> tuple[bytes, Principal]:
@@ -59,9 +62,9 @@ def _parse(words: list[str]) -> tuple[bytes, Principal]:
         raise ValueError("must be TOKEN TENANT or TOKEN TENANT admin")
     hashed = HASHED.fullmatch(words[0])
     if words[0].startswith("sha256:") and not hashed:
-        raise ValueError("sha256: must be followed by 64 hexadecimal digits in lower case")
+        raise ValueError("sha256: must be followed by 64 lower-case hexadecimal digits")
     if len(words[0]) < SHORTEST_TOKEN:
-        raise ValueError(f"the token has {len(words[0])} characters, needs at least {SHORTEST_TOKEN}")
+        raise ValueError(f"the token has {len(words[0])} characters, but must have at least {SHORTEST_TOKEN}")
     digest = bytes.fromhex(hashed[1]) if hashed else _digest(words[0])
     return digest, Principal(words[1], admin=len(words) == 3)
 

@@ -1,4 +1,4 @@
-"""The authenticated caller. Authentication hooks of operators import this module."""
+"""The authenticated caller of a request. Operators' authentication functions import this module."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -15,13 +15,13 @@ class Principal:
     """The caller of a request. Raises ValueError for an invalid tenant name."""
 
     tenant: str = ""
-    """Up to 64 of `[A-Za-z0-9._:-]`; empty: no tenant."""
+    """Up to 64 characters of `[A-Za-z0-9._:-]`; empty for no tenant."""
     admin: bool = False
-    """May call AdminService."""
+    """Whether the caller may call AdminService."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.tenant, str) or (self.tenant and not TENANT.fullmatch(self.tenant)):
-            raise ValueError("a tenant's name is up to 64 of [A-Za-z0-9._:-]")
+            raise ValueError("a tenant's name must have 1 to 64 characters of [A-Za-z0-9._:-]")
 
 
 Admit: TypeAlias = Callable[[Call], Awaitable[Principal]]

@@ -11,11 +11,11 @@ from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
 Stamp = tuple[int, ...] | None
-"""Identifies a version of a file; None: the file is missing."""
+"""Identifies a version of a file; None if the file is missing."""
 
 
 class ReloadingFile(Generic[T]):
-    """A value that `read` makes from some files. Raises what `read` raises: OSError, ValueError."""
+    """A value that `read` builds from one or more files. Raises what `read` raises: OSError, ValueError."""
 
     def __init__(self, paths: Sequence[str], read: Callable[[], T]) -> None:
         self.paths = tuple(paths)
@@ -24,9 +24,12 @@ class ReloadingFile(Generic[T]):
         self.value = read()
 
     def reload(self) -> bool:
-        """Whether there is a new value. If `read` raises, the old value stays until the files change again."""
+        """Read the files if they have changed. Returns whether there is a new value.
+
+        If `read` raises, the old value is kept until the files change again.
+        """
         stamps = self._stamps()
-        # Only once the files look the same in two successive calls: before, they may be half written.
+        # Wait until the files are unchanged between two successive calls: before that they may be half written.
         settled, self._seen = stamps == self._seen, stamps
         if stamps == self._used or not settled:
             return False
@@ -48,7 +51,7 @@ class Reloader:
         while True:
             await asyncio.sleep(interval)
             for files in self._files:
-                # In a thread, since a network file system may block.
+                # In a thread, because a network file system may block.
                 await asyncio.to_thread(self._reload, files)
 
     def _reload(self, files: ReloadingFile[Any]) -> None:
@@ -63,7 +66,7 @@ class Reloader:
 
 def _stamp(path: str) -> Stamp:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev

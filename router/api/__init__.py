@@ -1,1 +1,1 @@
-"""gRPC in and out: the services, the messages they answer with, the ports they listen on."""
+"""The gRPC services, the messages that they send, and the ports that they listen on."""

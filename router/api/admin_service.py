@@ -1,4 +1,4 @@
-"""sluice.v1.AdminService: statistics, the version in service, cache flush, drain."""
+"""sluice.v1.AdminService: statistics, the serving version, cache flush, drain."""
 
 import asyncio
 import secrets
@@ -27,18 +27,21 @@ from sluice.ring.wire import Flush
 from sluice.telemetry.version import build_version
 from sluice.v1 import admin_pb2 as pb
 
-MOST_REQUESTS = 32
-"""In one snapshot."""
+MAX_REQUESTS = 32
+"""Requests listed in one snapshot of the statistics."""
 SHORTEST_INTERVAL = 0.1
+"""Seconds."""
 LONGEST_INTERVAL = 86_400.0
+"""Seconds."""
 FLUSH_SECONDS = 5.0
+"""Timeout for the answers of all engines."""
 FLUSH_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class AdminService:
     _id: str
-    """Of this router."""
+    """Id of this router."""
     _overview: Overview
     _models: Callable[[], list[pb.Model]]
     _membership: Membership
@@ -49,9 +52,9 @@ class AdminService:
     _stats_broadcast: StatsBroadcast
     _requests: Requests
     _drain: Callable[[float], Awaitable[int]]
-    """Called with the seconds after which open requests are handed back; returns their number."""
+    """Called with the number of seconds after which open requests are handed back. Returns how many were."""
     _drain_seconds: float
-    """The default."""
+    """Default timeout of a drain."""
     _start: Timestamp = field(default_factory=lambda: _now())
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
@@ -78,33 +81,34 @@ class AdminService:
             await asyncio.sleep(interval)
 
     async def stream_steps(self, _: pb.StreamStepsRequest, context: Context) -> None:
-        """Every step from now on. The initial metadata is sent at once, so that the client knows when that is."""
+        """Every step from now on. The initial metadata is sent immediately, so that the client knows that it is
+        subscribed."""
         with self._stats_broadcast.subscribe() as subscription:
             await context.send_initial_metadata(())
             while True:
                 await context.write(await subscription.next())
 
     async def stream_cache_events(self, message: pb.StreamCacheEventsRequest, context: Context) -> None:
-        """What the engines still keep, then every change. The initial metadata is sent at once.
+        """The events that the engines still buffer, then every new one. The initial metadata is sent immediately.
 
         Raises RequestError INVALID_ARGUMENT, OVERLOADED.
         """
         with self._cache_events.open(message.engine_id) as reader:
             await context.send_initial_metadata(())
             while True:
-                # The next answer is asked for once this one is written: a slow client gets gaps and delays no other.
+                # Request the next events only once these are written: a slow client misses events, but delays nobody.
                 await context.write(events_message(await reader.next()))
 
     async def drain(self, message: pb.DrainRequest, _: Context) -> pb.DrainResponse:
-        """Irreversible; the process lives on until it gets a signal."""
+        """Drain the router. Irreversible; the process keeps running until it gets a signal."""
         timeout = seconds(message.timeout) if message.HasField("timeout") else self._drain_seconds
         _check_range("timeout", timeout, 0)
         return pb.DrainResponse(aborted=await self._drain(timeout))
 
     async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
-        """On every live engine, requested over the ring and acknowledged by the heartbeats.
+        """Flush the prefix cache of every live engine. Requested over the ring; heartbeats acknowledge it.
 
-        Blocks that live requests hold stay. Raises RequestError NO_ENGINE, and ENGINE_LOST if an answer is late.
+        Blocks in use by live requests are kept. Raises RequestError NO_ENGINE, or ENGINE_LOST if an answer is late.
         """
         engines = self._membership.engines.alive
         if not engines:
@@ -114,7 +118,7 @@ class AdminService:
             async with asyncio.timeout(FLUSH_SECONDS):
                 freed = await asyncio.gather(*(self._flush(engine, number) for engine in engines))
         except TimeoutError:
-            raise RequestError(ErrorCode.ENGINE_LOST, f"an engine did not answer for {FLUSH_SECONDS:g} s") from None
+            raise RequestError(ErrorCode.ENGINE_LOST, f"an engine did not answer within {FLUSH_SECONDS:g} s") from None
         return pb.FlushCacheResponse(blocks_freed=sum(freed))
 
     async def call_engines(self, message: pb.CallEnginesRequest, _: Context) -> pb.CallEnginesResponse:
@@ -123,7 +127,10 @@ class AdminService:
     async def set_serving_version(
         self, message: pb.SetServingVersionRequest, _: Context
     ) -> pb.SetServingVersionResponse:
-        """Of new requests at this router, until it ends. Raises RequestError MODEL_NOT_FOUND."""
+        """Set the model version for new requests at this router, until the process ends.
+
+        Raises RequestError MODEL_NOT_FOUND.
+        """
         usable = self._membership.engines.usable
         former = self._serving.set_version(message.version, usable)
         return pb.SetServingVersionResponse(
@@ -150,13 +157,14 @@ class AdminService:
             serving_model_fingerprint=self._serving.choose(engines.usable),
             router=router_stats(self._id, self._overview.router()),
             tenants=map(tenant_stats, self._overview.tenants()),
-            requests=map(request_summary, self._overview.latest_requests(MOST_REQUESTS)),
+            requests=map(request_summary, self._overview.latest_requests(MAX_REQUESTS)),
         )
 
 
-def _check_range(field: str, found: float, least: float) -> None:
-    if not least <= found <= LONGEST_INTERVAL:
-        description = f"is {found:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
+def _check_range(field: str, value: float, least: float) -> None:
+    """Raises RequestError INVALID_ARGUMENT if `value`, in seconds, is less than `least` or too large."""
+    if not least <= value <= LONGEST_INTERVAL:
+        description = f"is {value:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
         raise RequestError.invalid([Violation(field, description, reason=Reason.OUT_OF_RANGE)])
 
 

@@ -10,7 +10,7 @@ TIERS = {ring.Tier.DEVICE: pb.CACHE_TIER_DEVICE, ring.Tier.HOST: pb.CACHE_TIER_H
 
 def events_message(answer: ring.CacheEvents) -> pb.StreamCacheEventsResponse:
     events = [_event(number, event) for number, event in enumerate(answer.events, answer.first)]
-    # All that is missing lies before the first event.
+    # All missing events precede the first one.
     events[0].dropped = max(0, answer.first - answer.start)
     return pb.StreamCacheEventsResponse(engine_id=answer.engine, engine_epoch=answer.engine_epoch, events=events)
 

@@ -1,4 +1,4 @@
-"""sluice.v1.GenerationService."""
+"""sluice.v1.GenerationService: generation, abort, tokenization."""
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class GenerationService:
     _model: Model
     _limits: Limits
     _writes: Watchdog
-    """For each write to a client."""
+    """Limits the time of each write to a client."""
     _log: BoundLogger
 
     async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
@@ -41,7 +41,7 @@ class GenerationService:
             await sent(write_stream(request, builder, context.write_bytes, self._writes, prompt_text))
 
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
+        """End a request with ABORTED. Its id is free immediately. Requests of other tenants are not found."""
         if not message.request_id:
             raise RequestError.invalid([Violation("request_id", "is empty", reason=Reason.MISSING)])
         aborted = await self._pipeline.abort(message.request_id, context.caller)
@@ -50,7 +50,7 @@ class GenerationService:
         return pb.AbortResponse(aborted=aborted)
 
     async def tokenize(self, message: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
-        """As a prompt is tokenized."""
+        """Tokenize a text or a chat as a prompt would be."""
         check_model(message.model, self._model, "model")
         if message.HasField("chat"):
             return pb.TokenizeResponse(token_ids=await self._text.tokens(self._chat(message)))
@@ -59,14 +59,14 @@ class GenerationService:
         bad.raise_if_any()
         add_special_tokens = message.add_special_tokens if message.HasField("add_special_tokens") else True
 
-        def answer(found: Encoding) -> pb.TokenizeResponse:
-            offsets = [pb.Offset(start=start, end=end) for start, end in found.offsets] if message.offsets else ()
-            return pb.TokenizeResponse(token_ids=found.ids, offsets=offsets)
+        def answer(encoding: Encoding) -> pb.TokenizeResponse:
+            offsets = [pb.Offset(start=start, end=end) for start, end in encoding.offsets] if message.offsets else ()
+            return pb.TokenizeResponse(token_ids=encoding.ids, offsets=offsets)
 
         return await self._text.encode(message.text, add_special_tokens, answer)
 
     async def detokenize(self, message: pb.DetokenizeRequest, _: Context) -> pb.DetokenizeResponse:
-        """The same text as the joined deltas of a stream of these ids."""
+        """The same text as the concatenated deltas of a stream of these ids."""
         check_model(message.model, self._model, "model")
         bad = Violations()
         if bad.at_most("token_ids", len(message.token_ids), self._limits.prompt_ids, "ids"):
@@ -79,15 +79,17 @@ class GenerationService:
         """Raises RequestError."""
         bad = Violations()
         spec = pb.GenerationSpec(chat=message.chat, add_special_tokens=message.add_special_tokens)
-        found = parse_chat(spec, self._model, self._limits, bad)
+        prompt = parse_chat(spec, self._model, self._limits, bad)
         for name in ("text", "offsets"):
             if getattr(message, name):
                 bad.add(name, "cannot be combined with chat", reason=Reason.CONFLICT)
-        if any(part.HasField("image") for each in message.chat.messages for part in each.parts):
-            bad.add("chat.messages", "has images, which only a request can expand", reason=Reason.NOT_SUPPORTED)
+        if any(part.HasField("image") for turn in message.chat.messages for part in turn.parts):
+            bad.add("chat.messages", "has images, which Tokenize does not support", reason=Reason.NOT_SUPPORTED)
         if bad.found:
-            raise RequestError.invalid([each._replace(field=each.field.removeprefix("spec.")) for each in bad.found])
-        return replace(found, field="chat")
+            raise RequestError.invalid(
+                [violation._replace(field=violation.field.removeprefix("spec.")) for violation in bad.found]
+            )
+        return replace(prompt, field="chat")
 
     def _serve(
         self, spec: pb.GenerationSpec, context: Context, streaming: bool
@@ -95,7 +97,7 @@ class GenerationService:
         return self._pipeline.serve(spec, context.caller, context.peer, streaming, context.traceparent)
 
     async def _prompt_text(self, request: RequestState) -> str:
-        """Empty if it is not echoed."""
+        """The prompt's text if it is to be echoed, otherwise empty."""
         spec = request.spec
         if not spec.echo:
             return ""

@@ -15,7 +15,7 @@ READINESS = "readiness"
 HEALTH = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
-# Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
+# We do not use grpcio-health-checking's servicer: when its first watcher disconnects, all others get no more updates.
 class HealthService:
     """One status for the server (""), each of its services and READINESS; LIVENESS is always SERVING."""
 
@@ -27,22 +27,23 @@ class HealthService:
 
     @property
     def watched(self) -> bool:
+        """Whether a client watches the health."""
         return self._watchers > 0
 
     def set(self, serving: bool) -> None:
         if serving != self._serving:
             self._serving = serving
-            # A fresh event for the next change, so that each watcher sees this one exactly once.
+            # Use a new event for the next change, so that each watcher sees this change exactly once.
             self._changed.set()
             self._changed = asyncio.Event()
 
     async def check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"the service {request.service!r} is unknown")
         return self._answer(request.service)
 
     async def watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """The status now and at each change; SERVICE_UNKNOWN for an unknown service, as the protocol asks."""
+        """The current status, then each change; SERVICE_UNKNOWN for an unknown service, as the protocol requires."""
         last = None
         self._watchers += 1
         try:
@@ -57,8 +58,8 @@ class HealthService:
             self._watchers -= 1
 
     async def list(self, _: Any, context: Context) -> None:
-        """Optional in the protocol."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "grpc.health.v1.Health.List is not built")
+        """Optional in the protocol, and not implemented."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "grpc.health.v1.Health.List is not implemented")
 
     def _answer(self, service: str) -> pb.HealthCheckResponse:
         if service not in self._services:

@@ -20,11 +20,11 @@ from sluice.ring.errors import ErrorCode
 from sluice.v1 import admin_pb2 as pb
 
 MAX_UPLOADS = 4
-"""At a time: each may take twice its size in memory."""
+"""Concurrent uploads: each may take twice its size in memory."""
 UPLOAD_SECONDS = 600.0
-"""For all parts of an upload to come: one that stops keeps its place so long."""
+"""Timeout for receiving all parts of an upload. A stalled upload occupies its slot for this long."""
 MAX_LOADS = 32
-"""At a time, uploads included: engines keep a bounded number of answers."""
+"""Concurrent loads, including uploads: engines keep a limited number of answers."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,33 @@ class ModelService:
         if message.WhichOneof("source") == "weights":
             files = parse_files("weights", message.weights, bad)
             bad.raise_if_any()
-            async with _turn(self._loads, MAX_LOADS, "loads"):
+            async with _slot(self._loads, MAX_LOADS, "loads"):
                 entry = await self._adapters.load_files(message.lora_id, "weights", files, LOAD_SECONDS)
         else:
             if not message.path:
-                bad.add("path", "is empty, and weights is not set either", reason=Reason.MISSING)
+                bad.add("path", "is empty, and weights is not set", reason=Reason.MISSING)
             bad.at_most("path", len(message.path), 1024, "characters")
             bad.raise_if_any()
-            async with _turn(self._loads, MAX_LOADS, "loads"):
+            async with _slot(self._loads, MAX_LOADS, "loads"):
                 entry = await self._adapters.load_path(message.lora_id, message.path, LOAD_SECONDS)
         return pb.LoadLoraResponse(lora=_message(entry))
 
     async def upload_lora(self, messages: AsyncIterator[Any], context: Context) -> pb.UploadLoraResponse:
         """Raises RequestError."""
         _check_admin(context)
-        async with _turn(self._uploads, MAX_UPLOADS, "uploads"):
+        async with _slot(self._uploads, MAX_UPLOADS, "uploads"):
             try:
                 async with asyncio.timeout(UPLOAD_SECONDS):
                     adapter_id, files = await self._receive(messages)
             except TimeoutError:
-                message = f"the upload did not end within {UPLOAD_SECONDS:g} s"
+                message = f"the upload was not complete within {UPLOAD_SECONDS:g} s"
                 raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
-            async with _turn(self._loads, MAX_LOADS, "loads"):
+            async with _slot(self._loads, MAX_LOADS, "loads"):
                 entry = await self._adapters.load_files(adapter_id, "data", files, LOAD_SECONDS)
         return pb.UploadLoraResponse(lora=_message(entry))
 
     async def _receive(self, messages: AsyncIterator[Any]) -> tuple[str, AdapterFiles]:
+        """The adapter's id and its files. Raises RequestError INVALID_ARGUMENT."""
         header: pb.UploadLoraHeader | None = None
         weights = bytearray()
         async for message in messages:
@@ -97,8 +98,8 @@ class ModelService:
                 continue
             weights += message.data
             if len(weights) > MAX_FILE_BYTES:
-                most = f"have more than {MAX_FILE_BYTES} bytes together, the most there may be"
-                raise RequestError.invalid([Violation("data", most, reason=Reason.TOO_MANY)])
+                problem = f"all parts together exceed {MAX_FILE_BYTES} bytes, the limit"
+                raise RequestError.invalid([Violation("data", problem, reason=Reason.TOO_MANY)])
         if header is None or not weights or not header.config_json:
             raise RequestError.invalid(
                 [Violation("part", "must have a header with config_json, then data", reason=Reason.INVALID_FORMAT)]
@@ -145,15 +146,18 @@ class ModelService:
 
     def _describe(self) -> pb.Model:
         model = self._model
-        kinds = {"chat": model.has_chat, "lora": bool(self._features.has_adapters)}
         image_tokens = max(self._features.image_rows or (), default=0)
-        kinds["images"] = image_tokens > 0
+        capabilities = {
+            "chat": model.has_chat,
+            "lora": bool(self._features.has_adapters),
+            "images": image_tokens > 0,
+        }
         return pb.Model(
             name=model.name,
             max_context_tokens=self._features.context_tokens,
             vocab_size=model.vocab_size,
             dtype=model.dtype,
-            capabilities=[kind for kind, has in kinds.items() if has],
+            capabilities=[name for name, supported in capabilities.items() if supported],
             eos_token_ids=model.eos_token_ids,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
             tensors=sorted(self._features.tensors or ()),
@@ -164,16 +168,16 @@ class ModelService:
 
 
 @asynccontextmanager
-async def _turn(places: asyncio.Semaphore, most: int, what: str) -> AsyncIterator[None]:
-    """Holds one of the places. Raises RequestError OVERLOADED if all are taken."""
-    if places.locked():
-        raise RequestError(ErrorCode.OVERLOADED, f"{most} {what} of adapters are under way: try again later")
-    async with places:
+async def _slot(slots: asyncio.Semaphore, limit: int, what: str) -> AsyncIterator[None]:
+    """Occupies one of the slots. Raises RequestError OVERLOADED if all are taken."""
+    if slots.locked():
+        raise RequestError(ErrorCode.OVERLOADED, f"{limit} {what} of adapters are in progress: try again later")
+    async with slots:
         yield
 
 
 def _check_admin(context: Context) -> None:
-    # Adapters change the answers of everyone who names them.
+    # An adapter changes the output of every caller that uses its id.
     if not context.caller.admin:
         raise RequestError(ErrorCode.FORBIDDEN, "loading and unloading adapters needs a token that is marked admin")
 

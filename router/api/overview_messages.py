@@ -1,4 +1,4 @@
-"""What a router knows of its ring and its requests, as messages of AdminService."""
+"""Converts reports about the ring and its requests into messages of AdminService."""
 
 from router.errors import duration
 from sluice.telemetry.status_report import (

@@ -1,4 +1,4 @@
-"""Pages of a list, after https://google.aip.dev/158: a token, opaque to callers, names the last item before it."""
+"""Pages of list calls, after https://google.aip.dev/158. An opaque token names the last item of the previous page."""
 
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -21,21 +21,21 @@ class ListRequest(Protocol):
 
 
 def page_of(items: Iterable[T], name: Callable[[T], str], request: ListRequest) -> tuple[list[T], str]:
-    """The items of a page by name, and the token of the next one; empty: this is the last.
+    """The items of a page, sorted by name, and the token of the next page; empty if this is the last page.
 
-    Items that come or go between two calls are listed or not; all others are listed once. Raises RequestError.
+    Items that are added or removed between two calls may be missing; all others are listed once. Raises RequestError.
     """
     size = request.page_size or DEFAULT_PAGE
     if size > LONGEST_PAGE:
         raise RequestError.invalid(
             [Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}", reason=Reason.OUT_OF_RANGE)]
         )
-    # Of another call, a token is invalid.
+    # Part of the token, so that tokens of other calls are invalid.
     kind = type(request).__name__
     last = _read(kind, request.page_token)
-    found = sorted((item for item in items if last is None or name(item) > last), key=name)
-    page = found[:size]
-    return page, _token(kind, name(page[-1])) if len(found) > size else ""
+    remaining = sorted((item for item in items if last is None or name(item) > last), key=name)
+    page = remaining[:size]
+    return page, _token(kind, name(page[-1])) if len(remaining) > size else ""
 
 
 def _token(kind: str, last: str) -> str:
@@ -47,11 +47,11 @@ def _read(kind: str, token: str) -> str | None:
         return None
     try:
         data = urlsafe_b64decode(token.encode()) if len(token) <= MAX_TOKEN_CHARS else b""
-        found, separator, last = data.decode().partition(":")
+        token_kind, separator, last = data.decode().partition(":")
     except (binascii.Error, ValueError):
-        found = separator = last = ""
-    # Decoding skips characters that are not of base64.
-    if not separator or found != kind or _token(kind, last) != token:
-        description = f"is {shown(token)}, must be the next_page_token of this call's last answer"
+        token_kind = separator = last = ""
+    # Compare with the encoded token, because decoding ignores characters outside the base64 alphabet.
+    if not separator or token_kind != kind or _token(kind, last) != token:
+        description = f"is {shown(token)}, must be the next_page_token of the previous response of this call"
         raise RequestError.invalid([Violation("page_token", description, private=True, reason=Reason.INVALID_FORMAT)])
     return last

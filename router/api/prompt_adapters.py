@@ -20,9 +20,9 @@ from sluice.v1.generation_pb2 import Embeddings
 
 ID_FIELD = "prompt_adapter_id"
 MAX_LOADING = 4
-"""At a time: each may take twice its size in memory."""
+"""Concurrent loads: each may take twice its size in memory."""
 CONFIGURED_SECONDS = 1.0
-"""Interval at which engines are looked for, and time for them to report what they know."""
+"""Polling interval until the first engine appears, and then the time for engines to report the adapters they know."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class PromptAdapterCalls:
     _features: EngineFeatures
     _adapters: PromptAdapters
     _folders: tuple[str, ...]
-    """From which files may be read."""
+    """Folders from which files may be read."""
     _loading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADING))
 
     async def load(
         self, message: pb.LoadPromptAdapterRequest, *, configured: bool = False
     ) -> pb.LoadPromptAdapterResponse:
-        """`configured`: by the settings, see `PromptAdapters.load`. Raises RequestError."""
+        """`configured`: the adapter is named in the settings, see `PromptAdapters.load`. Raises RequestError."""
         check_model(message.model, self._model, "model")
         bad = Violations()
         check_form(ID_FIELD, message.prompt_adapter_id, bad)
         source = message.WhichOneof("source")
         if not (message.path if source == "path" else source):
-            bad.add("path", "is empty, and neither files nor rows is set", reason=Reason.MISSING)
+            bad.add("path", "is empty, and neither files nor rows are set", reason=Reason.MISSING)
         bad.at_most("path", len(message.path), 1024, "characters")
         bad.raise_if_any()
         if self._loading.locked():
@@ -66,7 +66,7 @@ class PromptAdapterCalls:
         return pb.ListPromptAdaptersResponse(prompt_adapters=map(_message, page), next_page_token=token)
 
     async def run(self) -> None:
-        """Keep all routers up to date, and load what is configured, until it is cancelled."""
+        """Keep all routers up to date and load the configured adapters. Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._load_configured())
             await self._adapters.run()
@@ -74,7 +74,7 @@ class PromptAdapterCalls:
     async def _load_configured(self) -> None:
         while not self._features.hidden_sizes:
             await asyncio.sleep(CONFIGURED_SECONDS)
-        # Engines that ran before may know newer changes of these ids.
+        # Engines that were running already may know newer changes of these ids.
         await asyncio.sleep(CONFIGURED_SECONDS)
         await self._adapters.learning.load_configured(
             lambda adapter_id: not self._adapters.is_unknown(adapter_id),
@@ -90,18 +90,18 @@ class PromptAdapterCalls:
         field = message.WhichOneof("source") or ""
         rows = message.rows if field == "rows" else await asyncio.to_thread(self._read, field, message)
         bad = Violations()
-        found = check_rows(field, rows, self._limits, bad)
+        table = check_rows(field, rows, self._limits, bad)
         bad.raise_if_any()
-        if found is None:
-            raise RequestError(ErrorCode.INTERNAL, "rows without a violation were refused")
-        known = self._features.hidden_sizes
-        if known is None:
+        if table is None:
+            raise RequestError(ErrorCode.INTERNAL, "rows were refused without a violation")
+        hidden_sizes = self._features.hidden_sizes
+        if hidden_sizes is None:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
-        check_hidden_size(found, known)
-        return await asyncio.to_thread(found.checked)
+        check_hidden_size(table, hidden_sizes)
+        return await asyncio.to_thread(table.checked)
 
     def _read(self, field: str, message: pb.LoadPromptAdapterRequest) -> Embeddings:
-        """In a thread: it reads and parses files."""
+        """Must be called in a thread, because it reads and parses files."""
         if field == "path":
             return read_rows(field, read_folder(message.path, self._folders))
         return read_rows(field, PromptFiles(message.files.config_json, message.files.safetensors))

@@ -26,8 +26,8 @@ def reflection_handlers(services: Sequence[str], admit: Admit, log: BoundLogger)
 
     async def answer(messages: AsyncIterable[Any], call: Call) -> None:
         await admit(call)
-        async for found in servicer.ServerReflectionInfo(messages, call):  # type: ignore[attr-defined]
-            await sent(call.write(found.SerializeToString()))
+        async for response in servicer.ServerReflectionInfo(messages, call):  # type: ignore[attr-defined]
+            await sent(call.write(response.SerializeToString()))
 
     method: Any = grpc.stream_stream_rpc_method_handler(
         guarded(answer, log.bind(method="ServerReflectionInfo")),
@@ -37,7 +37,8 @@ def reflection_handlers(services: Sequence[str], admit: Admit, log: BoundLogger)
 
 
 def _describe_v1() -> None:
-    """Add v1's file to the descriptor pool, for clients that look up every listed service. Only names differ."""
+    """Add v1's file to the descriptor pool, for clients that look up every listed service. It differs from v1alpha
+    only in names."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(V1_FILE)

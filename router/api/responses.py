@@ -1,4 +1,4 @@
-"""A request's log as the client sees it: the messages of its answer, and the coroutine that writes them."""
+"""Turns a request's log into the messages of its response, and writes them to the client."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ from sluice.ring.vocabulary import Vocabulary
 from sluice.v1 import generation_pb2 as pb
 
 BUILT_AT_ONCE = 512
-"""Log-probabilities of a prompt that are built before others have their turn."""
+"""Log-probabilities of a prompt that are built before yielding to other tasks of the event loop."""
 Write = Callable[[bytes], Awaitable[None]]
 
 
@@ -29,9 +29,10 @@ async def write_stream(
 ) -> None:
     """Write the events of one request: Started, Delta…, Finished per output, Done; numbered from 1.
 
-    Each write takes all that has come since the last one, joined. `prompt_text` precedes the text of each echoing
-    output. Raises the request's RequestError, and SLOW_CLIENT if one write takes longer than the watchdog allows. An
-    error before the start leaves nothing written, no metadata either, so that a client's retry policy may act.
+    Each delta has all text since the previous one. `prompt_text` precedes the text of each echoing output.
+
+    Raises the request's RequestError, and SLOW_CLIENT if one write takes longer than the watchdog allows. If the error
+    occurs before the start, nothing has been written, not even metadata, so that a client's retry policy applies.
     """
     log, number = request.log, 0
 
@@ -81,7 +82,8 @@ class ResponseBuilder:
             joined_fingerprint(self._spec.began(self._request.model)),
             self._request.log.prompt.rows(),
         )
-        # First: from here on another attempt has the same model and sends these no more.
+        # Mark before the first await: from here on, another attempt must use the same model and does not send the
+        # log-probabilities again.
         self._request.log.mark_start_delivered()
         return pb.Started(
             request_id=self._spec.request_id,
@@ -93,10 +95,10 @@ class ResponseBuilder:
         )
 
     def update(self, sequence: SequenceLog) -> Iterator[pb.GenerateStreamResponse]:
-        """What has come of this sequence since its last update."""
-        # Rows may be appended while a write waits: what was the end before the delta is sent after it.
+        """Events for everything that has arrived for this sequence since its last update."""
+        # Read the end first: rows may be appended while the delta is written, and an end must follow all of its text.
         end = sequence.end
-        # Filled in place: a Delta of its own would be copied into the event.
+        # Fill the event's delta in place: a separate Delta would be copied into the event.
         event = pb.GenerateStreamResponse()
         if self._fill(event.delta, sequence):
             self._request.on_first_delta()
@@ -112,14 +114,14 @@ class ResponseBuilder:
         yield pb.GenerateStreamResponse(finished=self.finished(sequence, end))
 
     def _fill(self, delta: pb.Delta, sequence: SequenceLog) -> bool:
-        """With what has come since the last delta of this sequence; False if nothing of it can be shown yet."""
+        """Fill `delta` with everything since the sequence's last delta. False if there is nothing to show yet."""
         count = sequence.received - sequence.delivered
         text = "".join(sequence.text)
-        # Tokens without text wait for the next delta to count them; the last one counts what is left.
+        # Tokens without text are counted by the next delta; the last delta counts the rest.
         shown = sequence.end is not None or self._spec.token_ids or sequence.logprobs
         if not text and not (count and shown):
             return False
-        # A zero need not be set.
+        # Zero is the default and need not be set.
         if sequence.index:
             delta.index = sequence.index
         delta.text = text
@@ -146,14 +148,14 @@ class ResponseBuilder:
         return pb.Done(usage=self._usage(), timings=self._timings())
 
     async def response(self, prompt_text: str) -> pb.GenerateResponse:
-        """The unary answer, once every sequence has its end."""
+        """The unary response, once every sequence has ended."""
         sequences = self._request.log.sequences
         response = pb.GenerateResponse(
             request_id=self._spec.request_id,
             outputs=[
-                self._output(index, each, each.end, prompt_text)
-                for index, each in enumerate(self._outputs())
-                if each.end is not None
+                self._output(index, sequence, sequence.end, prompt_text)
+                for index, sequence in enumerate(self._outputs())
+                if sequence.end is not None
             ],
             usage=self._usage(),
             timings=self._timings(),
@@ -162,12 +164,12 @@ class ResponseBuilder:
         for sequence in sequences:
             self._request.log.mark_delivered(sequence)
         response.tensors.extend(
-            whole_tensors(part for each in sequences for part in self._request.log.take_tensors(each))
+            whole_tensors(part for sequence in sequences for part in self._request.log.take_tensors(sequence))
         )
         return response
 
     def _outputs(self) -> list[SequenceLog]:
-        """The sequences that are returned: all, or the most likely ones, the best first."""
+        """The sequences to return: all of them, or the most likely ones, best first."""
         sequences, count = self._request.log.sequences, self._spec.num_outputs
         return sequences if count == len(sequences) else sorted(sequences, key=_by_likelihood)[:count]
 
@@ -185,24 +187,24 @@ class ResponseBuilder:
         return output
 
     async def _prompt_logprobs(self, rows: Iterator[Row]) -> list[pb.TokenLogprob]:
-        """One per token if they were asked for; fewer if the request ended before. The first has no value."""
+        """One per prompt token if requested; fewer if the request ended early. The first token has no value."""
         if self._spec.prompt_logprobs is None:
             return []
         prompt = self._request.prompt
-        found = [pb.TokenLogprob(token_id=prompt[0], token=self._vocabulary.bytes_of(prompt[0]))]
+        logprobs = [pb.TokenLogprob(token_id=prompt[0], token=self._vocabulary.bytes_of(prompt[0]))]
         for token, (logprob, rank, best) in zip(prompt[1:], rows, strict=False):
-            top = [self._logprob(other, value, place) for place, (other, value) in enumerate(best, 1)]
-            found.append(self._logprob(token, logprob, rank, top))
-            if len(found) % BUILT_AT_ONCE == 0:
+            top = [self._logprob(top_token, value, top_rank) for top_rank, (top_token, value) in enumerate(best, 1)]
+            logprobs.append(self._logprob(token, logprob, rank, top))
+            if len(logprobs) % BUILT_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return found
+        return logprobs
 
     def _logprobs(self, sequence: SequenceLog) -> list[pb.TokenLogprob]:
-        found = []
+        logprobs = []
         for token, entry in zip(sequence.undelivered_ids, sequence.logprobs, strict=False):
-            top = [self._logprob(other, logprob, rank) for rank, (other, logprob) in enumerate(entry.top, 1)]
-            found.append(self._logprob(token, entry.logprob, entry.rank, top))
-        return found
+            top = [self._logprob(top_token, logprob, rank) for rank, (top_token, logprob) in enumerate(entry.top, 1)]
+            logprobs.append(self._logprob(token, entry.logprob, entry.rank, top))
+        return logprobs
 
     def _logprob(self, token: int, logprob: float, rank: int, top: Sequence[pb.TokenLogprob] = ()) -> pb.TokenLogprob:
         text = self._vocabulary.bytes_of(token)
@@ -221,35 +223,35 @@ class ResponseBuilder:
         if not self._spec.timings:
             return None
         request = self._request
-        times = [sequence.end.times for sequence in request.log.sequences if sequence.end] or [NO_TIMES]
-        queue = (request.submitted or request.arrived) - request.arrived + min(found.queue for found in times)
-        context = min(found.context for found in times)
+        all_times = [sequence.end.times for sequence in request.log.sequences if sequence.end] or [NO_TIMES]
+        queue = (request.submitted or request.arrived) - request.arrived + min(times.queue for times in all_times)
+        context = min(times.context for times in all_times)
         first = request.first_token_seconds
         return pb.Timings(
             queue=duration(queue),
             prefill=duration(context),
-            decode=duration(max(found.generation for found in times)),
+            decode=duration(max(times.generation for times in all_times)),
             time_to_first_token=duration(queue + context if first is None else first),
         )
 
 
 def _by_likelihood(sequence: SequenceLog) -> tuple[bool, float, int]:
-    """Sort key, the most likely first. One that was stopped before its end is short, and would look likely."""
+    """Sort key: most likely first. Sequences that were stopped early come last: being short, they would look likely."""
     stopped = sequence.end is None or sequence.end.reason in (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
-    # NaN, which orders nothing, counts as least likely.
+    # NaN would make the order undefined, so it counts as least likely.
     likelihood = -math.inf if math.isnan(sequence.cumulative) else sequence.cumulative
     return stopped, -likelihood, sequence.index
 
 
 def whole_tensors(parts: Iterable[TensorRows]) -> Iterator[pb.TensorChunk]:
-    """Each tensor in one part."""
-    found: dict[tuple[int, str, bool], list[TensorRows]] = {}
+    """Joins the parts of each tensor into one chunk."""
+    tensors: dict[tuple[int, str, bool], list[TensorRows]] = {}
     for part in parts:
-        found.setdefault((part.sequence, part.name, part.context), []).append(part)
-    for each in found.values():
-        chunk = _tensor(each[0])
-        chunk.shape[0] = sum(part.rows for part in each)
-        chunk.data = b"".join(part.data for part in each)
+        tensors.setdefault((part.sequence, part.name, part.context), []).append(part)
+    for tensor in tensors.values():
+        chunk = _tensor(tensor[0])
+        chunk.shape[0] = sum(part.rows for part in tensor)
+        chunk.data = b"".join(part.data for part in tensor)
         yield chunk
 
 
@@ -266,7 +268,7 @@ def _tensor(part: TensorRows) -> pb.TensorChunk:
 
 
 def _reason(end: End) -> pb.FinishReason.ValueType:
-    """The ring's numbers are the API's. ERROR never gets here: it fails the request."""
+    """The ring uses the API's numbers. ERROR never occurs here, because it fails the request."""
     return cast(pb.FinishReason.ValueType, int(end.reason))
 
 

@@ -1,4 +1,4 @@
-"""gRPC handlers for a service of the .proto files: callers are authenticated, errors become statuses."""
+"""gRPC handlers for a service of the .proto files: they authenticate callers and turn errors into statuses."""
 
 import re
 import secrets
@@ -20,33 +20,33 @@ from sluice.ring.errors import ErrorCode
 
 TRACEPARENT = "traceparent"
 MESSAGE_SECONDS = 60.0
-"""From the start of a call until its whole message has come."""
+"""Timeout for receiving a whole message, from the start of the read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a service may use of a call."""
+    """The part of a gRPC call that services may use."""
 
     _call: Call
     caller: Principal
 
     @property
     def peer(self) -> str:
-        """The client's address as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
+        """The client's address in gRPC's notation, such as "ipv4:10.0.0.7:53124"."""
         return self._call.peer()
 
     @property
     def traceparent(self) -> str:
         """The W3C Trace Context header; empty if it is absent or repeated."""
-        found = [str(value) for key, value in self._call.invocation_metadata() or () if key == TRACEPARENT]
-        return found[0] if len(found) == 1 else ""
+        values = [str(value) for key, value in self._call.invocation_metadata() or () if key == TRACEPARENT]
+        return values[0] if len(values) == 1 else ""
 
     async def write(self, message: Message) -> None:
         await sent(self._call.write(message.SerializeToString()))
 
     @property
     def write_bytes(self) -> Callable[[bytes], Awaitable[None]]:
-        """As `write`, for an encoded message. The caller has to await it within `sent`."""
+        """Like `write`, but for an encoded message. The caller must await it within `sent`."""
         return self._call.write
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
@@ -59,8 +59,8 @@ class Context:
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 Handler = Callable[[Any, Call], Awaitable[Any]]
-"""As gRPC calls it, with the client's messages and the call. It returns or writes bytes, so that `guarded` covers the
-encoding too."""
+"""A handler as gRPC calls it, with the client's messages and the call. It returns or writes bytes, so that `guarded`
+also covers the encoding."""
 
 
 async def admit_all(_: Call) -> Principal:
@@ -68,10 +68,11 @@ async def admit_all(_: Call) -> Principal:
 
 
 def handler(service: ServiceDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> grpc.GenericRpcHandler:
-    """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
+    """Handlers for all methods of `service`. Each calls the coroutine method of `servicer` with the same name in snake
+    case.
 
-    A unary one returns its message; a streaming one writes to the context. One with a stream of requests gets an
-    iterator. `admit` may raise RequestError.
+    The coroutine of a unary method returns the response; that of a server-streaming method writes to the context. For a
+    client-streaming method it gets an iterator of messages. `admit` may raise RequestError.
     """
     reads = Watchdog(MESSAGE_SECONDS)
     return grpc.method_handlers_generic_handler(
@@ -86,10 +87,10 @@ def _method(method: MethodDescriptor, servicer: object, admit: Admit, reads: Wat
     async def answer(_: object, call: Call) -> bytes | None:
         caller = await admit(call)
         request = _messages(call, reads) if method.client_streaming else await _read(call, reads)
-        found = await behaviour(request, Context(call, caller))
-        return None if method.server_streaming else found.SerializeToString()
+        response = await behaviour(request, Context(call, caller))
+        return None if method.server_streaming else response.SerializeToString()
 
-    # Registered as client-streaming, so that we authenticate before the body is read.
+    # Registered as client-streaming, so that callers are authenticated before the body is read.
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     return make(
         guarded(answer, log.bind(method=method.name)), request_deserializer=_decoder(GetMessageClass(method.input_type))
@@ -97,7 +98,7 @@ def _method(method: MethodDescriptor, servicer: object, admit: Admit, reads: Wat
 
 
 def guarded(handler: Handler, log: BoundLogger) -> Handler:
-    """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log only."""
+    """Wraps `handler` so that exceptions become statuses. The text of an unexpected exception goes only to the log."""
 
     async def answer(messages: Any, call: Call) -> Any:
         try:
@@ -108,7 +109,7 @@ def guarded(handler: Handler, log: BoundLogger) -> Handler:
             raise
         except Exception:
             if call.done():
-                # The status was sent already and the client has gone: there is no call left to abort.
+                # The status was already sent or the client has disconnected: there is no call left to abort.
                 raise
             error_id = secrets.token_hex(8)
             try:
@@ -134,7 +135,7 @@ async def _read(call: Call, watchdog: Watchdog) -> Any:
 
 
 async def _next(call: Call, watchdog: Watchdog) -> Any:
-    """aio.EOF after the last one. Raises RequestError."""
+    """The next message; aio.EOF after the last one. Raises RequestError."""
     with watchdog.guard(lambda: _late_message(watchdog.seconds)) as guard:
         guard.begin()
         request = await call.read()

@@ -1,4 +1,5 @@
-"""Statistics of engines as messages of the public API, broadcast to StreamSteps. Nothing is kept for later."""
+"""Broadcasts the engines' statistics to the callers of StreamSteps, as messages of the public API. Nothing is stored
+for later subscribers."""
 
 import asyncio
 import time
@@ -16,18 +17,18 @@ from sluice.ring.stats import RequestStats, StepStats
 from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 8192
-"""Steps, and requests likewise, that wait for one subscriber at most."""
+"""Maximum number of steps, and likewise of requests, that wait for one subscriber."""
 MOMENTS = ("arrival", "first_scheduled", "first_token", "last_token")
 
 
 @dataclass(eq=False)
 class StatsBroadcast:
-    """Each subscriber gets what heartbeats bring from its subscription on."""
+    """Each subscriber gets the statistics of all heartbeats that arrive after it has subscribed."""
 
     _capacity: int = CAPACITY
     _subscriptions: set["StatsSubscription"] = field(default_factory=set)
     lost: int = 0
-    """Steps and requests that came faster than a subscriber read them."""
+    """Steps and requests dropped because a subscriber did not read them in time."""
 
     @property
     def subscribers(self) -> int:
@@ -52,7 +53,7 @@ class StatsBroadcast:
 
 
 class StatsSubscription:
-    """Has one reader. If that is slow, the oldest steps and requests are lost."""
+    """The buffer of one subscriber. If it reads too slowly, the oldest steps and requests are dropped."""
 
     def __init__(self, capacity: int) -> None:
         self._steps: deque[pb.EngineStats] = deque(maxlen=capacity)
@@ -60,7 +61,7 @@ class StatsSubscription:
         self._added = asyncio.Event()
 
     def add(self, steps: list[pb.EngineStats], requests: list[pb.RequestStats]) -> int:
-        """Keep them for the reader; returns how many were lost for it."""
+        """Buffer steps and requests for the reader. Returns how many older ones were dropped."""
         held = len(self._steps) + len(self._requests)
         self._steps.extend(steps)
         self._requests.extend(requests)
@@ -68,7 +69,7 @@ class StatsSubscription:
         return held + len(steps) + len(requests) - len(self._steps) - len(self._requests)
 
     async def next(self) -> pb.StreamStepsResponse:
-        """All that was added since the last call; waits if that is nothing."""
+        """Everything added since the last call. Waits until there is something."""
         await self._added.wait()
         self._added.clear()
         response = pb.StreamStepsResponse(steps=self._steps, requests=self._requests)
@@ -78,7 +79,7 @@ class StatsSubscription:
 
 
 def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats:
-    """One engine at one step; `time` is left out before the first."""
+    """The state of one engine at one step. `time` is unset before the first step."""
     fields = msgspec.structs.asdict(stats)
     at, step_seconds = fields.pop("time"), fields.pop("step_seconds")
     return pb.EngineStats(
@@ -94,7 +95,7 @@ def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats
 
 def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
     fields = msgspec.structs.asdict(stats)
-    # The number is the ring's; clients know the request by its id.
+    # Drop the ring's number of the request; clients know the request by its id.
     del fields["request"]
     times = {name: _timestamp(fields.pop(name)) for name in MOMENTS}
     queued = duration(stats.queued(time.time()))
@@ -105,6 +106,6 @@ def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
 def _timestamp(seconds: float | None) -> Timestamp | None:
     if seconds is None:
         return None
-    found = Timestamp()
-    found.FromNanoseconds(int(seconds * 1e9))
-    return found
+    timestamp = Timestamp()
+    timestamp.FromNanoseconds(int(seconds * 1e9))
+    return timestamp

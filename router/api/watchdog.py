@@ -1,4 +1,4 @@
-"""Ends what takes too long, with one timer for all: `asyncio.timeout` makes one for each operation."""
+"""Timeouts for many operations with a single timer. `asyncio.timeout` would create one timer per operation."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,45 +7,45 @@ from typing import Self
 
 
 class Watchdog:
-    """Operations that may take equally long. The timer runs for the oldest one, and not while there is none.
+    """Limits the time of operations that all have the same timeout. The timer is set for the oldest running operation.
 
-    Use it on one event loop.
+    Must be used on one event loop only.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        """For one operation."""
+        """Timeout of one operation."""
         self._began: dict[Guard, float] = {}
-        """Of the operations that run, the oldest first, on the loop's clock."""
+        """Start time of each running operation, by the loop's clock; oldest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def guard(self, error: Callable[[], Exception]) -> "Guard":
-        """For the operations of the current task, one after the other. `error` is raised when one takes too long."""
+        """A guard for successive operations of the current task. If one takes too long, it raises `error()`."""
         return Guard(self, error)
 
     def begin(self, guard: "Guard") -> None:
         loop = asyncio.get_running_loop()
         self._began[guard] = now = loop.time()
         if self._timer is None:
-            self._timer = loop.call_at(now + self.seconds, self._look)
+            self._timer = loop.call_at(now + self.seconds, self._expire_late)
 
     def end(self, guard: "Guard") -> None:
         self._began.pop(guard, None)
 
-    def _look(self) -> None:
+    def _expire_late(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
         for guard, began in list(self._began.items()):
             if began + self.seconds > loop.time():
-                self._timer = loop.call_at(began + self.seconds, self._look)
+                self._timer = loop.call_at(began + self.seconds, self._expire_late)
                 return
             del self._began[guard]
             guard.expire()
 
 
 class Guard:
-    """A context that cancels its task when an operation within it, from `begin` to `end`, takes too long, and turns
-    that cancel into an error: the task may go on."""
+    """A context manager that cancels its task when an operation, from `begin` to `end`, takes too long, and turns that
+    cancellation into an error, so that the task may continue."""
 
     __slots__ = ("_cancelling", "_error", "_expired", "_task", "_watchdog")
 
@@ -80,7 +80,7 @@ class Guard:
     ) -> None:
         task, self._task = self._task, None
         self._watchdog.end(self)
-        # As asyncio.Timeout does it: a cancel from elsewhere, before or meanwhile, stays a cancel.
+        # As in asyncio.Timeout: a cancellation from elsewhere, earlier or concurrent, remains a cancellation.
         ours = task is not None and self._expired and task.uncancel() <= self._cancelling
         if ours and isinstance(error, asyncio.CancelledError):
             raise self._error() from error

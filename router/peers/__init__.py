@@ -1,1 +1,1 @@
-"""Engines and detokenizers: which there are, what they report, which of them gets a request."""
+"""Engines and detokenizers: membership, what they report, and placement of requests."""

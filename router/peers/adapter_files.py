@@ -1,4 +1,4 @@
-"""The files of uploaded adapters, from which engines get them."""
+"""Files of uploaded adapters, kept to be sent to engines."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -10,14 +10,16 @@ from sluice.ring.errors import ErrorCode
 
 
 class AdapterFileStore:
-    """Of at most `limit` bytes: those that nothing needs any more make room for new ones."""
+    """Holds at most `limit` bytes. Files that are no longer needed are evicted to make room for new ones."""
 
-    def __init__(self, limit: int, named: Callable[[str], bool]) -> None:
-        """`named`: whether an id stands for this version."""
+    def __init__(self, limit: int, is_registered: Callable[[str], bool]) -> None:
+        """`is_registered`: whether an adapter id currently refers to this version."""
         self._limit = limit
-        self._named = named
+        self._is_registered = is_registered
         self._files: OrderedDict[str, AdapterFiles] = OrderedDict()
+        """By version, least recently added first."""
         self._users: Counter[str] = Counter()
+        """By version: number of calls that currently need the files."""
 
     @property
     def nbytes(self) -> int:
@@ -27,14 +29,14 @@ class AdapterFileStore:
         return self._files.get(version)
 
     def add(self, files: AdapterFiles) -> str:
-        """Returns the version. Raises RequestError OVERLOADED if there is no room."""
+        """Store the files and return their version. Raises RequestError OVERLOADED if there is no room."""
         version = files.version
         if version in self._files:
             self._files.move_to_end(version)
             return version
-        needless = [each for each in self._files if not self._users[each] and not self._named(each)]
-        while needless and self.nbytes + files.nbytes > self._limit:
-            del self._files[needless.pop(0)]
+        evictable = [stored for stored in self._files if not self._users[stored] and not self._is_registered(stored)]
+        while evictable and self.nbytes + files.nbytes > self._limit:
+            del self._files[evictable.pop(0)]
         if self.nbytes + files.nbytes > self._limit:
             message = (
                 f"the adapter's files have {files.nbytes} bytes; the adapters in use take {self.nbytes} of the "
@@ -46,9 +48,10 @@ class AdapterFileStore:
 
     @contextmanager
     def using(self, files: AdapterFiles | None) -> Iterator[None]:
-        """Keep them, of a call that brought them, until the end of the body; if it succeeds, longer if there is room.
+        """Keep a call's uploaded files until the end of the `with` block. If the block succeeds, they stay until their
+        room is needed.
 
-        Raises as `add`.
+        Raises RequestError OVERLOADED if there is no room.
         """
         if files is None:
             yield
@@ -62,5 +65,5 @@ class AdapterFileStore:
             self._users[version] -= 1
             if not self._users[version]:
                 del self._users[version]
-                if not (succeeded or self._named(version)):
+                if not (succeeded or self._is_registered(version)):
                     del self._files[version]

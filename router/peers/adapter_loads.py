@@ -1,4 +1,4 @@
-"""Adapters on their way to engines: loads that are asked for, with their answers, and files in parts."""
+"""Loads adapters on engines: sends load requests, receives their answers, and sends files in parts."""
 
 import asyncio
 import secrets
@@ -17,17 +17,18 @@ FULL_LANE_RETRY_SECONDS = 0.005
 class _Pending(NamedTuple):
     engine: EnginePeer
     loaded: "asyncio.Future[AdapterLoaded | None]"
-    """None: the engine was lost."""
+    """The engine's answer; None if the engine was lost."""
 
 
 class AdapterLoads:
     def __init__(self, address: str, files: AdapterFileStore) -> None:
-        """`address`: of this router's inbox."""
+        """`address`: address of this router's inbox."""
         self._address = address
         self._files = files
         self._pending: dict[int, _Pending] = {}
+        """By number of the load request."""
         self._supplies: dict[tuple[int, str], asyncio.Task[None]] = {}
-        """Files on their way, by epoch and version."""
+        """Tasks that send files to engines, by the engine's epoch and the version."""
 
     def close(self) -> None:
         for task in list(self._supplies.values()):
@@ -36,8 +37,11 @@ class AdapterLoads:
     async def load(
         self, engine: EnginePeer, field: str, path: str, version: str | None, seconds: float
     ) -> AdapterLoaded | None:
-        """Into an engine's host memory: a folder on its machine, or the files of this version. None: the engine was
-        lost. Raises RequestError, for bad files with this field of the call."""
+        """Load an adapter into an engine's host memory: from `path` on its machine, or from the stored files of
+        `version`. Returns None if the engine was lost.
+
+        Raises RequestError; if the files are bad, as a violation of `field`.
+        """
         number = secrets.randbits(63)
         loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(engine, loaded)
@@ -47,19 +51,19 @@ class AdapterLoads:
                     futures: set[asyncio.Future[Any]] = {self._supplies[engine.epoch, version], loaded}
                     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
                 await self._send(engine, LoadAdapter(engine.epoch, number, self._address, path, version), loaded)
-                found = await loaded
+                answer = await loaded
         except TimeoutError:
             message = f"the engine {engine.name} did not answer within {seconds:g} s"
             raise RequestError(ErrorCode.ENGINE_LOST, message) from None
         finally:
             del self._pending[number]
-        if found is not None and found.fault is not None:
-            refused = Violation(field, f"cannot be loaded by {engine.name}: {found.fault.message}", private=True)
-            raise RequestError.invalid([refused], found.fault.error_code)
-        return found
+        if answer is not None and answer.fault is not None:
+            refused = Violation(field, f"cannot be loaded by {engine.name}: {answer.fault.message}", private=True)
+            raise RequestError.invalid([refused], answer.fault.error_code)
+        return answer
 
     def supply(self, engine: EnginePeer, version: str) -> bool:
-        """Begin to send an adapter's files to an engine that lacks them. False: they are not here."""
+        """Start sending an adapter's files to an engine. False if this router does not have the files."""
         key, files = (engine.epoch, version), self._files.get(version)
         if files is None:
             return False
@@ -70,7 +74,7 @@ class AdapterLoads:
         return True
 
     def is_supplying(self, engine: EnginePeer, version: str) -> bool:
-        """Whether a request with this adapter should wait: the engine would still refuse it."""
+        """Whether the adapter's files are still being sent, so that the engine would refuse a request with it."""
         return (engine.epoch, version) in self._supplies
 
     def on_loaded(self, loaded: AdapterLoaded) -> None:
@@ -87,13 +91,13 @@ class AdapterLoads:
         for part in parts_of(files, engine.epoch):
             if not await self._send(engine, part):
                 return
-            # Others have their turn between two parts.
+            # Yield to other tasks between two parts.
             await asyncio.sleep(0)
 
     async def _send(
         self, engine: EnginePeer, message: Message, until: "asyncio.Future[AdapterLoaded | None] | None" = None
     ) -> bool:
-        """False: the engine was lost before it could be sent."""
+        """Send a message once the lane has room. False if the engine was lost, or `until` was done, before that."""
         while not engine.lane.send(message):
             if not engine.alive or (until is not None and until.done()):
                 return False

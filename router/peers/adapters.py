@@ -1,4 +1,4 @@
-"""The ring's LoRA adapters, seen from a router: which are loaded, on every engine."""
+"""The ring's LoRA adapters as a router knows them. Each is loaded on every engine."""
 
 import asyncio
 import time
@@ -29,15 +29,15 @@ from sluice.ring.heartbeats import EngineHeartbeat
 
 SYNC_SECONDS = 1.0
 LOAD_SECONDS = 300.0
-"""For each engine to load an adapter."""
+"""Timeout for each engine to load an adapter."""
 
 
 @dataclass(eq=False)
 class _EngineView:
-    """What an engine has said of its registry."""
+    """An engine's registry as far as its heartbeats have reported it."""
 
     known: int = 0
-    """Number of its latest change that has come."""
+    """Number of the latest change that has been received."""
     registry: AdapterRegistry = field(default_factory=AdapterRegistry)
 
 
@@ -51,27 +51,27 @@ class Adapters:
         log: BoundLogger,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`address`: of this router's inbox. `upload_memory`: bytes. `configured`: paths by id, to be loaded from the
-        start on."""
+        """`address`: address of this router's inbox. `upload_memory`: limit in bytes. `configured`: paths by id of the
+        adapters to load at the start."""
         self._membership = membership
         self._log = log
         self._unix_time = unix_time
         self._registry = AdapterRegistry()
         self._learning = Learning(configured, log)
-        self.files = AdapterFileStore(upload_memory, self._is_named)
+        self.files = AdapterFileStore(upload_memory, self._is_registered)
         self.loads = AdapterLoads(address, self.files)
         self._views: dict[int, _EngineView] = {}
         """By the engine's epoch."""
 
-    # What is loaded.
+    # Loaded adapters.
 
     def find(self, adapter_id: str) -> Adapter | None:
-        """None: no adapter is loaded under this id."""
+        """The adapter loaded under this id, if any."""
         entry = self._registry.find(adapter_id)
         return None if entry is None else entry.adapter
 
     async def settle(self, adapter_id: str) -> None:
-        """Wait for what the ring knows of this id, if this router has just started. Raises RequestError."""
+        """If this router has just started, wait until it knows what the ring knows of this id. Raises RequestError."""
         await self._learning.wait(
             adapter_id, lambda: self._registry.latest(adapter_id) is not None or self._is_without_adapters()
         )
@@ -80,34 +80,38 @@ class Adapters:
         return sorted(self._registry.loaded(), key=lambda entry: entry.id)
 
     async def load_path(self, adapter_id: str, path: str, seconds: float, *, configured: bool = False) -> AdapterEntry:
-        """On every engine, from a folder on their machines, and from now on under this id; `configured`: unless the
-        ring knows some change of it. Raises RequestError."""
+        """Load an adapter on every engine, from a folder on their machines, and register it under this id.
+
+        `configured`: the load comes from the settings, so any change of this id that the ring knows takes precedence.
+        Raises RequestError.
+        """
         self._check_room(adapter_id)
         answers = await self._on_all_engines(lambda engine: self.loads.load(engine, "path", path, None, seconds))
         return self._register(adapter_id, path, answers, configured=configured)
 
     async def load_files(self, adapter_id: str, field: str, files: AdapterFiles, seconds: float) -> AdapterEntry:
-        """The same with uploaded files; `field`: of the call that brought them."""
+        """Load uploaded files on every engine and register them under this id. `field`: the field of the call that
+        contained them. Raises RequestError."""
         self._check_room(adapter_id)
-        # Its hash takes a second per GiB.
+        # Hashing takes a second per GiB, so do it in a thread; the version is cached.
         await asyncio.to_thread(lambda: files.version)
         with self.files.using(files):
             version = files.version
             answers = await self._on_all_engines(lambda engine: self.loads.load(engine, field, "", version, seconds))
-            # Within: registered files are kept.
+            # Register within the block, so that the files are kept after it.
             return self._register(adapter_id, "", answers)
 
     def unload(self, adapter_id: str) -> bool:
-        """New requests cannot name it any more; those that do go on. False: it was not loaded."""
+        """Make an adapter unavailable to new requests. Running requests keep using it. False if it was not loaded."""
         entry = self._registry.find(adapter_id)
         if entry is not None:
             self._change(msgspec.structs.replace(entry, removed=True))
         return entry is not None
 
-    # What the ring's messages do.
+    # Messages of the ring.
 
     def known(self, epoch: int) -> int:
-        """See `Hello.adapters_known`."""
+        """The value of `Hello.adapters_known` for this engine."""
         view = self._views.get(epoch)
         return 0 if view is None else view.known
 
@@ -127,9 +131,9 @@ class Adapters:
         self.loads.on_peer_lost(peer)
 
     async def run(self) -> None:
-        """Load what is configured, and keep the engines' registries up to date, until it is cancelled."""
+        """Load the configured adapters and keep the engines' registries up to date. Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            # Beside each other: a load may take minutes.
+            # Run concurrently, because a load may take minutes.
             tasks.create_task(self._load_configured())
             tasks.create_task(self._keep_in_sync())
 
@@ -143,13 +147,13 @@ class Adapters:
             view = self._views.get(engine.epoch)
             missing = self._registry.missing_in(view.registry if view else AdapterRegistry(), self._unix_time())
             for start in range(0, len(missing), NEWS_ENTRIES):
-                # A full lane gets them a second later.
+                # If the lane is full, the next round sends them again.
                 engine.lane.send(AdapterEntries(engine.epoch, missing[start : start + NEWS_ENTRIES]))
 
     async def _load_configured(self) -> None:
         while not self._engines():
             await asyncio.sleep(SYNC_SECONDS)
-        # Engines that ran before may know newer changes of these ids.
+        # Engines that were running already may know newer changes of these ids.
         await asyncio.sleep(SYNC_SECONDS)
         await self._learning.load_configured(
             lambda adapter_id: self._registry.latest(adapter_id) is not None,
@@ -157,19 +161,19 @@ class Adapters:
         )
 
     def _engines(self) -> list[EnginePeer]:
-        """Those that take adapters."""
+        """Live engines that serve adapters."""
         return [peer for peer in self._membership.engines.alive if peer.heartbeat and peer.heartbeat.has_adapters]
 
     def _is_without_adapters(self) -> bool:
-        """Whether there are engines, and none takes adapters."""
+        """Whether engines are alive but none of them serves adapters."""
         return not self._engines() and any(peer.heartbeat for peer in self._membership.engines.alive)
 
-    def _is_named(self, version: str) -> bool:
+    def _is_registered(self, version: str) -> bool:
         return any(entry.version == version for entry in self._registry.loaded())
 
     def _check_room(self, adapter_id: str) -> None:
         if self._registry.find(adapter_id) is None and len(self._registry) >= MAX_ADAPTERS:
-            message = f"{MAX_ADAPTERS} adapters are loaded, the most there may be: unload one of them first"
+            message = f"{MAX_ADAPTERS} adapters are loaded, the limit: unload one of them first"
             raise RequestError(ErrorCode.OVERLOADED, message)
 
     async def _on_all_engines(
@@ -182,10 +186,10 @@ class Adapters:
                 raise RequestError(ErrorCode.NOT_BUILT_YET, message)
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         answers = await asyncio.gather(*map(load, engines))
-        found = [(engine, answer) for engine, answer in zip(engines, answers, strict=True) if answer is not None]
-        if not found:
-            raise RequestError(ErrorCode.ENGINE_LOST, "the engines were lost while they loaded the adapter")
-        return found
+        loaded = [(engine, answer) for engine, answer in zip(engines, answers, strict=True) if answer is not None]
+        if not loaded:
+            raise RequestError(ErrorCode.ENGINE_LOST, "all engines were lost while they loaded the adapter")
+        return loaded
 
     def _register(
         self,
@@ -197,20 +201,22 @@ class Adapters:
     ) -> AdapterEntry:
         versions = {loaded.version: engine.name for engine, loaded in answers}
         if len(versions) > 1:
-            (a, one), (b, other) = list(versions.items())[:2]
-            found = f"{shown(path)} has other files on {one} ({a[:8]}) than on {other} ({b[:8]})"
-            raise RequestError.invalid([Violation("path", found, private=True)])
+            (version_a, engine_a), (version_b, engine_b) = list(versions.items())[:2]
+            problem = (
+                f"{shown(path)} has different files on {engine_a} ({version_a[:8]}) and on {engine_b} ({version_b[:8]})"
+            )
+            raise RequestError.invalid([Violation("path", problem, private=True)])
         loaded = answers[0][1]
-        rank = max(each.rank for _, each in answers)
+        rank = max(answer.rank for _, answer in answers)
         entry = AdapterEntry(adapter_id, CONFIGURED_AT, loaded.version, path, rank)
-        return self._enter(entry) if configured else self._change(entry)
+        return self._merge(entry) if configured else self._change(entry)
 
     def _change(self, entry: AdapterEntry) -> AdapterEntry:
-        """By a call, which counts more than all changes that are known here."""
+        """Apply a change made by a call. It takes precedence over all changes known here."""
         at = self._registry.moment_of_change(entry.id, self._unix_time())
-        return self._enter(msgspec.structs.replace(entry, changed_at=at))
+        return self._merge(msgspec.structs.replace(entry, changed_at=at))
 
-    def _enter(self, entry: AdapterEntry) -> AdapterEntry:
+    def _merge(self, entry: AdapterEntry) -> AdapterEntry:
         if self._registry.merge(entry, self._unix_time()):
             self._log.info("adapter_changed", adapter=entry.id, version=entry.version, removed=entry.removed)
         self._learning.on_change()

@@ -1,4 +1,4 @@
-"""The forms in which the address of a peer may be written."""
+"""Parses the addresses of peers."""
 
 import re
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from sluice.ring.address import is_ip
 DNS_PREFIXES = ("dns://", "dns:")
 FILE_PREFIX = "file://"
 MAX_IPC_PATH = 107
-"""Bytes of the path of a Unix socket."""
+"""Maximum length in bytes of a Unix socket's path."""
 TCP_HOST = re.compile(r"[0-9A-Za-z:\[][0-9A-Za-z._:;%\[\]-]*")
-"""What ZeroMQ takes for a host to connect to."""
+"""Hosts that ZeroMQ accepts in the address to connect to."""
 
 
 class AddressError(ValueError):
@@ -23,13 +23,13 @@ class HostName(NamedTuple):
     host: str
     port: int
     one_peer_per_ip: bool
-    """Each of its IP addresses is a peer; otherwise they are addresses of one peer."""
+    """Whether each IP address of the name is a separate peer; otherwise all of them belong to one peer."""
 
 
 class Address(NamedTuple):
     text: str
     name: HostName | None = None
-    """None: there is nothing to resolve."""
+    """The name to resolve, if any."""
 
 
 def parse(text: str) -> Address:
@@ -46,7 +46,7 @@ def parse(text: str) -> Address:
         )
     host, port = _host_and_port(text, text.removeprefix("tcp://"))
     if not TCP_HOST.fullmatch(host):
-        raise AddressError(f"{text!r} needs a host and a port: {host!r} is not a host")
+        raise AddressError(f"{text!r} needs a host and a port: {host!r} is not a valid host")
     host = host.strip("[]")
     return Address(text, None if is_ip(host) else HostName(host, port, False))
 
@@ -56,7 +56,7 @@ def _ipc(text: str) -> str:
     if not path.strip("@"):
         raise AddressError(f"{text!r} needs a path")
     if len(path.encode()) > MAX_IPC_PATH:
-        raise AddressError(f"{text!r}: the path has {len(path.encode())} bytes, at most {MAX_IPC_PATH} are possible")
+        raise AddressError(f"{text!r}: the path has {len(path.encode())} bytes, at most {MAX_IPC_PATH} are allowed")
     return text
 
 

@@ -1,4 +1,4 @@
-"""A file that lists addresses of peers, which a launcher writes: `file:///path`."""
+"""Files that list addresses of peers (`file:///path`), written for example by a launcher."""
 
 import stat
 from collections.abc import Callable
@@ -13,9 +13,9 @@ MAX_ADDRESSES = 4096
 
 
 class AddressFile:
-    """One address a line; `#` starts a comment. Replace it by renaming a new one onto it.
+    """A file with one address per line; `#` starts a comment. To change the file, rename a new one onto it.
 
-    Raises AddressError if `entry` names no absolute path.
+    Raises AddressError if `entry` is not an absolute path.
     """
 
     def __init__(self, entry: str, check: Callable[[str], None], log: BoundLogger) -> None:
@@ -29,11 +29,11 @@ class AddressFile:
         self._failure = ""
 
     def read(self) -> tuple[Address, ...]:
-        """What the file says now; what it said before if it cannot be read or has an invalid line. May block."""
+        """The addresses in the file. If it cannot be read or has an invalid line, the previous ones. May block."""
         try:
             self._last = self._parse(self._text())
         except (OSError, ValueError) as error:
-            # Once per reason, since it is read again every few seconds.
+            # Log each reason once, since the file is read every few seconds.
             if str(error) != self._failure:
                 self._failure = str(error)
                 details = {"error": self._failure, "kept": len(self._last)}
@@ -43,22 +43,23 @@ class AddressFile:
         return self._last
 
     def _text(self) -> str:
-        # Not a pipe, whose reader would wait for ever.
-        if not stat.S_ISREG((found := self.path.stat()).st_mode) or found.st_size > MAX_FILE_BYTES:
+        # Reject pipes, whose reader would block forever.
+        status = self.path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
             raise AddressError(f"not a regular file of at most {MAX_FILE_BYTES} bytes")
         return self.path.read_text(encoding="utf-8")
 
     def _parse(self, text: str) -> tuple[Address, ...]:
-        found: dict[str, Address] = {}
+        addresses: dict[str, Address] = {}
         for number, line in enumerate(text.splitlines(), 1):
             entry = line.partition("#")[0].strip()
             if not entry:
                 continue
             try:
-                found[entry] = parse(entry)
+                addresses[entry] = parse(entry)
                 self._check(entry)
             except ValueError as error:
                 raise AddressError(f"line {number}: {error}") from None
-        if len(found) > MAX_ADDRESSES:
-            raise AddressError(f"{len(found)} addresses, at most {MAX_ADDRESSES} are possible")
-        return tuple(found.values())
+        if len(addresses) > MAX_ADDRESSES:
+            raise AddressError(f"{len(addresses)} addresses, at most {MAX_ADDRESSES} are allowed")
+        return tuple(addresses.values())

@@ -1,7 +1,7 @@
-"""Readers of the KV cache events that engines keep. Nothing is kept here: each reader asks engines for what comes next.
+"""Readers of the engines' KV cache events. The router buffers nothing: each reader requests the next events itself.
 
-An engine is asked again once its last answer was read. So a slow reader misses no more than the oldest events
-of the engine's buffer, affects no other reader, and sees by the numbers which events it missed.
+The next events are requested from an engine once its last answer was read. So a slow reader misses only the oldest
+events in the engine's buffer, does not affect other readers, and can tell by the numbers which events it missed.
 """
 
 import asyncio
@@ -20,52 +20,53 @@ from sluice.ring.timing import HEARTBEAT_SECONDS
 
 MAX_READERS = 64
 CHECK_SECONDS = 0.1
-"""Interval at which readers check which engines there are."""
-ASK_AGAIN_SECONDS = 4 * HEARTBEAT_SECONDS
-"""Without an answer, which comes with a heartbeat: the question or the answer was lost."""
+"""Interval at which readers look for new engines."""
+RETRY_SECONDS = 4 * HEARTBEAT_SECONDS
+"""If no answer has arrived after this time, the request or the answer was lost. Answers come with heartbeats."""
 MAX_POSITIONS = 1024
-"""Of engine processes, most of them of the past."""
+"""Engine processes whose position is remembered, most of which have ended."""
 
 
 @dataclass
 class _Position:
-    """Of a reader in the events of one engine process."""
+    """A reader's position in the events of one engine process."""
 
     next: int = 0
-    asked_at: float | None = None
-    """On the monotonic clock; None: no answer is awaited."""
+    """Number of the next event."""
+    requested_at: float | None = None
+    """Time of the pending request, by the monotonic clock; None if no answer is pending."""
 
 
 class CacheEventReader:
-    """Has one user at a time."""
+    """Must be used by one task at a time."""
 
     def __init__(self, membership: Membership, address: str, engine: str) -> None:
-        """`engine`: its id; empty: all engines."""
+        """`engine`: id of the engine to read from; empty for all engines."""
         self.number = secrets.randbits(63)
         self._membership = membership
         self._address = address
         self._engine = engine
         self._positions: dict[int, _Position] = {}
-        """By epoch. One that fell silent may come back, so it is kept."""
+        """By epoch. Kept when an engine falls silent, because it may return."""
         self._answers: dict[int, CacheEvents] = {}
-        """At most one of each engine, by epoch."""
+        """Unread answers by epoch, at most one per engine."""
         self._answered = asyncio.Event()
 
     def on_answer(self, answer: CacheEvents) -> None:
         position = self._positions.get(answer.engine_epoch)
-        # A late answer to a question that was repeated is not awaited any more.
-        if position is None or position.asked_at is None or answer.start != position.next:
+        # Ignore a late answer to a request that was repeated.
+        if position is None or position.requested_at is None or answer.start != position.next:
             return
-        position.asked_at = None
+        position.requested_at = None
         position.next = max(answer.start, answer.first + len(answer.events))
         if answer.events:
             self._answers[answer.engine_epoch] = answer
             self._answered.set()
 
     async def next(self) -> CacheEvents:
-        """The next events of an engine, at least one."""
+        """The next events of one engine, at least one event."""
         while not self._answers:
-            self._ask()
+            self._request_events()
             self._answered.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), CHECK_SECONDS)
@@ -73,7 +74,8 @@ class CacheEventReader:
         return self._answers.pop(epoch)
 
     def check(self) -> None:
-        """Raises RequestError INVALID_ARGUMENT if engines are alive, and none of them is the one, or keeps events."""
+        """Raises RequestError INVALID_ARGUMENT if engines are alive, but none has the chosen id or none of the chosen
+        ones records events."""
         engines = self._membership.engines.alive
         chosen = [engine for engine in engines if self._engine in ("", engine.name)]
         if engines and not chosen:
@@ -84,22 +86,22 @@ class CacheEventReader:
                 reason=Reason.UNKNOWN_VALUE,
             )
             raise RequestError.invalid([violation])
-        if chosen and not any(map(_keeps_events, chosen)):
+        if chosen and not any(map(_records_events, chosen)):
             names = ", ".join(sorted(engine.name for engine in chosen))
-            description = f"no events are kept by {shown(names)}: the engine's setting kv_event_buffer is 0"
+            description = f"{shown(names)} records no events: the engine's setting kv_event_buffer is 0"
             raise RequestError.invalid([Violation("engine_id", description)])
 
-    def _ask(self) -> None:
+    def _request_events(self) -> None:
         now = time.monotonic()
         for engine in self._membership.engines.alive:
-            if self._engine not in ("", engine.name) or not _keeps_events(engine):
+            if self._engine not in ("", engine.name) or not _records_events(engine):
                 continue
             position = self._position(engine.epoch)
-            if position.asked_at is not None and now - position.asked_at < ASK_AGAIN_SECONDS:
+            if position.requested_at is not None and now - position.requested_at < RETRY_SECONDS:
                 continue
             message = ReadCacheEvents(engine.epoch, self._address, self.number, position.next)
-            # A full lane is tried again at the next look.
-            position.asked_at = now if engine.lane.send(message) else None
+            # If the lane is full, the next check tries again.
+            position.requested_at = now if engine.lane.send(message) else None
 
     def _position(self, epoch: int) -> _Position:
         if epoch not in self._positions and len(self._positions) >= MAX_POSITIONS:
@@ -109,17 +111,21 @@ class CacheEventReader:
 
 class CacheEventReaders:
     def __init__(self, membership: Membership, address: str) -> None:
-        """`address`: of this router's inbox."""
+        """`address`: address of this router's inbox."""
         self._membership = membership
         self._address = address
         self._readers: dict[int, CacheEventReader] = {}
+        """By number."""
 
     def __len__(self) -> int:
         return len(self._readers)
 
     @contextmanager
     def open(self, engine: str) -> Iterator[CacheEventReader]:
-        """`engine`: its id; empty: all. Raises RequestError INVALID_ARGUMENT, and OVERLOADED if too many are open."""
+        """A reader of the engine with this id, or of all engines if `engine` is empty.
+
+        Raises RequestError INVALID_ARGUMENT, or OVERLOADED if too many readers are open.
+        """
         if len(self._readers) >= MAX_READERS:
             raise RequestError(ErrorCode.OVERLOADED, f"{MAX_READERS} StreamCacheEvents calls are open, the limit")
         reader = CacheEventReader(self._membership, self._address, engine)
@@ -131,11 +137,11 @@ class CacheEventReaders:
             del self._readers[reader.number]
 
     def on_answer(self, answer: CacheEvents) -> None:
-        """Of a reader that has gone: ignored."""
+        """Pass an answer to its reader. Ignored if the reader has been closed."""
         reader = self._readers.get(answer.reader)
         if reader is not None:
             reader.on_answer(answer)
 
 
-def _keeps_events(engine: EnginePeer) -> bool:
+def _records_events(engine: EnginePeer) -> bool:
     return engine.heartbeat is not None and engine.heartbeat.cache_events

@@ -1,5 +1,5 @@
-"""Addresses of peers: a static list, and what is looked up periodically: DNS names (such as a headless Kubernetes
-Service) and files that list addresses."""
+"""Addresses of peers: static ones, and sources that are looked up periodically, namely DNS names (such as a headless
+Kubernetes Service) and files that list addresses."""
 
 import asyncio
 import socket
@@ -16,9 +16,10 @@ Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
 
 
 class Addresses:
-    """The configured addresses, resolved. Each maps to its aliases: the addresses by which the peer may call itself.
+    """Resolves the configured addresses. Each address maps to its aliases: the addresses that the peer may report as
+    its own.
 
-    Raises AddressError for an invalid entry, and what `check` raises.
+    Raises AddressError for an invalid entry, and any exception of `check`.
     """
 
     def __init__(
@@ -43,27 +44,28 @@ class Addresses:
 
     @property
     def unresolved(self) -> dict[str, frozenset[str]]:
-        """Addresses known without a look-up."""
-        known = [each.text for each in self._fixed if each.name is None or not each.name.one_peer_per_ip]
+        """Addresses that are known without a look-up."""
+        known = [item.text for item in self._fixed if item.name is None or not item.name.one_peer_per_ip]
         return {text: frozenset({text}) for text in known}
 
     async def look_up(self) -> dict[str, frozenset[str]]:
-        """All current addresses. A name that does not resolve, or a file that cannot be read, keeps its former ones."""
+        """All current addresses. A name that cannot be resolved or a file that cannot be read keeps its previous
+        addresses."""
         listed = list(self._fixed)
         for file in self._files:
-            # In a thread, since a network file system may block.
+            # In a thread, because a network file system may block.
             listed += await asyncio.to_thread(file.read)
-        found: dict[str, frozenset[str]] = {}
+        aliases: dict[str, frozenset[str]] = {}
         for text, name in listed:
             if name is None:
-                found[text] = frozenset({text})
+                aliases[text] = frozenset({text})
                 continue
             addresses = await self._look_up(name.host, name.port)
             if name.one_peer_per_ip:
-                found |= {address: frozenset({address}) for address in addresses}
+                aliases |= {address: frozenset({address}) for address in addresses}
             else:
-                found[text] = addresses | {text}
-        return found
+                aliases[text] = addresses | {text}
+        return aliases
 
     async def _look_up(self, host: str, port: int) -> frozenset[str]:
         key = f"{host}:{port}"
@@ -77,5 +79,5 @@ class Addresses:
 async def resolve_host(host: str, port: int) -> frozenset[str]:
     """A ZeroMQ address for each IP address of a host. Raises OSError if the look-up fails."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return frozenset(tcp_address(str(address[0]), port) for *_, address in found)
+    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return frozenset(tcp_address(str(address[0]), port) for *_, address in infos)

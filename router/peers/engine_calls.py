@@ -1,4 +1,4 @@
-"""Calls of a method on the ranks of all engines: sent once over the ring, answered on the side lane."""
+"""Calls a method on the ranks of all engines. The call is sent once over the ring and answered on the side lane."""
 
 import asyncio
 import secrets
@@ -13,28 +13,29 @@ from sluice.ring.calls import Call, CallAnswer, MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode
 
 FULL_LANE_RETRY_SECONDS = 0.05
-"""A lane gives no sign when it has room again."""
+"""A lane does not signal when it has room again, so sending is retried."""
 
 
 class EngineAnswers(NamedTuple):
     engine: str
     answers: list[RankAnswer]
-    """By rank; or one error of the whole engine."""
+    """One answer per rank, or a single error for the whole engine."""
 
 
 class _Pending(NamedTuple):
     engine: EnginePeer
     answered: "asyncio.Future[CallAnswer | None]"
-    """None: the engine was lost."""
+    """The engine's answer; None if the engine was lost."""
 
 
 class EngineCalls:
     def __init__(self, membership: Membership, address: str, log: BoundLogger) -> None:
-        """`address`: of this router's inbox."""
+        """`address`: address of this router's inbox."""
         self._membership = membership
         self._address = address
         self._log = log
         self._pending: dict[int, _Pending] = {}
+        """By number of the call."""
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer) -> None:
         for pending in self._pending.values():
@@ -49,16 +50,19 @@ class EngineCalls:
             self._log.debug("late_call_answer", engine_epoch=answer.engine_epoch)
 
     async def call(self, call: MethodCall, seconds: float) -> list[EngineAnswers]:
-        """By engine. An engine that is lost or late answers with an error. Raises RequestError NO_ENGINE."""
+        """Answers of all engines, sorted by name. A lost or late engine yields an error as its answer.
+
+        Raises RequestError NO_ENGINE.
+        """
         engines = sorted(self._membership.engines.alive, key=lambda engine: engine.name)
         if not engines:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         loop = asyncio.get_running_loop()
-        # All of them before the first is sent: an engine may be lost before its task runs.
+        # Register all calls before the first one is sent: an engine may be lost before its task runs.
         pending = {secrets.randbits(63): _Pending(engine, loop.create_future()) for engine in engines}
         self._pending |= pending
         try:
-            calls = (self._call(number, each, call, seconds) for number, each in pending.items())
+            calls = (self._call(number, engine_call, call, seconds) for number, engine_call in pending.items())
             return await asyncio.gather(*calls)
         finally:
             for number in pending:

@@ -1,4 +1,4 @@
-"""What engines offer that not every engine may have, by their heartbeats."""
+"""Optional features of the engines, as reported in their heartbeats."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,18 +9,20 @@ from sluice.ring.heartbeats import EngineHeartbeat
 
 @dataclass(frozen=True)
 class EngineFeatures:
-    """Of all known engines; lost ones count, since they may come back. None: no engine has reported yet."""
+    """Features of all known engines, including lost ones, because they may return. None if no engine has reported
+    yet."""
 
     _engines: Peers[EngineHeartbeat]
     _model_context_tokens: int
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less if no usable engine can hold so much."""
+        """Maximum number of tokens of prompt plus output: the model's limit, or less if no usable engine can hold that
+        many."""
         return self.longest(self._engines.usable)
 
     def longest(self, engines: Iterable[EnginePeer]) -> int:
-        """As `context_tokens`, of these engines."""
+        """Like `context_tokens`, for these engines."""
         known = [peer.heartbeat.max_sequence_tokens for peer in engines if peer.heartbeat]
         return min(self._model_context_tokens, max(known)) if known else self._model_context_tokens
 
@@ -32,7 +34,7 @@ class EngineFeatures:
 
     @property
     def tensors(self) -> set[str] | None:
-        """Names, without logits, which every engine has."""
+        """Names of tensors that can be returned, except logits, which every engine supports."""
         heartbeats = self._heartbeats
         return {name for heartbeat in heartbeats for name in heartbeat.tensors} if heartbeats else None
 

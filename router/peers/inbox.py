@@ -1,4 +1,4 @@
-"""Where the messages of engines and detokenizers arrive."""
+"""The router's inbox, which receives the messages of engines and detokenizers."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,11 +12,12 @@ from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
 from sluice.ring.wire import ToRouter
 
 BATCH_MESSAGES = 32
-"""Handled in one go; then other tasks get their turn."""
+"""Messages handled before yielding to other tasks."""
 
 
 class RouterInbox(Inbox[Any]):
-    """Read by the event loop when ZeroMQ's descriptor wakes it. Passes every message and gap to `handle`, in order."""
+    """Read by the event loop whenever ZeroMQ's descriptor wakes it. Passes every message and gap to `handle`, in
+    order."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class RouterInbox(Inbox[Any]):
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self.fd, self.drain)
-        # ZeroMQ's descriptor is edge-triggered: frames that arrived before would never wake us.
+        # ZeroMQ's descriptor is edge-triggered: frames that arrived earlier would never wake the loop.
         self._loop.call_soon(self.drain)
         self._loop.call_later(KEYS_SECONDS, self._renew)
 
@@ -49,7 +50,7 @@ class RouterInbox(Inbox[Any]):
         for message in messages:
             try:
                 self._handle(message)
-            except Exception:  # noqa: BLE001 - one bad message must not stop those after it
+            except Exception:  # noqa: BLE001 - one bad message must not prevent the handling of later ones
                 self._log.exception("message_failed", kind=type(message).__name__)
 
     def close(self) -> None:
@@ -59,7 +60,7 @@ class RouterInbox(Inbox[Any]):
         super().close()
 
     def _renew(self) -> None:
-        # Read changed key files here: with an outdated key no peer connects, so no frame would trigger it.
+        # Reload changed key files on a timer: with an outdated key no peer can connect, so no frame would trigger it.
         if self._loop is not None:
             self.renew()
             self._loop.call_later(KEYS_SECONDS, self._renew)

@@ -1,4 +1,4 @@
-"""Adapters that a router which has just started does not know yet: the ring may know them, or they are configured."""
+"""Adapter ids that a newly started router does not know yet: the ring may know them, or they are configured."""
 
 import asyncio
 import time
@@ -12,49 +12,52 @@ from router.errors import RequestError, shown
 from sluice.ring.errors import ErrorCode
 
 LEARN_SECONDS = 5.0
-"""From the first heartbeat of an engine on, or the latest one that did not have room for all that its engine knows: so
-long unknown ids may still be reported. A request waits as long for that first heartbeat, or for an adapter that is
-configured."""
+"""Time for engines to report their adapters, from the first heartbeat on, or from the latest heartbeat that had no room
+for everything. Until then, an unknown id may still be reported. A request also waits this long for the first heartbeat,
+or for a configured adapter to be loaded."""
 RETRY_SECONDS = 1.0
-"""Until a configured adapter is loaded once more whose engines have died."""
+"""Delay before a configured adapter is loaded again after its engines have died."""
 MAX_WAITING = 1024
-"""Requests: they are not admitted yet, and each holds its prompt."""
+"""Requests that may wait. They are not admitted yet, and each holds its prompt in memory."""
 
 
 class Learning:
-    """Of one kind of adapter."""
+    """Tracks whether this router has learned all ids of one kind of adapter."""
 
     def __init__(
         self, configured: Mapping[str, str], log: BoundLogger, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`configured`: paths by id, to be loaded from the start on."""
+        """`configured`: paths by id of the adapters to load at the start."""
         self._configured = dict(configured)
         self._log = log
         self._clock = clock
         self._pending = set(configured)
-        """Ids that are configured and have not been tried."""
+        """Configured ids whose load has not been attempted yet."""
         self._ends_at: float | None = None
-        """None: no engine has said anything yet."""
+        """When all ids are expected to have been reported; None before the first heartbeat."""
         self._changed = asyncio.Event()
-        """Set for a moment at each change."""
+        """Pulsed at each change: set and cleared immediately."""
         self._waiting = 0
 
     def on_heartbeat(self, *, more: bool = False) -> None:
-        """`more`: it had as many changes as one may have, so others follow."""
+        """`more`: the heartbeat carried as many changes as it may, so more will follow."""
         now = self._clock()
         if self._ends_at is None or (more and now < self._ends_at):
             self._ends_at = now + LEARN_SECONDS
             self.on_change()
 
     def on_change(self) -> None:
-        """Wakes those that wait now."""
+        """Wake the requests that are waiting now."""
         self._changed.set()
         self._changed.clear()
 
     async def load_configured(
         self, is_known: Callable[[str], bool], load: Callable[[str, str], Awaitable[Any]]
     ) -> None:
-        """Those that are not known: the ring may know newer changes. `load`: (id, path), raises RequestError."""
+        """Load the configured adapters, except ids that the ring already knows, since its changes are newer.
+
+        `load` is called with (id, path) and may raise RequestError.
+        """
         for adapter_id, path in self._configured.items():
             while not is_known(adapter_id):
                 try:
@@ -68,15 +71,16 @@ class Learning:
             self.on_change()
 
     async def wait(self, adapter_id: str, is_known: Callable[[], bool]) -> None:
-        """Until the id is known, or it is clear that the ring does not know it either. `on_change` must be called
-        whenever `is_known` may have changed.
+        """Wait until the id is known, or until it is certain that the ring does not know it either.
 
-        Raises RequestError: NO_ENGINE if it does not become clear, OVERLOADED.
+        `on_change` must be called whenever `is_known` may have changed. Raises RequestError NO_ENGINE if it does not
+        become certain in time, or OVERLOADED.
         """
         if is_known():
             return
         if self._waiting >= MAX_WAITING:
-            raise RequestError(ErrorCode.OVERLOADED, f"{MAX_WAITING} requests wait for their adapters: try again later")
+            message = f"{MAX_WAITING} requests are waiting for their adapters, the limit: try again later"
+            raise RequestError(ErrorCode.OVERLOADED, message)
         self._waiting += 1
         try:
             await self._wait(adapter_id, is_known)
@@ -84,16 +88,17 @@ class Learning:
             self._waiting -= 1
 
     async def _wait(self, adapter_id: str, is_known: Callable[[], bool]) -> None:
-        patience = self._clock() + LEARN_SECONDS
+        deadline = self._clock() + LEARN_SECONDS
         while not is_known():
-            # None: it takes an event, not time, to make it clear.
-            clear_at = None if adapter_id in self._pending else self._ends_at
-            left = (patience if clear_at is None else clear_at) - self._clock()
-            if left <= 0 and clear_at is None:
+            # When it will be certain that the id is unknown. None while that depends on an event: the load of a
+            # configured adapter, or the first heartbeat.
+            certain_at = None if adapter_id in self._pending else self._ends_at
+            seconds = (deadline if certain_at is None else certain_at) - self._clock()
+            if seconds <= 0 and certain_at is None:
                 message = f"no engine has reported the adapter {shown(adapter_id)} yet"
                 raise RequestError(ErrorCode.NO_ENGINE, message, private=True)
-            if left <= 0:
+            if seconds <= 0:
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds):
                     await self._changed.wait()

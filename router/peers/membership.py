@@ -1,4 +1,4 @@
-"""Which peers are in the ring: sends hellos, receives heartbeats, resolves names, notices lost peers."""
+"""Tracks which peers are in the ring: sends hellos, receives heartbeats, resolves names, detects lost peers."""
 
 import asyncio
 import time
@@ -19,23 +19,24 @@ from sluice.ring.timing import HELLO_SECONDS, WATCH_SECONDS
 from sluice.settings.router import PeerSettings
 
 RESOLVE_SECONDS = 2.0
-"""Interval at which the peers' names and files are looked up: the delay before a new replica is used."""
+"""Interval at which the peers' names and files are looked up. New replicas are used after at most this delay."""
 PAUSE_SECONDS = 0.25
-"""A check of the peers that comes this late shows that this process was paused."""
+"""If a check of the peers is this late, the process was paused."""
 MAX_WARNED = 1000
+"""Addresses for which a warning is logged."""
 
 OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool, bool], None]
-"""(peer, reason, gone, died). `gone`: its lane will be closed, since it restarted or was removed. `died`: its process
-ended without a drain."""
+"""(peer, reason, gone, died). `gone`: the peer restarted or was removed, so its lane will be closed. `died`: its
+process ended without a drain."""
 OnMissed = Callable[[int, DetokenizerPeer], int]
-"""(epoch of an engine, detokenizer that missed messages of it) -> number of affected requests."""
+"""(epoch of an engine, detokenizer that missed messages from it) -> number of affected requests."""
 
 
 class Membership:
     """All engines and detokenizers.
 
-    `on_lost` is called for a peer that fell silent, stalled, restarted or was removed, `on_missed` for rows that never
-    reached a detokenizer, `on_change` after every change of state.
+    Calls `on_lost` for a peer that fell silent, stalled, restarted or was removed, `on_missed` for rows that did not
+    reach a detokenizer, and `on_change` after every change of state.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Membership:
         security: Security = PLAIN,
     ) -> None:
         """`tokenizer`: fingerprint that all peers must report. `cache_version`, `adapters_version` and
-        `prompt_adapters_version`: how far the changes of an epoch's prefix cache and of its adapters are known."""
+        `prompt_adapters_version`: number of the latest known change of an engine's prefix cache and adapters, by its
+        epoch."""
 
         def to_engine(epoch: int) -> Hello:
             return msgspec.structs.replace(
@@ -88,9 +90,9 @@ class Membership:
             tasks.create_task(self._watch())
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat | DetokenizerHeartbeat) -> bool:
-        """Whether the heartbeat is of a current peer; others are ignored."""
+        """Whether the heartbeat is from a current peer; other heartbeats are ignored."""
         if heartbeat.tokenizer not in ("", self._tokenizer):
-            self._warn(heartbeat.address, "the peer has another model's tokenizer")
+            self._warn(heartbeat.address, "the peer has a different tokenizer")
             return False
         if isinstance(heartbeat, EngineHeartbeat):
             known = self._update(self.engines, heartbeat, heartbeat.engine)
@@ -101,7 +103,7 @@ class Membership:
         return known
 
     async def wait(self, deadline: float) -> None:
-        """Wait until the ring is ready. Raises RequestError at the deadline (of time.monotonic)."""
+        """Wait until the ring is ready. Raises RequestError at the deadline (by time.monotonic)."""
         if self.ready.is_set():
             return
         try:
@@ -122,7 +124,7 @@ class Membership:
             self._warn(heartbeat.address, "the address is not configured")
         if former is not None:
             self._log.warning("peer_restarted", peer=name, address=heartbeat.address)
-            # Its death counts once: not again after it fell silent.
+            # Report a death only once, so not again if the peer was already reported dead when it fell silent.
             self._on_lost(former, "restarted", True, not (former.dead or former.asked_to_drain))
             former.lane.close()
         if source is HeartbeatSource.NEW:
@@ -131,7 +133,7 @@ class Membership:
         return source in (HeartbeatSource.ALIVE, HeartbeatSource.NEW)
 
     def _check_missed(self, epoch: int) -> None:
-        # The lost frames may have been of any request, so all requests that use the lane are affected.
+        # Any request may have had messages in the lost frames, so all requests that use the lane are affected.
         for engine in self.engines.alive:
             if engine.epoch == epoch and engine.lane.epoch in (missed := engine.newly_missed()):
                 self._log.warning("frames_lost", engine=engine.name, missed=missed[engine.lane.epoch])
@@ -143,7 +145,8 @@ class Membership:
                     self._log.warning("frames_lost", detokenizer=detokenizer.name, **details)
 
     def _warn(self, address: str, reason: str) -> None:
-        # Once per address, and for a bounded number of them: anyone who can connect could fill the log otherwise.
+        # Warn once per address, and for a limited number of addresses. Otherwise anyone who can connect could flood the
+        # log.
         if address not in self._warned and len(self._warned) < MAX_WARNED:
             self._warned.add(address)
             self._log.warning("heartbeat_rejected", address=address, reason=reason)
@@ -166,7 +169,7 @@ class Membership:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
-            # While this process was paused, the peers' heartbeats piled up in the inbox: it says nothing about them.
+            # Do not count a pause of this process as silence of the peers: their heartbeats piled up in the inbox.
             late = now - last - WATCH_SECONDS
             last = now
             for peers in self._kinds:

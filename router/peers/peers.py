@@ -1,4 +1,4 @@
-"""Engines and detokenizers: an address is configured or resolved, heartbeats show that it is alive."""
+"""The engines and detokenizers at the configured or resolved addresses. Heartbeats show which of them are alive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,50 +24,51 @@ class Peer(Generic[B]):
     aliases: frozenset[str]
     lane: Lane
     hello_sent: bool = False
-    """The lane accepted the latest hello."""
+    """Whether the lane accepted the latest hello."""
     unreachable: bool = False
-    """The lane is disconnected, although heartbeats may still arrive; at the latest look."""
+    """Whether the lane was disconnected at the latest check. Heartbeats may still arrive."""
     heartbeat: B | None = None
     last_heartbeat_at: float = 0.0
-    """On the monotonic clock, as the other times."""
+    """By the monotonic clock, like all times here."""
     draining_since: float | None = None
-    """Its first heartbeat that said so."""
+    """Time of the first heartbeat that reported the drain."""
     alive: bool = False
     progress: int = 0
-    """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
+    """Number of iterations of the peer's main loop at its last heartbeat; 0 if the peer does not report it."""
     last_progress_at: float = 0.0
     stalled: bool = False
-    """It sends heartbeats, but its loop makes no progress."""
+    """Whether the peer sends heartbeats although its main loop makes no progress."""
     dead: bool = False
-    """It disconnected and fell silent, and its death was reported."""
+    """Whether the peer disconnected and fell silent, and its death was reported."""
     refuses: bool = False
-    """It rejected a request because it is in quarantine; reset by its next heartbeat."""
+    """Whether the peer rejected a request because it is in quarantine; reset by its next heartbeat."""
     missed: dict[int, int] = field(default_factory=dict)
-    """Frames that it reported as missed, by the epoch of the lane or engine that sent them."""
+    """Frames that the peer has reported as missed, by the epoch of the lane or engine that sent them."""
 
     @property
     def name(self) -> str:
-        """Its id; its address before the first heartbeat."""
+        """The peer's id; before the first heartbeat its address."""
         if self.heartbeat is None:
             return self.address
         return self.heartbeat.engine if isinstance(self.heartbeat, EngineHeartbeat) else self.heartbeat.detokenizer
 
     @property
     def epoch(self) -> int:
-        """0 before the first heartbeat."""
+        """The peer's epoch; 0 before the first heartbeat."""
         return self.heartbeat.epoch if self.heartbeat else 0
 
     @property
     def usable(self) -> bool:
-        """It accepts new work."""
+        """Whether the peer accepts new work."""
         reachable = self.alive and not self.stalled and not self.unreachable
         return reachable and self.heartbeat is not None and not self.heartbeat.draining
 
     def is_silent(self, now: float, timeout: float) -> bool:
-        """Whether it counts as lost: it has died, or sent no heartbeat for too long."""
+        """Whether the peer counts as lost: it has died, or has sent no heartbeat for too long."""
         if self.unreachable:
             refused_at = self.lane.refused_at
-            # After a heartbeat that came later, it lives, though its inbox is closed.
+            # A heartbeat that came after the refused connection shows that the peer is alive, though its inbox is
+            # closed.
             if refused_at is not None and refused_at > self.last_heartbeat_at:
                 return True
             timeout = min(timeout, HUNG_UP_SECONDS)
@@ -75,7 +76,7 @@ class Peer(Generic[B]):
 
     @property
     def quarantined(self) -> bool:
-        """It is an engine that runs one request alone."""
+        """Whether the peer is an engine that runs one request alone."""
         return self.refuses or self.quarantine is not None
 
     @property
@@ -85,23 +86,23 @@ class Peer(Generic[B]):
 
     @property
     def draining(self) -> bool:
-        """It is alive and accepts no new requests."""
+        """Whether the peer is alive and accepts no new requests."""
         return self.alive and self.asked_to_drain
 
     @property
     def should_empty(self) -> bool:
-        """It drains, and its requests should move elsewhere."""
+        """Whether the peer is draining and its requests should move elsewhere."""
         since = self.draining_since
         return self.draining and since is not None and self.last_heartbeat_at - since >= DRAIN_SETTLE_SECONDS
 
     @property
     def asked_to_drain(self) -> bool:
-        """According to its latest heartbeat, alive or not."""
+        """Whether the latest heartbeat reported a drain, even if the peer is no longer alive."""
         return self.heartbeat is not None and self.heartbeat.draining
 
     def on_heartbeat(self, heartbeat: B, now: float) -> None:
-        """`heartbeat` is of this peer's epoch."""
-        # A peer that comes back gets the whole stall_timeout again.
+        """`heartbeat` must be of this peer's epoch."""
+        # A peer that returns gets the full stall_timeout again.
         if isinstance(heartbeat, EngineHeartbeat) and (heartbeat.progress != self.progress or not self.alive):
             self.progress, self.last_progress_at, self.stalled = heartbeat.progress, now, False
         self.heartbeat, self.last_heartbeat_at, self.alive = heartbeat, now, True
@@ -112,7 +113,7 @@ class Peer(Generic[B]):
         self.refuses = self.dead = False
 
     def newly_missed(self) -> dict[int, int]:
-        """Counts of missed frames that grew since the last call, by epoch."""
+        """Counts of missed frames that have grown since the last call, by epoch."""
         missed = self.heartbeat.missed if self.heartbeat else {}
         grown = {epoch: count for epoch, count in missed.items() if count > self.missed.get(epoch, 0)}
         self.missed |= grown
@@ -124,14 +125,16 @@ DetokenizerPeer = Peer[DetokenizerHeartbeat]
 
 
 class HeartbeatSource(Enum):
+    """The state of a heartbeat's sender before the heartbeat."""
+
     UNKNOWN = 0
-    """An address that is not configured."""
+    """The address is not configured."""
     STALE = 1
-    """A former epoch, which was replaced."""
+    """The epoch was replaced by a newer one."""
     ALIVE = 2
-    """A peer that was alive."""
+    """The peer was alive."""
     NEW = 3
-    """A peer that was not: its first heartbeat, or the first after it was lost."""
+    """The peer was not alive: this is its first heartbeat, or the first one after it was lost."""
 
 
 @dataclass(eq=False)
@@ -145,18 +148,19 @@ class Peers(Generic[B]):
     unknown: int = 0
     """Heartbeats from addresses that are not configured."""
     _peers: dict[str, Peer[B]] = field(default_factory=dict)
-    """By address, as the epochs."""
+    """By address."""
     _epochs: dict[str, Epochs] = field(default_factory=dict)
+    """By address."""
     _names: HostNames = field(default_factory=HostNames)
 
     @property
     def all(self) -> list[Peer[B]]:
-        """Including those without a heartbeat so far."""
+        """All peers, including those that have not sent a heartbeat yet."""
         return list(self._peers.values())
 
     @property
     def alive(self) -> list[Peer[B]]:
-        """Including those that drain."""
+        """Live peers, including draining ones."""
         return [peer for peer in self._peers.values() if peer.alive]
 
     @property
@@ -164,9 +168,9 @@ class Peers(Generic[B]):
         return [peer for peer in self._peers.values() if peer.usable]
 
     def set_addresses(self, addresses: dict[str, frozenset[str]]) -> list[Peer[B]]:
-        """Add and remove peers; returns the removed ones, whose lanes the caller closes.
+        """Add and remove peers. Returns the removed ones, whose lanes the caller must close.
 
-        A removed address keeps its peer while that is alive.
+        A peer whose address was removed is kept while it is alive.
         """
         gone = [peer for address, peer in self._peers.items() if address not in addresses and not peer.alive]
         for peer in gone:
@@ -184,15 +188,16 @@ class Peers(Generic[B]):
             peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
     def check_lanes(self) -> None:
-        """Update `unreachable`, and repeat rejected hellos: a new lane is full until it is connected."""
+        """Update `unreachable`, and repeat rejected hellos: a new lane accepts nothing until it is connected."""
         for peer in self._peers.values():
-            # While keys change, a lane may report a hang-up although its other connection works.
+            # During key rotation, a lane may report a hang-up although its second connection works.
             peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
             if not peer.hello_sent and peer.lane.ready():
                 peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
     def on_heartbeat(self, heartbeat: B, now: float) -> tuple[HeartbeatSource, Peer[B] | None]:
-        """The sender, and its former epoch if this heartbeat replaces that; the caller closes the former's lane."""
+        """The sender's former state, and the replaced peer if the heartbeat is from a new process; the caller must
+        close the lane of the replaced peer."""
         peer = next((peer for peer in self._peers.values() if heartbeat.address in peer.aliases), None)
         if peer is None:
             self.unknown += 1
@@ -210,7 +215,7 @@ class Peers(Generic[B]):
         return source, former
 
     def mark_silent(self, now: float) -> list[Peer[B]]:
-        """Mark the peers lost whose heartbeats stopped, and return them."""
+        """Mark peers whose heartbeats have stopped as lost, and return them."""
         silent = [peer for peer in self._peers.values() if peer.is_silent(now, self._timeout)]
         lost = [peer for peer in silent if peer.alive]
         for peer in lost:
@@ -218,7 +223,7 @@ class Peers(Generic[B]):
         return lost
 
     def mark_stalled(self, now: float) -> list[Peer[B]]:
-        """Mark the peers that made no progress for `stall_timeout`, and return them."""
+        """Mark peers that have made no progress for `stall_timeout` as stalled, and return them."""
         running = [peer for peer in self.alive if peer.progress and not peer.stalled]
         stalled = [peer for peer in running if now - peer.last_progress_at > self._stall_timeout]
         for peer in stalled:

@@ -1,7 +1,7 @@
-"""Places requests: on the engine with the least work before the first token, and the detokenizer with fewest streams.
+"""Places requests on the engine with the least work before the first token, and the detokenizer with fewest streams.
 
-Work is measured in prompt tokens that the engine has not cached. So the longest cached prefix wins, unless that engine
-is clearly more loaded than the least loaded one.
+Work is measured in uncached prompt tokens. So the engine with the longest cached prefix is chosen, unless it is clearly
+more loaded than the least loaded engine.
 """
 
 import time
@@ -17,20 +17,21 @@ from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.tables import VirtualTokens
 
 SEQUENCE_WORK = 32
-"""The delay that a running sequence causes for a new request, in prompt tokens: they share each step."""
+"""Delay that a running sequence causes for a new request with which it shares steps, in prompt tokens."""
 SPREAD_FACTOR = 1.5
 SPREAD_SLACK = 8
-"""An engine with more than SPREAD_FACTOR × the least loaded engine's sequences + SPREAD_SLACK gets no new request, even
-if it has the prefix cached."""
+"""An engine with more sequences than SPREAD_FACTOR × those of the least loaded engine + SPREAD_SLACK gets no new
+request, even if it has the prefix cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A request's peers and the load it adds there."""
+    """The peers chosen for a request, and the load that the request adds to them."""
 
     engine: int
-    """Epoch of the peer, as `detokenizer`."""
+    """Epoch of the engine."""
     detokenizer: int
+    """Epoch of the detokenizer."""
     sequences: int
     uncached_tokens: int
     chain: Chain
@@ -42,9 +43,9 @@ class _EngineLoad:
     requests: int = 0
     sequences: int = 0
     context_tokens: int = 0
-    """Uncached prompt tokens of our requests that have no token yet."""
+    """Uncached prompt tokens of this router's requests that have no output token yet."""
     others: int = 0
-    """Requests of other routers, as of the last heartbeat."""
+    """Requests of other routers at the last heartbeat."""
 
     @property
     def all_sequences(self) -> int:
@@ -57,16 +58,17 @@ class _EngineLoad:
 
 @dataclass(eq=False)
 class Placement:
-    """The load of each peer, from this router and (by heartbeats) from others, and the prefixes each engine caches."""
+    """The load of each peer, by this router and, according to heartbeats, by others; and the prefixes that each engine
+    has cached."""
 
     _cached_blocks: int
     """Capacity of the prefix index, per engine."""
     _clock: Callable[[], float] = time.monotonic
     _engines: dict[int, _EngineLoad] = field(default_factory=dict)
     _streams: Counter[int] = field(default_factory=Counter)
-    """Of this router, by detokenizer."""
+    """Streams of this router, by the detokenizer's epoch."""
     _other_streams: Counter[int] = field(default_factory=Counter)
-    """Of other routers, as of the last heartbeat."""
+    """Streams of other routers at the last heartbeat, by the detokenizer's epoch."""
 
     def on_engine_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
         """Update the engine's load. `update_cache` then applies the reported changes of its cache."""
@@ -77,11 +79,11 @@ class Placement:
             load.cache.begin_update(heartbeat.cache)
 
     def update_cache(self) -> bool:
-        """Apply a slice of the reported cache changes; False if there was nothing to apply."""
+        """Apply one slice of the reported cache changes. False if there was nothing to apply."""
         return any(load.cache.continue_update() for load in self._engines.values())
 
     def cache_version(self, epoch: int) -> int:
-        """Number of the latest change of the engine's cache that is applied here; 0: none."""
+        """Number of the latest change of the engine's cache that was applied here; 0 if none was."""
         return self._engines[epoch].cache.version if epoch in self._engines else 0
 
     def requests(self, epoch: int) -> int:
@@ -109,13 +111,13 @@ class Placement:
         sequences: int,
         virtual: VirtualTokens | None = None,
     ) -> Choice:
-        """Pick an engine and a detokenizer that it reaches, at random among equals, without charging them.
+        """Choose an engine, and a detokenizer that it reaches, at random among equals. Does not charge them.
 
-        Neither list may be empty, and each engine must reach at least one of the detokenizers. `virtual`: of the
-        prompt.
+        Neither list may be empty, and each engine must reach at least one of the detokenizers. `virtual`: virtual
+        tokens of the prompt.
         """
         loads = [(self._engine(heartbeat.epoch), heartbeat) for heartbeat in engines]
-        # A popular prefix must not draw every request to the engine that has it.
+        # A popular prefix must not attract every request to the engine that has it cached.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, domain, virtual)
@@ -132,14 +134,14 @@ class Placement:
         self._streams[choice.detokenizer] += choice.sequences
 
     def on_first_token(self, choice: Choice) -> None:
-        """The prompt is computed. Called at most once per request, before `release`."""
+        """The prompt has been computed. Called at most once per request, before `release`."""
         if choice.engine in self._engines:
             engine = self._engines[choice.engine]
             engine.context_tokens -= choice.uncached_tokens
             engine.cache.on_computed(choice.chain, self._clock())
 
     def release(self, choice: Choice, begun: bool) -> None:
-        """The request ended, or its peer was lost. `begun`: it had its first token."""
+        """The request has ended, or its peer was lost. `begun`: the request had its first token."""
         if choice.engine in self._engines:
             engine = self._engines[choice.engine]
             engine.requests -= 1
@@ -167,7 +169,7 @@ class Placement:
             chain = chains.get(kind := (heartbeat.fingerprint, size))
             if chain is None:
                 chain = chains[kind] = _chain(heartbeat, prompt, domain, virtual)
-            # The number of blocks that must be cached here to beat the best engine so far.
+            # Number of blocks that must be cached on this engine for it to beat the best engine so far.
             needed = max(0, (work + len(prompt) - least) // size + 1)
             uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
             if work + uncached < least:

@@ -1,4 +1,4 @@
-"""The blocks in one engine's prefix cache: reported by its heartbeats, or expected from requests placed there."""
+"""The blocks in one engine's prefix cache: reported in its heartbeats, or expected because of requests placed there."""
 
 from collections import OrderedDict, deque
 from collections.abc import Container, Iterator, Sequence
@@ -11,20 +11,21 @@ Chain = tuple[int, ...]
 """Short hashes (sluice.ring.hashing) of a prompt's full blocks, in order."""
 
 SLICE_BLOCKS = 4096
-"""Blocks applied per slice of an update: about a millisecond."""
+"""Blocks applied per slice of an update, which takes about a millisecond."""
 
 
 class PrefixIndex:
     """The prefix cache of one engine process.
 
-    Reports may be lost, late or repeated: one that does not continue from `version` is ignored, since the next hello
+    Reports may be lost, late or repeated. A report that does not continue from `version` is ignored: the next hello
     tells the engine which changes are missing.
     """
 
     def __init__(self, capacity: int) -> None:
-        """`capacity` bounds the reported blocks, the least recently reported or used going first.
+        """`capacity` limits the number of reported blocks; the least recently reported or used ones are evicted first.
 
-        Expected blocks are bounded by the requests here that run, or ended less than CACHE_REPORT_SECONDS ago.
+        Expected blocks are limited by this router's requests that are running or ended less than CACHE_REPORT_SECONDS
+        ago.
         """
         self.version = 0
         """Number of the latest change applied."""
@@ -32,62 +33,63 @@ class PrefixIndex:
         self._reported: OrderedDict[int, None] = OrderedDict()
         self._update: Iterator[bool] | None = None
         self._expected: dict[int, int] = {}
-        """Number of requests that expect a block."""
+        """By block: number of requests that expect it."""
         self._due: deque[tuple[float, Chain]] = deque()
-        """Computed chains, and the time after which they are not expected any more."""
+        """Computed chains, with the time at which their expectation ends."""
 
     def prefix(self, chain: Chain, now: float, needed: int = 0) -> int:
         """Number of leading blocks that are cached, or will be by the time a request placed now is scheduled.
 
-        May return 0 if there are fewer than `needed`, which takes one look-up instead of one per block.
+        May return 0 if there are fewer than `needed`. That takes a single look-up instead of one per block.
         """
         while self._due and self._due[0][0] <= now:
             self.drop(self._due.popleft()[1])
         if needed and not (needed <= len(chain) and self._knows(chain[needed - 1])):
             return 0
         # A chain may alternate between reported and expected blocks.
-        blocks, before = 0, -1
-        while blocks > before:
-            before = blocks
+        blocks, previous = 0, -1
+        while blocks > previous:
+            previous = blocks
             blocks += _leading(chain, blocks, self._reported)
             blocks += _leading(chain, blocks, self._expected)
         return blocks
 
     def expect(self, chain: Chain) -> None:
-        """A request was placed that computes or reuses these blocks."""
-        # The root block last, so that the ends of chains are evicted first.
+        """A request was placed that will compute or reuse these blocks."""
+        # Touch the root block last, so that the ends of chains are evicted first.
         for block in reversed(chain):
             self._expected[block] = self._expected.get(block, 0) + 1
             if block in self._reported:
                 self._reported.move_to_end(block)
 
     def on_computed(self, chain: Chain, now: float) -> None:
-        """The blocks of an expected chain are computed; a report will soon replace the expectation."""
+        """The blocks of an expected chain were computed. A report will soon replace the expectation."""
         self._due.append((now + CACHE_REPORT_SECONDS, chain))
 
     def drop(self, chain: Chain) -> None:
         """Undo one `expect`."""
         for block in chain:
-            left = self._expected[block] - 1
-            if left:
-                self._expected[block] = left
+            requests = self._expected[block] - 1
+            if requests:
+                self._expected[block] = requests
             else:
                 del self._expected[block]
 
     def flush(self) -> None:
-        """The engine dropped every prefix. Chains that are not computed yet stay expected."""
+        """The engine has dropped every prefix. Chains that are not computed yet remain expected."""
         self._reported.clear()
         while self._due:
             self.drop(self._due.popleft()[1])
 
     def begin_update(self, report: CacheNews) -> None:
-        """Start applying a report. Ignored if it does not continue from `version`, or while another is applied."""
+        """Start applying a report. Ignored if it does not continue from `version`, or if another update is in
+        progress."""
         follows = report.whole or report.after <= self.version
         if self._update is None and follows and report.last > self.version:
             self._update = self._apply(report)
 
     def continue_update(self) -> bool:
-        """Apply the next slice. Returns False if no update is under way."""
+        """Apply the next slice. Returns False if no update is in progress."""
         if self._update is None:
             return False
         if not next(self._update, False):
@@ -98,7 +100,7 @@ class PrefixIndex:
         return block in self._reported or block in self._expected
 
     def _apply(self, report: CacheNews) -> Iterator[bool]:
-        # A whole report is built aside, so that the former one answers until it is complete.
+        # Build a whole report separately, so that the previous one is used until it is complete.
         reported: OrderedDict[int, None] = OrderedDict() if report.whole else self._reported
         for part in _slices(report.removed):
             for block in part:
@@ -115,7 +117,7 @@ class PrefixIndex:
 
 
 def _leading(chain: Chain, start: int, known: Container[int]) -> int:
-    # takewhile loops in C, which matters because placement does this for every engine.
+    # takewhile loops in C, which matters because placement calls this for every engine.
     return len(list(takewhile(known.__contains__, islice(chain, start, None))))
 
 

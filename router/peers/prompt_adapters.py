@@ -1,4 +1,5 @@
-"""The ring's prompt adapters, seen from a router: it keeps all tables, and engines keep them for other routers."""
+"""The ring's prompt adapters as a router knows them. Each router has all tables, and engines store them for other
+routers."""
 
 import asyncio
 import time
@@ -30,14 +31,16 @@ from sluice.ring.tables import MAX_TABLE_BYTES, Table
 
 SYNC_SECONDS = 1.0
 SYNC_BYTES = MAX_TABLE_BYTES
-"""To one engine each time: what is behind them on the lane waits."""
+"""Bytes of tables sent to one engine per round: other messages on the lane wait behind them."""
 RETRY_SECONDS = 5.0
-"""Until a table is sent to an engine, or asked for, once more."""
+"""Delay before a table is sent to, or requested from, an engine again."""
 MAX_READS = 4
-"""At a time: heartbeats wait behind the tables."""
+"""Tables requested at the same time: heartbeats wait behind them."""
 SETTLE_SECONDS = 3.0
+"""Time for which a request waits for a table."""
 KEPT_SECONDS = 600.0
-"""For which a table stays after its id stands for another: a stream that began with it may be resumed here."""
+"""Time for which a table is kept after its id was unloaded or refers to another table: a stream that began with it may
+be resumed here."""
 
 
 class _Sent(NamedTuple):
@@ -47,17 +50,17 @@ class _Sent(NamedTuple):
 
 @dataclass(eq=False)
 class _EngineView:
-    """What an engine has said of its store."""
+    """An engine's store as far as its heartbeats have reported it."""
 
     known: int = 0
-    """Number of its latest change that has come."""
+    """Number of the latest change that has been received."""
     registry: AdapterRegistry = field(default_factory=AdapterRegistry)
     sent: dict[str, _Sent] = field(default_factory=dict)
-    """By id: what it has not confirmed."""
+    """By id: entries sent to the engine that it has not confirmed yet."""
 
 
 class _Wanted(NamedTuple):
-    """An entry that this router lacks, and the epoch of an engine that has it."""
+    """An entry that this router does not have, and the epoch of an engine that has it."""
 
     entry: AdapterEntry
     epoch: int
@@ -73,7 +76,7 @@ class PromptAdapters:
         unix_time: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`address`: of this router's inbox. `configured`: paths by id, to be loaded from the start on."""
+        """`address`: address of this router's inbox. `configured`: paths by id of the adapters to load at the start."""
         self._membership = membership
         self._address = address
         self._log = log
@@ -85,57 +88,61 @@ class PromptAdapters:
         """By the engine's epoch."""
         self._wanted: dict[str, _Wanted] = {}
         """By id."""
-        self._asked: dict[str, float] = {}
-        """By id: when an engine was asked for it."""
+        self._requested: dict[str, float] = {}
+        """By id: when the entry was requested from an engine."""
         self._arrived = asyncio.Event()
-        """Set for a moment at each change."""
+        """Pulsed at each change: set and cleared immediately."""
 
-    # What is loaded.
+    # Loaded adapters.
 
     def find(self, adapter_id: str, version: str = "") -> Table | None:
-        """What the id stands for; with `version` that table, whatever the id stands for now. None: it is not here."""
+        """The table that the id currently refers to; with `version`, the table of that version. None if this router
+        does not have it."""
         return self._store.table(version) if version else self._store.find(adapter_id)
 
     def is_unknown(self, adapter_id: str) -> bool:
-        """Whether no engine and no router has said anything of this id."""
+        """Whether neither this router nor any engine has reported this id."""
         return adapter_id not in self._wanted and self._store.registry.latest(adapter_id) is None
 
     def loaded(self) -> list[AdapterEntry]:
         return sorted(self._store.registry.loaded(), key=lambda entry: entry.id)
 
     def load(self, adapter_id: str, path: str, table: Table, *, configured: bool = False) -> AdapterEntry:
-        """From now on the id stands for this table; `configured`: unless the ring knows some change of it. Raises
-        RequestError OVERLOADED."""
+        """Make the id refer to this table.
+
+        `configured`: the load comes from the settings, so any change of this id that the ring knows takes precedence.
+        Raises RequestError OVERLOADED.
+        """
         registry, former = self._store.registry, self._store.find(adapter_id)
         if former is None and len(registry) >= MAX_ADAPTERS:
-            message = f"{MAX_ADAPTERS} prompt adapters are loaded, the most there may be: unload one of them first"
+            message = f"{MAX_ADAPTERS} prompt adapters are loaded, the limit: unload one of them first"
             raise RequestError(ErrorCode.OVERLOADED, message)
-        others = self._store.loaded_bytes - (0 if former is None else len(former.data))
-        if others + len(table.data) > MAX_LOADED_BYTES:
+        used_bytes = self._store.loaded_bytes - (0 if former is None else len(former.data))
+        if used_bytes + len(table.data) > MAX_LOADED_BYTES:
             message = (
-                f"the rows have {len(table.data)} bytes; the prompt adapters that are loaded have {others} of the "
-                f"{MAX_LOADED_BYTES} bytes that there may be: unload some of them first"
+                f"the rows have {len(table.data)} bytes; the loaded prompt adapters use {used_bytes} of at most "
+                f"{MAX_LOADED_BYTES} bytes: unload some of them first"
             )
             raise RequestError(ErrorCode.OVERLOADED, message)
         entry = AdapterEntry(adapter_id, CONFIGURED_AT, version_of(table), path, table.rows)
-        return self._enter(entry, table) if configured else self._change(entry, table)
+        return self._apply(entry, table) if configured else self._change(entry, table)
 
     def unload(self, adapter_id: str) -> bool:
-        """New requests cannot name it any more; those that do go on. False: it was not loaded."""
+        """Make an adapter unavailable to new requests. Running requests keep using it. False if it was not loaded."""
         entry = self._store.registry.find(adapter_id)
         if entry is not None:
             self._change(msgspec.structs.replace(entry, removed=True), None)
         return entry is not None
 
     async def settle(self, adapter_id: str) -> None:
-        """Wait for the latest table of this id, if this router does not have it, as just after its start.
+        """Wait for the latest table of this id, if this router does not have it yet, for example just after its start.
 
-        Raises RequestError: ADAPTER_MISSING if it does not come; as `Learning.wait`.
+        Raises RequestError: ADAPTER_MISSING if the table does not arrive, or an error of `Learning.wait`.
         """
         await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id))
         while adapter_id in self._wanted:
             await self._wait_for_table(adapter_id)
-            # Its engine may have died before it sent the table.
+            # The engine may have died before it sent the table.
             await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id))
 
     async def _wait_for_table(self, adapter_id: str) -> None:
@@ -144,13 +151,13 @@ class PromptAdapters:
                 while adapter_id in self._wanted:
                     await self._arrived.wait()
         if adapter_id in self._wanted:
-            message = f"the rows of the prompt adapter {shown(adapter_id)} did not come from the engines: load it again"
+            message = f"no engine has sent the rows of the prompt adapter {shown(adapter_id)}: load it again"
             raise RequestError(ErrorCode.ADAPTER_MISSING, message, private=True)
 
-    # What the ring's messages do.
+    # Messages of the ring.
 
     def known(self, epoch: int) -> int:
-        """See `Hello.prompt_adapters_known`."""
+        """The value of `Hello.prompt_adapters_known` for this engine."""
         view = self._views.get(epoch)
         return 0 if view is None else view.known
 
@@ -171,23 +178,23 @@ class PromptAdapters:
 
     def on_read(self, message: PromptAdapterRead) -> None:
         entry = message.entry
-        self._asked.pop(entry.id, None)
+        self._requested.pop(entry.id, None)
         if not message.table.intact:
             self._log.warning("prompt_adapter_dropped", adapter=entry.id, reason="damaged")
         elif not self._merge(entry, message.table) and entry.id in self._wanted:
-            # Until it is asked for once more.
-            self._asked[entry.id] = self._clock()
+            # Delay the next request for this table.
+            self._requested[entry.id] = self._clock()
             self._log.warning("prompt_adapter_dropped", adapter=entry.id, reason="no_room")
         self._read_wanted()
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer) -> None:
         if self._views.pop(peer.epoch, None) is not None:
-            for adapter_id in [each for each, wanted in self._wanted.items() if wanted.epoch == peer.epoch]:
-                self._asked.pop(adapter_id, None)
+            for adapter_id in [wanted_id for wanted_id, wanted in self._wanted.items() if wanted.epoch == peer.epoch]:
+                self._requested.pop(adapter_id, None)
                 self._update_wanted(adapter_id)
 
     async def run(self) -> None:
-        """Keep all stores up to date, until it is cancelled."""
+        """Keep all stores up to date. Runs until cancelled."""
         while True:
             self._sync()
             self._read_wanted()
@@ -195,17 +202,17 @@ class PromptAdapters:
             await asyncio.sleep(SYNC_SECONDS)
 
     def _change(self, entry: AdapterEntry, table: Table | None) -> AdapterEntry:
-        """By a call, which counts more than all changes that are known here."""
+        """Apply a change made by a call. It takes precedence over all changes known here."""
         at = self._store.registry.moment_of_change(entry.id, self._unix_time())
-        return self._enter(msgspec.structs.replace(entry, changed_at=at), table)
+        return self._apply(msgspec.structs.replace(entry, changed_at=at), table)
 
-    def _enter(self, entry: AdapterEntry, table: Table | None) -> AdapterEntry:
+    def _apply(self, entry: AdapterEntry, table: Table | None) -> AdapterEntry:
         self._merge(entry, table)
         self._sync()
         return entry
 
     def _merge(self, entry: AdapterEntry, table: Table | None) -> bool:
-        """Whether it is news."""
+        """Returns whether the entry has changed the store."""
         merged = self._store.merge(entry, table, self._unix_time())
         if merged:
             self._log.info("prompt_adapter_changed", adapter=entry.id, version=entry.version, removed=entry.removed)
@@ -222,27 +229,29 @@ class PromptAdapters:
             self._wanted[adapter_id] = wanted
         else:
             self._wanted.pop(adapter_id, None)
-        # Wakes those that wait now.
+        # Wake the requests that are waiting now.
         self._arrived.set()
         self._arrived.clear()
         self.learning.on_change()
 
     def _read_wanted(self) -> None:
-        """Ask for tables that this router lacks."""
+        """Request tables that this router does not have."""
         now, engines = self._clock(), {engine.epoch: engine for engine in self._membership.engines.alive}
-        self._asked = {
-            each: at for each, at in self._asked.items() if each in self._wanted and now - at < RETRY_SECONDS
+        self._requested = {
+            adapter_id: at
+            for adapter_id, at in self._requested.items()
+            if adapter_id in self._wanted and now - at < RETRY_SECONDS
         }
         for adapter_id, wanted in self._wanted.items():
-            if len(self._asked) >= MAX_READS:
+            if len(self._requested) >= MAX_READS:
                 return
             engine = engines.get(wanted.epoch)
-            if adapter_id not in self._asked and engine is not None:
+            if adapter_id not in self._requested and engine is not None:
                 engine.lane.send(ReadPromptAdapter(engine.epoch, adapter_id, self._address))
-                self._asked[adapter_id] = now
+                self._requested[adapter_id] = now
 
     def _sync(self) -> None:
-        """Send engines what they lack."""
+        """Send engines the entries that they do not have."""
         for engine in self._membership.engines.alive:
             if engine.heartbeat is not None:
                 self._send_missing(engine, self._view(engine.epoch))
@@ -250,15 +259,19 @@ class PromptAdapters:
     def _send_missing(self, engine: EnginePeer, view: _EngineView) -> None:
         now, room = self._clock(), SYNC_BYTES
         missing = self._store.registry.missing_in(view.registry, self._unix_time())
-        known = {entry.id: view.sent.get(entry.id) for entry in missing}
-        view.sent = {each: sent for each, sent in known.items() if sent is not None and now - sent.at < RETRY_SECONDS}
+        latest = {entry.id: view.sent.get(entry.id) for entry in missing}
+        view.sent = {
+            adapter_id: sent
+            for adapter_id, sent in latest.items()
+            if sent is not None and now - sent.at < RETRY_SECONDS
+        }
         for entry in missing:
             sent = view.sent.get(entry.id)
             if sent is not None and sent.entry == entry:
                 continue
             table = self._store.find(entry.id)
             room -= 0 if table is None else len(table.data)
-            # What is left, or a full lane refuses, is sent a second later.
+            # Entries beyond SYNC_BYTES, or refused by a full lane, are sent in the next round.
             if room < 0 or not engine.lane.send(StorePromptAdapter(engine.epoch, entry, table)):
                 return
             view.sent[entry.id] = _Sent(entry, now)

@@ -11,12 +11,14 @@ from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
-from sluice.cli.common import Server, fail, with_server
+from sluice.cli.common import Server, describe, fail, print_error, with_server
 from sluice.cli.health import FILE_WIDTH
+from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.top.panels import ORDERS, PANELS
-from sluice.top.snapshot import Snapshot, ask, combine
+from sluice.top.snapshot import Answer, Snapshot, combine, query
 
 TIMEOUT_SECONDS = 2.0
+"""For each call to a router."""
 
 
 @with_server
@@ -42,12 +44,24 @@ def top(
         threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def read() -> Snapshot:
-            return combine(list(threads.map(ask, clients)))
+            return combine(list(threads.map(_query, clients)))
 
         if once or not console.is_terminal:
             _print(console, read(), as_json)
         else:
             _watch(read, interval)
+
+
+def _query(client: Client) -> Answer:
+    return query(client, _describe)
+
+
+def _describe(error: SluiceError, address: str) -> str:
+    """One line with the address, the cause, and what to check."""
+    if isinstance(error, DeadlineExceeded) and not error.reason:
+        return f"{address} did not answer within {TIMEOUT_SECONDS:.0f} s: check that a router listens there"
+    text = describe(error, address)
+    return text if address in text else f"{address}: {text}"
 
 
 def _watch(read: Callable[[], Snapshot], interval: float) -> None:
@@ -61,19 +75,23 @@ def _watch(read: Callable[[], Snapshot], interval: float) -> None:
 
 
 def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
+    """Print the snapshot, and a line on stderr for each router that did not answer. Raises typer.Exit if none did."""
+    failed = [router for router in snapshot.routers if router.error]
+    none_answered = len(failed) == len(snapshot.routers)
     if as_json:
         print(msgspec.json.encode(snapshot).decode())
-    else:
+    elif not none_answered:
         console.width = console.width if console.is_terminal else FILE_WIDTH
         console.print(tables(snapshot))
-    failed = [router for router in snapshot.routers if router.error]
-    if len(failed) == len(snapshot.routers):
-        raise fail("; ".join(f"{router.address}: {router.error}" for router in failed))
+    for router in failed:
+        print_error(router.error)
+    if none_answered:
+        raise typer.Exit(1)
 
 
 def tables(snapshot: Snapshot) -> Group:
-    """All panels that have rows, as tables below each other."""
-    panels = []
+    """The panels as tables, one below the other; panels without rows are omitted."""
+    filled = []
     for panel in PANELS:
         rows = panel.rows(snapshot, ORDERS[0])
         table = Table(box=SIMPLE)
@@ -82,5 +100,5 @@ def tables(snapshot: Snapshot) -> Group:
         for row in rows:
             table.add_row(*(column.cell(row) for column in panel.columns))
         if rows:
-            panels.append(table)
-    return Group(*panels)
+            filled.append(table)
+    return Group(*filled)

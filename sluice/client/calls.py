@@ -1,4 +1,4 @@
-"""How calls with one answer are sent: to the router in use, or to each."""
+"""Unary calls: to the current router, with retries, or to every router."""
 
 import asyncio
 import time
@@ -8,19 +8,19 @@ from typing import Any
 import grpc
 
 from sluice.client import loras, requests
-from sluice.client.connection import Metadata, Method, Router, Routers, any_yes
+from sluice.client.connection import Metadata, Method, Router, Routers, any_true
 from sluice.client.each_router import Listing
 from sluice.client.errors import SluiceError, from_rpc_error, is_task_cancelled
 
 
 class Calls:
-    """All raise SluiceError."""
+    """The calls of a blocking client. Methods raise SluiceError."""
 
     def __init__(self, routers: Routers) -> None:
         self._routers = routers
 
     def call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        """Tries again, also at other routers, as the client's options allow."""
+        """Call a router, and retry at the same or another router as long as the client's options allow."""
         retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
@@ -36,7 +36,7 @@ class Calls:
             requests.set_engine_deaths(request, retries.engine_deaths)
 
     def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
-        """Never sent a second time."""
+        """Call a router, without a retry."""
         router = self._routers.current
         left = self._routers.begin(timeout).time_left(time.monotonic())
         try:
@@ -46,30 +46,30 @@ class Calls:
             self._routers.on_only_failure(router, error)
             raise error from None
 
-    def any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
-        """Whether `yes` holds for an answer; all routers are asked."""
-        return any_yes(yes, self.call_each(method, request, timeout))
+    def any(self, method: Method, request: Any, is_true: Callable[[Any], bool], timeout: float | None = None) -> bool:
+        """Call all routers, and return whether `is_true` holds for the answer of any."""
+        return any_true(is_true, self.call_each(method, request, timeout))
 
     def list_each(
         self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
     ) -> list[Listing]:
-        """All pages of each router."""
+        """List all pages at each router."""
         lists = [listing(router) for router in self._routers.all]
-        while unread := [each for each in lists if not each.is_complete]:
-            calls = [(each.router, each.next_request()) for each in unread]
+        while incomplete := [each for each in lists if not each.is_complete]:
+            calls = [(each.router, each.next_request()) for each in incomplete]
             answers = self.call_all(method, calls, timeout, metadata)
-            for each, answer in zip(unread, answers, strict=True):
+            for each, answer in zip(incomplete, answers, strict=True):
                 each.add(answer)
         return lists
 
     def call_each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
-        """The answer or the error of each router."""
+        """Call every router with the same request, and return the answer or the error of each."""
         return self.call_all(method, [(router, request) for router in self._routers.all], timeout)
 
     def call_all(
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
-        """The answer or the error of each call; all run at once."""
+        """Make the calls concurrently, and return the answer or the error of each."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
         sent = self._routers.metadata_with(metadata)
         running = [method(router).future(request, timeout=left, metadata=sent) for router, request in calls]
@@ -77,13 +77,13 @@ class Calls:
 
 
 class AsyncCalls:
-    """The same, for the event loop that creates it."""
+    """The calls of an asyncio client, on the event loop that creates it. Methods raise SluiceError."""
 
     def __init__(self, routers: Routers) -> None:
         self._routers = routers
 
     async def call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        """Tries again, also at other routers, as the client's options allow."""
+        """Call a router, and retry at the same or another router as long as the client's options allow."""
         retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
@@ -99,7 +99,7 @@ class AsyncCalls:
             requests.set_engine_deaths(request, retries.engine_deaths)
 
     async def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
-        """Never sent a second time."""
+        """Call a router, without a retry."""
         router = self._routers.current
         left = self._routers.begin(timeout).time_left(time.monotonic())
         try:
@@ -108,30 +108,32 @@ class AsyncCalls:
             self._routers.on_only_failure(router, error)
             raise
 
-    async def any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
-        """Whether `yes` holds for an answer; all routers are asked."""
-        return any_yes(yes, await self.call_each(method, request, timeout))
+    async def any(
+        self, method: Method, request: Any, is_true: Callable[[Any], bool], timeout: float | None = None
+    ) -> bool:
+        """Call all routers, and return whether `is_true` holds for the answer of any."""
+        return any_true(is_true, await self.call_each(method, request, timeout))
 
     async def list_each(
         self, listing: Callable[[Router], Listing], method: Method, timeout: float | None, metadata: Metadata = ()
     ) -> list[Listing]:
-        """All pages of each router."""
+        """List all pages at each router."""
         lists = [listing(router) for router in self._routers.all]
-        while unread := [each for each in lists if not each.is_complete]:
-            calls = [(each.router, each.next_request()) for each in unread]
+        while incomplete := [each for each in lists if not each.is_complete]:
+            calls = [(each.router, each.next_request()) for each in incomplete]
             answers = await self.call_all(method, calls, timeout, metadata)
-            for each, answer in zip(unread, answers, strict=True):
+            for each, answer in zip(incomplete, answers, strict=True):
                 each.add(answer)
         return lists
 
     async def call_each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
-        """The answer or the error of each router."""
+        """Call every router with the same request, and return the answer or the error of each."""
         return await self.call_all(method, [(router, request) for router in self._routers.all], timeout)
 
     async def call_all(
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
-        """The answer or the error of each call; all run at once."""
+        """Make the calls concurrently, and return the answer or the error of each."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
         running = (self._send(router, method, request, left, metadata) for router, request in calls)
         return await asyncio.gather(*running, return_exceptions=True)
@@ -139,7 +141,7 @@ class AsyncCalls:
     async def _send(
         self, router: Router, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
     ) -> Any:
-        for tries_left in reversed(range(loras.UPLOADS)):
+        for tries_left in reversed(range(loras.UPLOAD_TRIES)):
             try:
                 return await self._routers.start(router, method, request, timeout, metadata)
             except (grpc.RpcError, asyncio.CancelledError) as error:

@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""`Client`: the blocking client."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
@@ -23,12 +23,23 @@ from sluice.v1 import generation_pb2 as pb
 
 
 class Client:
-    """Thread-safe. Calls raise `SluiceError`, the constructor ValueError or OSError for unusable options.
+    """A blocking client of one or more interchangeable routers. Thread-safe.
 
-    `addresses` are of interchangeable routers: after a failure calls go to the next one, and streams resume there.
+    ::
+
+        with Client("127.0.0.1:50051") as client:
+            print(client.generate("Hello", max_tokens=16).text)
+            for chunk in client.stream("Hello", max_tokens=16):
+                print(chunk.text, end="")
+
+    After a router fails, calls go to the next one, and streams resume there. Calls raise `SluiceError`.
     """
 
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
+        """`addresses`: HOST:PORT of each router. Connects with the first call.
+
+        Raises ValueError for an invalid address or option, OSError for an unreadable certificate file.
+        """
         self._routers = Routers(grpc, addresses, **options)
         self._calls = Calls(self._routers)
 
@@ -39,9 +50,11 @@ class Client:
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
     ) -> Generation:
-        """Generate, and return the whole result. Raises TypeError for an unknown option.
+        """Generate, and return the complete result.
 
-        `metadata` is sent with this call, instead of the client's entries of the same name.
+        `options` are the fields of `sluice.client.Options`. `timeout` is in seconds (None: the client's default);
+        `metadata` replaces the client's entries of the same name in this call. Raises SluiceError if the call fails,
+        TypeError for an unknown option.
         """
         request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
         return read_generation(self._calls.call(lambda router: router.generation.Generate, request, timeout, metadata))
@@ -49,21 +62,25 @@ class Client:
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
     ) -> Stream:
-        """Start generating, and return an iterator of chunks. Raises TypeError for an unknown option.
+        """Start generating, and return an iterator of `Chunk`, which raises SluiceError if the stream fails.
 
-        `metadata` is sent with each attempt, instead of the client's entries of the same name.
+        `options`, `timeout` and `metadata` are as in `generate`. Raises TypeError for an unknown option.
         """
         return Stream(requests.build_spec(prompt, options), self._routers, timeout, metadata)
 
     def abort(self, request_id: str, reason: str = "") -> bool:
-        """Stop a request of any connection. False: no router has such a request running."""
+        """Stop a request, also one that another client sent. Returns False if it runs at none of the routers."""
         request = pb.AbortRequest(request_id=request_id, reason=reason)
         return self._calls.any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     def tokenize(
         self, text: str | Sequence[Message], *, metadata: Metadata = (), **options: Unpack[TokenizeOptions]
     ) -> Tokenization:
-        """Token ids of a text or of the messages of a chat, as the server would tokenize them as a prompt."""
+        """Return the token ids of a text or a chat, as the server would tokenize it as a prompt.
+
+        `options` are the fields of `sluice.client.TokenizeOptions`. Raises SluiceError, TypeError for an unknown
+        option.
+        """
         request = requests.tokenize_request(text, options)
         return read_tokenization(
             self._calls.call(lambda router: router.generation.Tokenize, request, metadata=metadata)
@@ -77,11 +94,12 @@ class Client:
         skip_special_tokens: bool | None = None,
         metadata: Metadata = (),
     ) -> str:
-        """Text of token ids."""
+        """Return the text of token ids. Raises SluiceError."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
         return str(self._calls.call(lambda router: router.generation.Detokenize, request, metadata=metadata).text)
 
     def models(self, *, metadata: Metadata = ()) -> list[admin_pb2.Model]:
+        """Return the served models. Raises SluiceError."""
         found: list[admin_pb2.Model] = []
         request = admin_pb2.ListModelsRequest()
         while True:
@@ -92,26 +110,30 @@ class Client:
             request.page_token = answer.next_page_token
 
     def stats(self) -> admin_pb2.Stats:
-        """Statistics of the engines and detokenizers."""
+        """Return statistics of the engines and detokenizers. Raises SluiceError."""
         stats: admin_pb2.Stats = self._calls.call(
             lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest()
         ).stats
         return stats
 
     def server_info(self) -> admin_pb2.GetServerInfoResponse:
-        """The router that answers, and the engines, detokenizers and models that it knows."""
+        """Describe the router that answers, and the engines, detokenizers and models that it knows."""
         request = admin_pb2.GetServerInfoRequest()
         info: admin_pb2.GetServerInfoResponse = self._calls.call(lambda router: router.admin.GetServerInfo, request)
         return info
 
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
-        """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
+        """Return an iterator over the statistics of each engine step and request, as they are reported.
+
+        The client's default timeout does not apply.
+        """
         return Steps(self._routers, timeout)
 
     def stream_cache_events(self, engine_id: str = "", *, timeout: float | None = None) -> CacheEvents:
-        """KV cache events of one engine, or of all, starting with the oldest that it still keeps. See docs/kv_cache.md.
+        """Return an iterator over the KV cache events of one engine, or of all ("").
 
-        The client's default timeout does not apply.
+        Starts with the oldest events in the buffer of each engine, see docs/kv_cache.md. The client's default timeout
+        does not apply.
         """
         return CacheEvents(self._routers, engine_id, timeout)
 
@@ -124,18 +146,20 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> list[RankAnswer]:
-        """Run a named method on every rank of every engine; answers by engine id, then rank. See docs/executor.md.
+        """Run a method, by name, on every rank of every engine, and return the answers by engine id, then rank.
 
-        A rank that failed answers with `error`. `timeout` is for the engines to answer (default 30 s). Never retried,
-        since the method may have run. Raises TypeError, ValueError for arguments that JSON cannot hold.
+        See docs/executor.md. `ranks` restricts the call to these ranks of each engine. A rank that failed has an
+        `error` in its answer. `timeout`, in seconds, limits the time for engines to answer (default 30 s). Never
+        retried, since the method may have run. Raises SluiceError; TypeError or ValueError for arguments that JSON
+        cannot represent.
         """
         request = call_request(method, args, kwargs, ranks, timeout)
         return read_answers(self._calls.call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
 
     def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
-        """The model version that each router sends new requests to, in the order of `addresses`.
+        """Return the model version that each router sends new requests to, in the order of `addresses`.
 
-        A router that did not answer has an `error`. With AdminService on its own port, give the addresses of that port.
+        A router that did not answer has an `error`. If AdminService has a separate port, connect to that port.
         """
         request = admin_pb2.GetServerInfoRequest()
         return read_info(
@@ -143,11 +167,11 @@ class Client:
         )
 
     def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
-        """Send new requests to engines with this label (`model_version`), or to any if it is empty, at every router.
+        """Make every router send new requests to engines with this label (`model_version`); "": to any engine.
 
         Streams that have begun stay with their model. The answers are in the order of `addresses`; a router that
-        failed has an `error`, and the others still change. Not retried after a failure. A router that restarts begins
-        with its setting `serving_version` again.
+        failed has an `error`, and the others change all the same. Not retried. A router that restarts uses its setting
+        `serving_version` again.
         """
         request = admin_pb2.SetServingVersionRequest(version=version)
         return read_set(
@@ -163,12 +187,13 @@ class Client:
         model: str = "",
         timeout: float | None = None,
     ) -> list[RouterLoras]:
-        """Load a LoRA adapter on all engines, through every router, under an id that requests name as `lora_id`.
+        """Load a LoRA adapter on all engines, through every router, for requests with this `lora_id`.
 
-        `path` is a folder on the engines' machines; `folder` is a local one as peft saves it, whose files are uploaded.
-        Loading an id again replaces its weights for later requests. The answers are in the order of `addresses`; a
-        router that failed has an `error`, which is raised if all failed. Not retried after a failure. Raises
-        SluiceError, OSError for files that cannot be read, TypeError unless exactly one of the two is given.
+        Give either `path`, a folder on the engines' machines, or `folder`, a local folder as peft saves it, whose files
+        are uploaded. Loading an id again replaces its weights for later requests. The answers are in the order of
+        `addresses`; a router that failed has an `error`, which is raised if all failed. Not retried. Raises
+        SluiceError; OSError or ValueError for unusable files; TypeError unless exactly one of `path` and `folder` is
+        given.
         """
         loras.check_source(path, folder)
         if folder is None:
@@ -183,9 +208,9 @@ class Client:
         return loras.read_loaded(self.addresses, answers)
 
     def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
-        """Unload an adapter at every router; requests that have begun keep it.
+        """Unload a LoRA adapter at every router. Requests that have begun continue with it.
 
-        Answers and errors are as those of `load_lora`. Raises AdapterNotFound if no router knows the id.
+        Answers and errors are like those of `load_lora`. Raises AdapterNotFound if the id is loaded at no router.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
         return loras.read_unloaded(
@@ -193,9 +218,9 @@ class Client:
         )
 
     def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
-        """The adapters that each router knows, by id; routers agree within seconds of a change.
+        """Return the LoRA adapters that each router lists, by id. Routers agree within seconds of a change.
 
-        Answers and errors are as those of `load_lora`.
+        Answers and errors are like those of `load_lora`.
         """
         lists = self._calls.list_each(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
         return loras.read_lists(self.addresses, lists)
@@ -210,12 +235,12 @@ class Client:
         model: str = "",
         timeout: float | None = None,
     ) -> list[RouterPromptAdapters]:
-        """Load the rows of prompt tuning at every router, under an id that requests name as `prompt_adapter_id`.
+        """Load a prompt adapter, the embeddings of prompt tuning, at every router for requests with its id.
 
-        `rows` are as in the option `prompt_table`; `folder` is a local folder as peft saves it, whose files are
-        uploaded; `path` is a folder on the routers' machines. Loading an id again replaces its rows for later requests.
-        The answers are in the order of `addresses`; a router that failed has an `error`, which is raised if all failed.
-        Not retried after a failure. Raises SluiceError, OSError and ValueError for files that cannot be read, TypeError
+        Give one of `rows`, embeddings as in the option `prompt_table`; `folder`, a local folder as peft saves it, whose
+        files are uploaded; and `path`, a folder on the routers' machines. Loading an id again replaces its embeddings
+        for later requests. The answers are in the order of `addresses`; a router that failed has an `error`, which is
+        raised if all failed. Not retried. Raises SluiceError; OSError or ValueError for unusable files; TypeError
         unless exactly one of the three is given.
         """
         request = prompt_adapters.load_request(prompt_adapter_id, path, folder, rows, model)
@@ -225,24 +250,28 @@ class Client:
     def unload_prompt_adapter(
         self, prompt_adapter_id: str, *, timeout: float | None = None
     ) -> list[RouterPromptAdapters]:
-        """Unload a prompt adapter at every router; requests that have begun keep it.
+        """Unload a prompt adapter at every router. Requests that have begun continue with it.
 
-        Answers and errors are as those of `load_prompt_adapter`. Raises AdapterNotFound if no router knows the id.
+        Answers and errors are like those of `load_prompt_adapter`. Raises AdapterNotFound if the id is loaded at no
+        router.
         """
         request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
         answers = self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
         return prompt_adapters.read_unloaded(self.addresses, answers)
 
     def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
-        """The prompt adapters that each router knows, by id; routers agree within seconds of a change.
+        """Return the prompt adapters that each router lists, by id. Routers agree within seconds of a change.
 
-        Answers and errors are as those of `load_prompt_adapter`.
+        Answers and errors are like those of `load_prompt_adapter`.
         """
         lists = self._calls.list_each(prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout)
         return prompt_adapters.read_lists(self.addresses, lists)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
-        """Whether any router serves; `service`: one gRPC service, such as "sluice.v1.GenerationService"."""
+        """Return whether any router serves requests, or this gRPC service, such as "sluice.v1.GenerationService".
+
+        Raises SluiceError if no router answers.
+        """
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             return self._calls.any(lambda router: router.health.Check, request, is_serving, timeout)
@@ -250,7 +279,7 @@ class Client:
             return False
 
     def close(self) -> None:
-        """Close the connections and cancel the calls that run on them."""
+        """Close the connections, which cancels the running calls."""
         self._routers.close()
         for router in self._routers.all:
             router.channel.close()

@@ -1,4 +1,4 @@
-"""The chunks of a stream, joined to a whole result."""
+"""Joins the chunks of a stream to a complete result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -7,8 +7,8 @@ from sluice.client.results import Chunk, FinishReason, Generation, Output, Tenso
 
 
 @dataclass(slots=True)
-class Parts:
-    """Of one output."""
+class OutputParts:
+    """The parts of one output."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -32,22 +32,24 @@ class Parts:
             finish_reason=end.finish_reason or FinishReason.UNKNOWN,
             stop_string=end.stop_string,
             stop_token_id=end.stop_token_id,
-            # The others have seeds that the server derives.
+            # Only the first output has the request's seed; the server derives the seeds of the others.
             seed=None if index else seed,
             cumulative_logprob=end.cumulative_logprob,
         )
 
 
 class Collected:
+    """The chunks of a stream so far."""
+
     def __init__(self) -> None:
-        self._outputs: dict[int, Parts] = {}
+        self._outputs: dict[int, OutputParts] = {}
         self._tensors: list[Tensor] = []
 
     def add(self, chunk: Chunk) -> None:
         if chunk.tensor is not None:
             self._tensors.append(chunk.tensor)
         else:
-            self._outputs.setdefault(chunk.index, Parts()).add(chunk)
+            self._outputs.setdefault(chunk.index, OutputParts()).add(chunk)
 
     def generation(
         self,
@@ -58,15 +60,15 @@ class Collected:
         prompt_logprobs: tuple[TokenLogprob, ...],
     ) -> Generation:
         outputs = tuple(parts.output(index, seed) for index, parts in sorted(self._outputs.items()))
-        return Generation(request_id, outputs, usage, timings, prompt_logprobs, tuple(whole(self._tensors)))
+        return Generation(request_id, outputs, usage, timings, prompt_logprobs, tuple(join_tensors(self._tensors)))
 
 
-def whole(parts: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Each tensor in one part."""
-    found: dict[tuple[int, str, bool], list[Tensor]] = {}
+def join_tensors(parts: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Join the consecutive parts of each tensor."""
+    parts_of_tensor: dict[tuple[int, str, bool], list[Tensor]] = {}
     for part in parts:
-        found.setdefault((part.index, part.name, part.context), []).append(part)
-    for first, *others in found.values():
-        rows = first.shape[0] + sum(each.shape[0] for each in others)
-        data = b"".join([first.data, *(each.data for each in others)])
+        parts_of_tensor.setdefault((part.index, part.name, part.context), []).append(part)
+    for first, *others in parts_of_tensor.values():
+        rows = first.shape[0] + sum(part.shape[0] for part in others)
+        data = b"".join([first.data, *(part.data for part in others)])
         yield replace(first, shape=(rows, *first.shape[1:]), data=data)

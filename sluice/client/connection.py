@@ -1,4 +1,4 @@
-"""How clients connect: options, and the routers, which are interchangeable: one is in use at a time."""
+"""The connection of a client: its options, and its interchangeable routers, of which one is in use at a time."""
 
 import random
 import threading
@@ -19,69 +19,72 @@ from sluice.v1 import admin_pb2_grpc, generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 RESUME_SECONDS = 60.0
+"""Default of `ClientOptions.resume_timeout`."""
 MAX_MESSAGE_BYTES = 64 << 20
-# Long enough that a router does not close the connection for too many pings.
 KEEPALIVE_MILLISECONDS = 10_000
-# How long a stream pauses when its router's machine vanishes while data is on its way to it, as it mostly is.
+"""Interval of keepalive pings; routers close connections with much more frequent pings."""
 PING_TIMEOUT_MILLISECONDS = 5_000
+"""How long a stream stalls when its router's machine fails, provided that unacknowledged data is in flight."""
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Reconnect soon after a router restarts, but give a connection attempt 5 s.
+    # Reconnect soon after a router restarts, but allow 5 s for each connection attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-    # The first (TCP_USER_TIMEOUT) closes connections to a machine that is gone, the second also those to a process
-    # that hangs.
+    # The first one (TCP_USER_TIMEOUT) closes connections to a machine that has failed, the second one also those to a
+    # process that hangs.
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MILLISECONDS),
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 Metadata = tuple[tuple[str, str], ...]
-"""Names, in lower case, and values."""
+"""gRPC metadata: pairs of a lower-case name and a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """PEM files; certificate and key are for mutual TLS. Raises ValueError if only one of these is given."""
+    """PEM files for TLS. Raises ValueError if `certificate` is given without `key` or vice versa."""
 
     ca: str | PathLike[str] | None = None
-    """Trusted certificate authorities; None: gRPC's list of public ones."""
+    """Trusted certificate authorities; None: gRPC's list of public authorities."""
     certificate: str | PathLike[str] | None = None
+    """The client's certificate, for mutual TLS."""
     key: str | PathLike[str] | None = None
+    """The private key of the client's certificate."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key must be given together")
+            raise ValueError("TlsOptions: certificate and key must be given together")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises OSError."""
+        """Read the files. Raises OSError."""
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
 
 
 class ClientOptions(TypedDict, total=False):
-    """Without `tls` and `credentials`, connections are not encrypted."""
+    """Options of both clients. Connections are encrypted only with `tls` or `credentials`."""
 
     timeout: float | None
-    """Default timeout of every call, in seconds; None: no timeout."""
+    """Default timeout of calls, in seconds; None: no timeout."""
     retry_timeout: float
-    """Seconds to retry a request that no router has accepted, at the intervals that the server suggests. Default 0:
-    each address is tried once."""
+    """How long to retry a request that no router has accepted, in seconds, at the intervals that the server suggests.
+    Default 0: each address is tried once."""
     resume_timeout: float
-    """Seconds to keep resuming a broken stream that gets no new tokens, and to wait for routers that answered before
-    and do not now. Default 60; 0: neither."""
+    """How long to try to resume a broken stream, in seconds since its latest token, and to wait for routers that have
+    answered before. Default 60; 0: do neither."""
     tls: TlsOptions | None
     token: str | None
     """Bearer token."""
     tenant: str | None
     """Tenant of the requests, if the token does not name one."""
     credentials: grpc.ChannelCredentials | None
-    """Instead of `tls`."""
+    """gRPC's channel credentials, in place of `tls`."""
     metadata: Metadata
-    """Sent with every call."""
+    """Metadata to send with every call."""
 
 
 class Router:
@@ -105,7 +108,7 @@ Method = Callable[[Router], Any]
 
 
 def _check_address(address: str) -> None:
-    """Raises ValueError for what gRPC would take for a host at port 443, or for a name."""
+    """Raises ValueError for a URL, and for a host without a port, for which gRPC would assume port 443."""
     if "://" in address and address.startswith("http"):
         raise ValueError(f"address {address!r} is a URL, must be HOST:PORT of a router, such as {DEFAULT_ADDRESS}")
     if ":" not in address:
@@ -113,7 +116,10 @@ def _check_address(address: str) -> None:
 
 
 class Routers:
-    """Calls go to `current`, which is kept until it fails. Raises ValueError; OSError for an unreadable PEM file."""
+    """The routers of a client. Calls go to `current`, until it fails.
+
+    Raises ValueError for an invalid address or option, OSError for an unreadable PEM file.
+    """
 
     def __init__(
         self,
@@ -135,7 +141,7 @@ class Routers:
         for address in self.addresses:
             _check_address(address)
         if tls is not None and credentials is not None:
-            raise ValueError("tls and credentials are mutually exclusive: give one")
+            raise ValueError("tls and credentials are mutually exclusive: give one of them")
         self.metadata = _call_metadata(token, tenant, metadata)
         self.closed = False
         self._answered = threading.Event()
@@ -146,7 +152,7 @@ class Routers:
         self._resume_timeout = resume_timeout
         credentials = credentials if tls is None else tls.credentials()
         self.all = [Router(api, address, credentials) for address in self.addresses]
-        # Random, so that clients with the same list of addresses spread over the routers.
+        # Random, so that clients with the same list of addresses spread across the routers.
         self._current = random.randrange(len(self.all))
 
     @property
@@ -156,22 +162,22 @@ class Routers:
     def start(
         self, router: Router, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
     ) -> Any:
-        """Start a call of a stream, or any call of grpc.aio."""
-        # Kept weakly: a call that ended, or whose stream was deleted, need not be cancelled by `close`.
+        """Start a streaming call, or any call of grpc.aio."""
+        # A weak reference, since `close` need not cancel a call that ended, or whose stream was deleted.
         call = method(router)(request, timeout=timeout, metadata=self.metadata_with(metadata))
         with self._lock:
             self._open.add(call)
         return call
 
-    def metadata_with(self, given: Metadata) -> Metadata:
-        """Of one call: what is given with it takes the place of the client's entries of the same name."""
-        if not given:
+    def metadata_with(self, metadata: Metadata) -> Metadata:
+        """The metadata of one call: `metadata` replaces the client's entries of the same name."""
+        if not metadata:
             return self.metadata
-        names = {name.lower() for name, _ in given}
-        return tuple(each for each in self.metadata if each[0].lower() not in names) + tuple(given)
+        names = {name.lower() for name, _ in metadata}
+        return tuple(entry for entry in self.metadata if entry[0].lower() not in names) + tuple(metadata)
 
     def close(self) -> None:
-        """Cancel the open calls of `start`: not every version of grpc.aio does so when its channel closes."""
+        """Cancel the open calls of `start`, which not every version of grpc.aio does when a channel closes."""
         self.closed = True
         with self._lock:
             calls = list(self._open)
@@ -179,59 +185,59 @@ class Routers:
             call.cancel()
 
     def skip(self, router: Router) -> None:
-        """Switch to the next router after a failure."""
-        # Unless another call has switched already: calls that fail together must not skip the healthy ones.
+        """Switch to the next router after `router` has failed."""
+        # Only if no other call has switched yet: calls that fail together must not skip healthy routers.
         if self.current is router:
             self._current = (self._current + 1) % len(self.all)
 
     def on_failure(self, router: Router, error: SluiceError, retries: Retries) -> float:
-        """Seconds to wait before the next attempt, at `current`. Raises `error` if it is final."""
+        """Return the seconds to wait before the next attempt, at `current`. Raises `error` if it is final."""
         if is_router_failure(error):
             self.skip(router)
         self.check_open()
         return retries.on_failure(error, time.monotonic())
 
     def on_only_failure(self, router: Router, error: SluiceError) -> None:
-        """Of a call that must not be repeated: the next one goes to another router, if that may help."""
+        """Note the failure of a call that is not retried: the next call goes to another router, if that may help."""
         if is_router_failure(error):
             self.skip(router)
 
     def check_open(self) -> None:
-        """Raises Cancelled."""
+        """Raises Cancelled if the client is closed."""
         if self.closed:
             raise Cancelled("the client is closed")
 
     def begin(self, timeout: float | None) -> Retries:
-        """For a new request; None: the default timeout. Raises Cancelled if the client is closed."""
+        """Begin a new request. `timeout` is in seconds; None: the default. Raises Cancelled if the client is closed."""
         self.check_open()
         limit = self._timeout if timeout is None else timeout
         now = time.monotonic()
         return Retries(len(self.all), limit, self._retry_timeout, self._resume_timeout, now, self._answered)
 
 
-def any_yes(yes: Callable[[Any], bool], answers: Sequence[Any]) -> bool:
-    """Whether any router's answer satisfies `yes`. Raises the first error if none answered."""
+def any_true(is_true: Callable[[Any], bool], answers: Sequence[Any]) -> bool:
+    """Whether `is_true` holds for any router's answer. Raises the first error if no router answered."""
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     if len(errors) == len(answers):
         raise errors[0]
-    return any(yes(answer) for answer in answers if not isinstance(answer, BaseException))
+    return any(is_true(answer) for answer in answers if not isinstance(answer, BaseException))
 
 
 def _call_metadata(token: str | None, tenant: str | None, metadata: Metadata) -> Metadata:
-    """Raises ValueError, without quoting the token."""
-    found = list(metadata)
+    """Raises ValueError, whose message does not contain the token."""
+    entries = list(metadata)
     if token is not None:
         _check("token", token)
-        found.append(("authorization", f"Bearer {token}"))
+        entries.append(("authorization", f"Bearer {token}"))
     if tenant is not None:
         _check("tenant", tenant)
-        found.append(("x-sluice-tenant", tenant))
-    return tuple(found)
+        entries.append(("x-sluice-tenant", tenant))
+    return tuple(entries)
 
 
 def _check(name: str, value: str) -> None:
     if not value or not value.isascii() or not value.isprintable() or " " in value:
-        raise ValueError(f"{name} must be visible ASCII characters without spaces")
+        raise ValueError(f"{name} must be one or more printable ASCII characters other than spaces")
 
 
 def _read(path: str | PathLike[str] | None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Arrays as sluice.v1.DraftLogits."""
+"""Conversion of arrays to sluice.v1.DraftLogits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def pack_draft_logits(logits: Any) -> Mapping[str, Any]:
-    """Of a numpy array or a torch tensor [draft tokens, vocabulary]; float64 becomes float32. A mapping is returned as
-    it is. Needs numpy. Raises ValueError for another shape or dtype, TypeError for what is no array."""
+    """Convert a numpy array or a torch tensor [draft tokens, vocabulary]; a mapping is returned as it is.
+
+    float64 becomes float32. Requires numpy. Raises ValueError for another shape or dtype, TypeError for another type.
+    """
     if isinstance(logits, Mapping):
         return logits
     if not (hasattr(logits, "shape") and hasattr(logits, "dtype")):

@@ -1,4 +1,4 @@
-"""What each router of a list has answered, where a call goes to all of them: results beside errors."""
+"""The results of calls to all routers: a result or an error of each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Listing:
-    """What one router has listed so far, page by page."""
+    """The pages of a list call that one router has returned so far."""
 
     def __init__(self, router: Router, request: Callable[..., Any], read: Callable[[Any], Sequence[Any]]) -> None:
-        """`request`: the message's class. `read`: the items of a response."""
+        """`request`: class of the request message. `read`: returns the items of a response."""
         self.router = router
         self.is_complete = False
         self._request = request
@@ -28,7 +28,7 @@ class Listing:
         return self._request(page_size=PAGE_SIZE, page_token=self._token)
 
     def add(self, answer: Any) -> None:
-        """A response, or an error."""
+        """Add a response, or the error that the call ended with."""
         if isinstance(answer, BaseException):
             self._error, self.is_complete = answer, True
             return
@@ -38,34 +38,36 @@ class Listing:
 
     @property
     def result(self) -> Any:
-        """The items, or an error."""
+        """The items of all pages, or an error."""
         return self._error or tuple(self._items)
 
 
 def each_result(addresses: Sequence[str], results: Sequence[Any], of_router: Callable[..., T]) -> list[T]:
-    """`results`: a tuple or an error of each router. `of_router`: from an address and a tuple, or `error`.
+    """Combine the results of all routers, each a tuple or an error, with `of_router(address, tuple)` or
+    `of_router(address, error=error)`.
 
-    Raises the first error if no router did what was asked.
+    Raises the first error if every router failed.
     """
-    errors = [each for each in results if isinstance(each, BaseException)]
+    errors = [result for result in results if isinstance(result, BaseException)]
     for error in errors:
-        # Anything else is a fault of this program.
+        # An exception of another type is a defect of this program.
         if not isinstance(error, SluiceError) or len(errors) == len(results):
             raise error
     return [
-        of_router(address, error=each) if isinstance(each, SluiceError) else of_router(address, each)
-        for address, each in zip(addresses, results, strict=True)
+        of_router(address, error=result) if isinstance(result, SluiceError) else of_router(address, result)
+        for address, result in zip(addresses, results, strict=True)
     ]
 
 
 def failed(answer: Any) -> BaseException | None:
+    """The answer, if it is an error."""
     return answer if isinstance(answer, BaseException) else None
 
 
 def of_unloads(answers: Sequence[Any]) -> list[Any]:
-    """Results of calls that unload an adapter."""
-    results = [failed(each) or () for each in answers]
+    """Results of calls that unload an adapter: an empty tuple or an error of each router."""
+    results = [failed(answer) or () for answer in answers]
     if () in results:
-        # Routers pass changes on to each other: one may have unloaded it before our call came.
-        results = [() if isinstance(each, AdapterNotFound) else each for each in results]
+        # Routers pass changes on to each other, so a router may have unloaded the adapter before our call arrived.
+        results = [() if isinstance(result, AdapterNotFound) else result for result in results]
     return results

@@ -10,18 +10,20 @@ from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import admin_pb2 as pb
 
 GRACE_SECONDS = 5.0
-"""Beyond the call's own timeout, for an answer that says which engines were late."""
+"""Added to the timeout of the method's call, so that the answer can name the engines that exceeded it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankAnswer:
+    """What a method returned on one rank of an engine."""
+
     engine_id: str
     rank: int | None
-    """None: an error of the whole engine."""
+    """None: `error` is an error of the whole engine."""
     value: Any = None
-    """What the method returned; None also with an error."""
+    """The method's return value; None with an error."""
     error: str | None = None
-    """Names engine, rank and method."""
+    """Why the call failed; names the engine, the rank and the method."""
 
 
 def call_request(
@@ -31,12 +33,12 @@ def call_request(
     ranks: Sequence[int] | None,
     timeout: float | None,
 ) -> pb.CallEnginesRequest:
-    """Raises TypeError and ValueError for arguments that JSON cannot hold, ValueError for ranks that none can have."""
+    """Raises TypeError or ValueError for arguments that JSON cannot represent, ValueError for invalid ranks."""
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a list or tuple of arguments, got {args!r}")
     if ranks is not None and not ranks:
-        raise ValueError("ranks is empty, must name at least one rank; None: all")
-    # Here, because a protobuf message would describe a negative number by its type.
+        raise ValueError("ranks is empty, must name at least one rank, or be None for all ranks")
+    # Checked here, because protobuf's error for a negative number names only its type.
     if wrong := [rank for rank in ranks or () if rank < 0]:
         raise ValueError(f"ranks must be at least 0, got {wrong[0]}")
     request = pb.CallEnginesRequest(
@@ -51,7 +53,7 @@ def call_request(
 
 
 def deadline(timeout: float | None) -> float | None:
-    """Of the gRPC call; None: the client's default."""
+    """Timeout of the gRPC call, in seconds; None: the client's default."""
     return None if timeout is None else timeout + GRACE_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""The clients' exceptions, made from a gRPC status and its google.rpc details."""
+"""The clients' exceptions, created from a gRPC status and its google.rpc details."""
 # ruff: noqa: N818
 
 import asyncio
@@ -19,15 +19,16 @@ class Violation:
     """One invalid field of the request."""
 
     field: str
-    """Path in the request message."""
+    """Path of the field in the request message, such as "spec.sampling.top_p"."""
     description: str
+    """What is wrong with its value."""
 
 
 class SluiceError(Exception):
-    """Base of the exceptions for a failed call."""
+    """Base of the exceptions of a failed call."""
 
     retryable: ClassVar[bool] = False
-    """The same call may succeed later."""
+    """Whether the same call may succeed later."""
 
     def __init__(
         self,
@@ -41,25 +42,25 @@ class SluiceError(Exception):
         super().__init__(message)
         self.message = message
         self.reason = reason
-        """The server's error code, such as "CONTEXT_OVERFLOW"; empty if it gave none."""
+        """The server's error code, such as "CONTEXT_OVERFLOW"; empty if there is none."""
         self.violations = violations
-        """Invalid fields; for InvalidRequest only."""
+        """The invalid fields of an InvalidRequest."""
         self.retry_after = retry_after
-        """Seconds after which the server suggests a retry."""
+        """Seconds after which the server suggests to retry; None: no suggestion."""
         self.engine_deaths = engine_deaths
         """Consecutive engine deaths that the server attributes to this request."""
 
 
 class InvalidRequest(SluiceError):
-    """A field is out of range or not supported: see `violations`."""
+    """A field's value is out of range or not supported. `violations` name each field."""
 
 
 class ModelNotFound(SluiceError):
-    """No such model is served."""
+    """The server does not serve this model."""
 
 
 class ModelChanged(SluiceError):
-    """A stream broke, and no engine serves the model it began with any more: send the request again from the start."""
+    """A stream broke, and no engine serves its model any more. Send the request again from the start."""
 
 
 class AdapterNotFound(SluiceError):
@@ -67,7 +68,7 @@ class AdapterNotFound(SluiceError):
 
 
 class AdapterMissing(SluiceError):
-    """The uploaded files of a LoRA adapter are on no router and no engine any more: upload them again."""
+    """No router or engine has the uploaded files of a LoRA adapter any more. Upload them again."""
 
 
 class AlreadyExists(SluiceError):
@@ -75,7 +76,7 @@ class AlreadyExists(SluiceError):
 
 
 class Overloaded(SluiceError):
-    """The server's queue is full: try again after `retry_after` seconds."""
+    """The server's queue is full. Retry after `retry_after` seconds."""
 
     retryable = True
 
@@ -87,11 +88,11 @@ class Unavailable(SluiceError):
 
 
 class NotImplementedByServer(SluiceError):
-    """The option or call is part of the API but not built yet."""
+    """The server does not implement the option or the call."""
 
 
 class DeadlineExceeded(SluiceError):
-    """The call's timeout passed."""
+    """The call's timeout expired."""
 
 
 class Cancelled(SluiceError):
@@ -111,7 +112,7 @@ class ServerError(SluiceError):
 
 
 class Poison(ServerError):
-    """Several engines in a row died under this request, so it is not retried. See `engine_deaths`."""
+    """Several engines in a row died while they ran this request, so it is not retried. See `engine_deaths`."""
 
 
 class LostEvents(ServerError):
@@ -140,7 +141,7 @@ _BY_REASON: dict[str, type[SluiceError]] = {
     "POISON": Poison,
 }
 
-# gRPC reports some broken connections by other statuses than UNAVAILABLE: known by lower-case parts of their messages.
+# gRPC reports some broken connections with statuses other than UNAVAILABLE, which are recognized by their messages.
 CONNECTION_LOST = {
     grpc.StatusCode.UNKNOWN: ("stream removed",),
     grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
@@ -148,7 +149,7 @@ CONNECTION_LOST = {
 
 
 def is_task_cancelled() -> bool:
-    """Whether an asyncio.CancelledError is for this task rather than for its call."""
+    """Whether an asyncio.CancelledError means that this task was cancelled, not only its gRPC call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -162,8 +163,8 @@ def from_rpc_error(error: Any) -> SluiceError:
     reason, violations, retry_after, deaths = "", [], None, ""
     for detail in status.details:
         if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            found = error_details_pb2.BadRequest.FromString(detail.value)
-            violations += [Violation(each.field, each.description) for each in found.field_violations]
+            bad_request = error_details_pb2.BadRequest.FromString(detail.value)
+            violations += [Violation(each.field, each.description) for each in bad_request.field_violations]
         elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo.FromString(detail.value)
             reason, deaths = info.reason, info.metadata.get("engine_deaths", "")
@@ -188,6 +189,6 @@ def _status(error: Any) -> status_pb2.Status:
             try:
                 return status_pb2.Status.FromString(value)
             except DecodeError:
-                # A proxy's, or damaged: the status and message are still good.
+                # Sent by a proxy, or damaged; the status and the message are still useful.
                 break
     return status_pb2.Status()

@@ -1,4 +1,4 @@
-"""The endless streams of AdminService: statistics of steps, KV cache events. They end with their router."""
+"""The endless streams of AdminService: statistics of steps, and KV cache events. They end when their router does."""
 
 import asyncio
 from typing import Any, Generic, Self, TypeVar
@@ -14,10 +14,13 @@ R = TypeVar("R")
 
 
 class Feed(OpenCall, Generic[R]):
-    """Iterator of responses of one router. Raises SluiceError; the next feed is of the next router."""
+    """Iterator over the responses of one router.
+
+    Raises SluiceError when the stream ends; a new feed then uses the next router.
+    """
 
     def __init__(self, routers: Routers, method: str, request: Any, timeout: float | None) -> None:
-        """Returns once the server has begun, or has refused the call: then the first `next` raises."""
+        """Wait until the server has started the stream, or refused it, in which case the first `next` raises."""
         self._routers, self._router = routers, routers.current
         super().__init__(_start(routers, self._router, method, request, timeout))
         self._call.initial_metadata()
@@ -27,24 +30,27 @@ class Feed(OpenCall, Generic[R]):
 
     def __next__(self) -> R:
         try:
-            found: R = next(self._call)
+            response: R = next(self._call)
         except grpc.RpcError as error:
             if self._closed.is_set():
                 raise StopIteration from None
             self._routers.skip(self._router)
             raise from_rpc_error(error) from None
-        return found
+        return response
 
 
 class AsyncFeed(AsyncOpenCall, Generic[R]):
-    """Asynchronous iterator of responses of one router. Raises SluiceError; the next feed is of the next router."""
+    """Asynchronous iterator over the responses of one router.
+
+    Raises SluiceError when the stream ends; a new feed then uses the next router.
+    """
 
     def __init__(self, routers: Routers, method: str, request: Any, timeout: float | None) -> None:
         self._routers, self._router = routers, routers.current
         super().__init__(_start(routers, self._router, method, request, timeout))
 
     async def started(self) -> None:
-        """Wait until the server has begun, or has refused the call: then the iteration raises."""
+        """Wait until the server has started the stream, or refused it, in which case the iteration raises."""
         await self._call.initial_metadata()
 
     def __aiter__(self) -> Self:
@@ -52,7 +58,7 @@ class AsyncFeed(AsyncOpenCall, Generic[R]):
 
     async def __anext__(self) -> R:
         try:
-            found: R = await anext(self._incoming)
+            response: R = await anext(self._incoming)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if is_task_cancelled():
                 raise
@@ -60,32 +66,32 @@ class AsyncFeed(AsyncOpenCall, Generic[R]):
                 raise StopAsyncIteration from None
             self._routers.skip(self._router)
             raise from_rpc_error(error) from None
-        return found
+        return response
 
 
 class Steps(Feed[pb.StreamStepsResponse]):
-    """Iterator of `StreamStepsResponse`: every engine step from now on. Silent while engines idle; endless."""
+    """Endless iterator over `StreamStepsResponse`: every engine step from now on. Waits while all engines are idle."""
 
     def __init__(self, routers: Routers, timeout: float | None) -> None:
         super().__init__(routers, "StreamSteps", pb.StreamStepsRequest(), timeout)
 
 
 class AsyncSteps(AsyncFeed[pb.StreamStepsResponse]):
-    """Asynchronous iterator of `StreamStepsResponse`: every engine step after `started`, silent while engines idle."""
+    """Endless asynchronous iterator over `StreamStepsResponse`: every engine step from `started` on."""
 
     def __init__(self, routers: Routers, timeout: float | None) -> None:
         super().__init__(routers, "StreamSteps", pb.StreamStepsRequest(), timeout)
 
 
 class CacheEvents(Feed[pb.StreamCacheEventsResponse]):
-    """Iterator of `StreamCacheEventsResponse`: the KV cache events that engines keep, then each new one; endless."""
+    """Endless iterator over `StreamCacheEventsResponse`: the KV cache events in the engines' buffers, then new ones."""
 
     def __init__(self, routers: Routers, engine_id: str, timeout: float | None) -> None:
         super().__init__(routers, "StreamCacheEvents", pb.StreamCacheEventsRequest(engine_id=engine_id), timeout)
 
 
 class AsyncCacheEvents(AsyncFeed[pb.StreamCacheEventsResponse]):
-    """The same, asynchronous."""
+    """Endless asynchronous iterator over `StreamCacheEventsResponse`, like `CacheEvents`."""
 
     def __init__(self, routers: Routers, engine_id: str, timeout: float | None) -> None:
         super().__init__(routers, "StreamCacheEvents", pb.StreamCacheEventsRequest(engine_id=engine_id), timeout)

@@ -1,4 +1,4 @@
-"""LoRA adapters, router by router (ModelService.LoadLora, UploadLora, UnloadLora and ListLoras)."""
+"""LoRA adapters of each router (ModelService.LoadLora, UploadLora, UnloadLora and ListLoras)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,8 +18,8 @@ from sluice.v1 import admin_pb2 as pb
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 20
-"""Of an upload: what a client holds in memory of a file."""
-UPLOADS = 3
+"""Bytes in one message of an upload, which limits what the client holds in memory."""
+UPLOAD_TRIES = 3
 """Times that an upload is tried; see `is_cut_short`."""
 
 Folder = str | PathLike[str]
@@ -27,59 +27,62 @@ Folder = str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """A loaded adapter."""
+    """A loaded LoRA adapter."""
 
     lora_id: str
     version: str
-    """Hash of its files: the same id loaded again with other weights has another one."""
+    """Hash of the files. It changes when other weights are loaded under the same id."""
     rank: int
     path: str = ""
-    """On the engines' machines; empty: its files were uploaded."""
+    """Folder on the engines' machines; empty: the files were uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLoras:
-    """Of one router."""
+    """The LoRA adapters of one router, or its error."""
 
     address: str
     loras: tuple[Lora, ...] = ()
-    """After `load_lora` the new one, after `list_loras` all, by id; empty with an error."""
+    """From `load_lora` the loaded adapter, from `list_loras` all adapters by id; empty with an error."""
     error: SluiceError | None = None
-    """Why the router did not answer, or did not do it."""
+    """Why the router's call failed."""
 
 
 class LoraWeights(TypedDict):
-    """The two files of an adapter: the option `lora_weights`. See sluice.v1.LoraWeights."""
+    """The contents of an adapter's two files, for the option `lora_weights`. See sluice.v1.LoraWeights."""
 
     config_json: bytes
     safetensors: bytes
 
 
 def read_lora(folder: Folder) -> LoraWeights:
-    """An adapter that peft saved, for the option `lora_weights`. Raises OSError, ValueError."""
-    found = AdapterFolder(folder)
-    return LoraWeights(config_json=found.config_json, safetensors=found.weights.read_bytes())
+    """Read an adapter that peft saved, for the option `lora_weights`. Raises OSError, ValueError."""
+    adapter = AdapterFolder(folder)
+    return LoraWeights(config_json=adapter.config_json, safetensors=adapter.weights.read_bytes())
 
 
 class AdapterFolder:
-    """Raises OSError if a file is missing or cannot be read, ValueError for a configuration that is too large."""
+    """The files of an adapter that peft saved.
+
+    Raises OSError if a file is missing or unreadable, ValueError if the configuration is too large.
+    """
 
     def __init__(self, folder: Folder) -> None:
         path = Path(folder)
         self.weights = path / WEIGHTS
-        # Before anything is sent: gRPC would hide the error of a file that is missing.
+        # Both files are opened before anything is sent, because gRPC would hide the error of a missing file.
         with self.weights.open("rb"), (path / CONFIG).open("rb") as config:
             self.config_json = config.read(MAX_CONFIG_BYTES + 1)
         if len(self.config_json) > MAX_CONFIG_BYTES:
-            raise ValueError(f"{path / CONFIG} has more than {MAX_CONFIG_BYTES} bytes, the most that are sent")
+            raise ValueError(f"{path / CONFIG} has more than {MAX_CONFIG_BYTES} bytes, which is the limit")
 
 
 class Upload:
-    """The messages of one UploadLora call; iterate over it once."""
+    """The messages of one UploadLora call. Each try iterates over them."""
 
     def __init__(self, lora_id: str, folder: AdapterFolder, model: str) -> None:
         self.error: OSError | None = None
-        """Why the file could not be read to its end: gRPC reports that as the end of the call alone."""
+        """Why the file could not be read to its end, which gRPC does not report."""
         header = pb.UploadLoraHeader(lora_id=lora_id, model=model, config_json=folder.config_json)
         self._header = pb.UploadLoraRequest(header=header)
         self._weights = folder.weights
@@ -96,14 +99,16 @@ class Upload:
 
     async def __aiter__(self) -> AsyncIterator[pb.UploadLoraRequest]:
         parts = iter(self)
-        # In a thread: a disk may be slow, and the loop has other calls.
+        # In a thread, so that a slow disk does not block the event loop.
         while (part := await asyncio.to_thread(next, parts, None)) is not None:
             yield part
 
 
 def is_cut_short(request: object, error: BaseException) -> bool:
-    """Whether the router has answered an upload before its end, with an error that gRPC replaced by one of its own: it
-    reports a write that failed, not why."""
+    """Whether the router answered an upload before its end, with an error that is lost.
+
+    In its place, grpc.aio reports only that a write failed.
+    """
     return (
         isinstance(request, Upload)
         and isinstance(error, aio.AioRpcError)
@@ -112,7 +117,7 @@ def is_cut_short(request: object, error: BaseException) -> bool:
 
 
 def listing(router: Router) -> Listing:
-    return Listing(router, pb.ListLorasRequest, lambda answer: [_read(each) for each in answer.loras])
+    return Listing(router, pb.ListLorasRequest, lambda answer: [_read(lora) for lora in answer.loras])
 
 
 def load_request(lora_id: str, path: str, model: str) -> pb.LoadLoraRequest:
@@ -120,28 +125,28 @@ def load_request(lora_id: str, path: str, model: str) -> pb.LoadLoraRequest:
 
 
 def check_source(path: str | None, folder: Folder | None) -> None:
-    """Raises TypeError unless it is exactly one."""
+    """Raises TypeError unless exactly one is given."""
     if (path is None) == (folder is None):
-        raise TypeError("give either path, a folder on the engines' machines, or folder, one on this machine")
+        raise TypeError("give either path, a folder on the engines' machines, or folder, a folder on this machine")
 
 
 def read_loaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterLoras]:
-    """Of LoadLora or UploadLora, or errors. Raises the first error if no router loaded it."""
-    return each_result(addresses, [failed(each) or (_read(each.lora),) for each in answers], RouterLoras)
+    """Read answers of LoadLora or UploadLora, or errors. Raises the first error if all routers failed."""
+    return each_result(addresses, [failed(answer) or (_read(answer.lora),) for answer in answers], RouterLoras)
 
 
 def read_unloaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterLoras]:
-    """Of UnloadLora, or errors. Raises the first error if no router unloaded it."""
+    """Read answers of UnloadLora, or errors. Raises the first error if all routers failed."""
     return each_result(addresses, of_unloads(answers), RouterLoras)
 
 
 def read_lists(addresses: Sequence[str], lists: Sequence[Listing]) -> list[RouterLoras]:
-    """Raises the first error if no router answered."""
-    return each_result(addresses, [each.result for each in lists], RouterLoras)
+    """Read the complete lists of all routers. Raises the first error if all routers failed."""
+    return each_result(addresses, [listing.result for listing in lists], RouterLoras)
 
 
 def raise_read_error(uploads: Sequence[Upload]) -> None:
-    """Raises OSError."""
+    """Raises the OSError of the first upload whose file could not be read."""
     for upload in uploads:
         if upload.error is not None:
             raise upload.error

@@ -1,4 +1,4 @@
-"""Types of the prompt and of the options of `generate` and `stream`, which are named as in the .proto files."""
+"""Types of prompts, and the options of `generate` and `stream`, which have the names of the fields in sluice.v1."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -7,54 +7,59 @@ from typing import Any, Literal, TypedDict
 from sluice.client.loras import LoraWeights
 
 Message = Mapping[str, Any]
-"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and what else sluice.v1.ChatMessage has,
-such as "tool_call_id" for role "tool".
+"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and other fields of
+sluice.v1.ChatMessage, such as "tool_call_id" for the role "tool".
 
-The content is text, or a list of parts: `{"type": "text", "text": …}` and `{"type": "image", "data": …}`, the bytes of
-a PNG, JPEG or WebP file. A call in "tool_calls" is `{"id": …, "name": …, "arguments_json": …}`, or as OpenAI writes it:
-`{"id": …, "type": "function", "function": {"name": …, "arguments": …}}`."""
+The content is text, or a list of parts: `{"type": "text", "text": …}`, and `{"type": "image", "data": …}` with the
+bytes of a PNG, JPEG or WebP file. A call in "tool_calls" is `{"id": …, "name": …, "arguments_json": …}`, or has
+OpenAI's form: `{"id": …, "type": "function", "function": {"name": …, "arguments": …}}`."""
 
 
 class PromptEmbeds(TypedDict):
     """A prompt of embeddings in place of tokens."""
 
     prompt_embeds: Any
-    """Rows [tokens, hidden size]; see `embeddings_of`."""
+    """Embeddings [tokens, hidden size]; see `embeddings_of`."""
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | PromptEmbeds
-"""Text, token ids, chat messages, to which the server applies the model's chat template, or embeddings."""
+"""Text, token ids, chat messages (to which the server applies the model's chat template), or embeddings."""
 
 Seconds = float | timedelta
+"""A duration; a number is in seconds."""
 
 
 class TokenRangeRetention(TypedDict, total=False):
-    """Retention priority of a part of the prompt; see sluice.v1.TokenRangeRetention."""
+    """Retention priority of the KV cache blocks of a part of the prompt; see sluice.v1.TokenRangeRetention."""
 
     start: int
+    """First token of the part."""
     end: int | None
-    """Exclusive; None: the end of the prompt."""
+    """Token after the last one of the part; None: the end of the prompt."""
     priority: int
     """0 (evicted first) to 100 (evicted last)."""
     duration: Seconds | None
-    """None: until evicted."""
+    """How long the priority applies; None: until evicted."""
 
 
 class KvCache(TypedDict, total=False):
-    """Prefix-cache control; see sluice.v1.KvCacheOptions."""
+    """Options of the KV cache; see sluice.v1.KvCacheOptions."""
 
     salt: str | None
+    """Only requests with the same salt share cached prefixes."""
     prompt_retention: Sequence[TokenRangeRetention] | None
     decode_priority: int | None
+    """Retention priority of generated blocks."""
     decode_duration: Seconds | None
+    """How long `decode_priority` applies; None: until evicted."""
 
 
 class Options(TypedDict, total=False):
-    """Options of one generation. If one is missing or None, the server's default applies.
+    """Options of a generation. For an option that is missing or None, the server's default applies.
 
-    Each is documented at the field of the same name in sluice/v1/generation.proto and sampling.proto. Fields that are
-    messages there take a mapping of the same shape, such as `guided={"regex": "[a-z]+"}` or
-    `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are in seconds. `draft_logits` in `speculation` may
+    Each option is documented at the field of the same name in sluice/v1/generation.proto and sampling.proto. An option
+    whose field is a message is a mapping of the message's fields, such as `guided={"regex": "[a-z]+"}` or
+    `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are in seconds. In `speculation`, `draft_logits` can
     also be a numpy array or a torch tensor.
     """
 
@@ -68,10 +73,10 @@ class Options(TypedDict, total=False):
     prompt_adapter_id: str | None
     """See `Client.load_prompt_adapter`."""
     prompt_table: Any
-    """Rows [virtual tokens, hidden size], see `embeddings_of`, or a mapping with these as "embeddings" and, with token
-    ids, "token_extra_ids"."""
+    """Embeddings [virtual tokens, hidden size], see `embeddings_of`; or a mapping with "embeddings" and, for a prompt
+    of token ids, "token_extra_ids"."""
     images: Sequence[bytes] | None
-    """Files of images, one for each placeholder in a text or in token ids; those of chats are parts of messages."""
+    """Image files, one for each placeholder in a text or in token ids. The images of a chat are parts of messages."""
     priority: Literal["low", "normal", "high"] | None
     time_limit: Seconds | None
     add_special_tokens: bool | None
@@ -124,16 +129,18 @@ class Options(TypedDict, total=False):
 
 
 class TokenizeOptions(TypedDict, total=False):
-    """Options of `tokenize`, named as in sluice.v1.TokenizeRequest and ChatPrompt."""
+    """Options of `tokenize`, with the names of fields of sluice.v1.TokenizeRequest and sluice.v1.ChatPrompt."""
 
     model: str | None
     add_special_tokens: bool | None
     offsets: bool | None
-    """Of texts only."""
+    """Whether to return the position of each token; for texts only."""
     tools_json: str | None
-    """This and those below: of chats only."""
+    """For chats only."""
     template_kwargs: Mapping[str, Any] | None
+    """For chats only."""
     continue_final_message: bool | None
+    """For chats only."""
 
 
 OPTION_NAMES = frozenset(Options.__annotations__)

@@ -1,4 +1,4 @@
-"""Prompt adapters, router by router (ModelService.LoadPromptAdapter, UnloadPromptAdapter and ListPromptAdapters)."""
+"""Prompt adapters of each router (ModelService.LoadPromptAdapter, UnloadPromptAdapter and ListPromptAdapters)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,31 +19,35 @@ class PromptAdapter:
 
     prompt_adapter_id: str
     version: str
-    """Hash of its rows: the same id loaded again with other rows has another one."""
+    """Hash of the embeddings. It changes when other embeddings are loaded under the same id."""
     rows: int
-    """Its virtual tokens."""
+    """Number of virtual tokens."""
     path: str = ""
-    """On the router's machine; empty: it was uploaded."""
+    """Folder on the routers' machines; empty: the adapter was uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterPromptAdapters:
-    """Of one router."""
+    """The prompt adapters of one router, or its error."""
 
     address: str
     prompt_adapters: tuple[PromptAdapter, ...] = ()
-    """After `load_prompt_adapter` the new one, after `list_prompt_adapters` all, by id; empty with an error."""
+    """From `load_prompt_adapter` the loaded adapter, from `list_prompt_adapters` all adapters by id; empty with an
+    error."""
     error: SluiceError | None = None
-    """Why the router did not answer, or did not do it."""
+    """Why the router's call failed."""
 
 
 def load_request(
     prompt_adapter_id: str, path: str | None, folder: Folder | None, rows: Any, model: str
 ) -> pb.LoadPromptAdapterRequest:
-    """Reads the folder. Raises OSError, ValueError; TypeError unless one of the three is given."""
-    if sum(each is not None for each in (path, folder, rows)) != 1:
+    """Build the request, with the files of `folder`.
+
+    Raises OSError or ValueError for unusable files, TypeError unless exactly one of the three is given.
+    """
+    if sum(source is not None for source in (path, folder, rows)) != 1:
         raise TypeError(
-            "give one of rows, folder, a folder on this machine, and path, a folder on the routers' machines"
+            "give exactly one of rows; folder, a folder on this machine; and path, a folder on the routers' machines"
         )
     request = pb.LoadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id, model=model)
     if path is not None:
@@ -57,25 +61,25 @@ def load_request(
 
 def listing(router: Router) -> Listing:
     return Listing(
-        router, pb.ListPromptAdaptersRequest, lambda answer: [_read(each) for each in answer.prompt_adapters]
+        router, pb.ListPromptAdaptersRequest, lambda answer: [_read(adapter) for adapter in answer.prompt_adapters]
     )
 
 
 def read_loaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterPromptAdapters]:
-    """Of LoadPromptAdapter, or errors. Raises the first error if no router loaded it."""
-    results = [failed(each) or (_read(each.prompt_adapter),) for each in answers]
+    """Read answers of LoadPromptAdapter, or errors. Raises the first error if all routers failed."""
+    results = [failed(answer) or (_read(answer.prompt_adapter),) for answer in answers]
     return each_result(addresses, results, RouterPromptAdapters)
 
 
 def read_unloaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterPromptAdapters]:
-    """Of UnloadPromptAdapter, or errors. Raises the first error if no router unloaded it."""
+    """Read answers of UnloadPromptAdapter, or errors. Raises the first error if all routers failed."""
     return each_result(addresses, of_unloads(answers), RouterPromptAdapters)
 
 
 def read_lists(addresses: Sequence[str], lists: Sequence[Listing]) -> list[RouterPromptAdapters]:
-    """Raises the first error if no router answered."""
-    return each_result(addresses, [each.result for each in lists], RouterPromptAdapters)
+    """Read the complete lists of all routers. Raises the first error if all routers failed."""
+    return each_result(addresses, [listing.result for listing in lists], RouterPromptAdapters)
 
 
-def _read(found: pb.PromptAdapter) -> PromptAdapter:
-    return PromptAdapter(found.prompt_adapter_id, found.version, found.rows, found.path)
+def _read(adapter: pb.PromptAdapter) -> PromptAdapter:
+    return PromptAdapter(adapter.prompt_adapter_id, adapter.version, adapter.rows, adapter.path)

@@ -1,4 +1,4 @@
-"""Builds request messages: each option sets the field of its name, in the first message of PARTS that has one."""
+"""Builds request messages. Each option sets the field of that name, in the first message of PARTS that has it."""
 
 import json
 from collections.abc import Mapping, MutableSequence, Sequence, Set
@@ -16,30 +16,30 @@ from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, 
 from sluice.v1 import generation_pb2 as pb
 
 PARTS = ("sampling", "stopping", "output", "chat", "")
-"""Sub-messages of the spec that hold options, in search order; "" is the spec itself."""
+"""Sub-messages of the spec with options, in search order; "" is the spec itself."""
 CHAT_OPTIONS = ("tools_json", "template_kwargs", "continue_final_message")
-"""Those of `tokenize` that set a field of its chat."""
+"""Options of `tokenize` that set a field of the chat."""
 
 
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
-    # Only generations kill engines; a stream's count is set by StreamState.
+    # Only generations kill engines. StreamState sets the count of a stream.
     if engine_deaths and isinstance(request, pb.GenerateRequest):
         request.spec.engine_deaths = engine_deaths
 
 
 def tokenize_request(text: str | Sequence[Message], options: Mapping[str, Any]) -> pb.TokenizeRequest:
-    """Raises TypeError for an unknown option, or one of chats with a text; InvalidRequest for an unencodable value."""
+    """Raises TypeError for an option that is unknown or not for texts, InvalidRequest for an unencodable value."""
     _reject_unknown(options, TOKENIZE_OPTION_NAMES)
     request = pb.TokenizeRequest()
-    given = {name: value for name, value in options.items() if value is not None}
-    of_chat = [name for name in given if name in CHAT_OPTIONS]
+    set_options = {name: value for name, value in options.items() if value is not None}
+    chat_options = [name for name in set_options if name in CHAT_OPTIONS]
     if isinstance(text, str):
-        if of_chat:
-            raise TypeError(f"{', '.join(of_chat)}: for chats only")
+        if chat_options:
+            raise TypeError(f"{', '.join(chat_options)}: for chats only, not for a text")
         _assign(request, "text", text, "text")
     else:
         _assign(request, "chat", {"messages": list(map(_message, text))}, "chat")
-    for name, value in given.items():
+    for name, value in set_options.items():
         if name in CHAT_OPTIONS:
             _assign(request.chat, name, value, f"chat.{name}")
         else:
@@ -68,19 +68,19 @@ def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
 def _reject_unknown(options: Mapping[str, Any], known: Set[str]) -> None:
     for name in options.keys() - known:
         close = get_close_matches(name, known, n=1)
-        meant = repr(close[0]) if close else _with_field(name, known)
-        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {meant}?" if meant else ""))
+        suggestion = repr(close[0]) if close else _option_with_key(name, known)
+        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {suggestion}?" if suggestion else ""))
 
 
-def _with_field(name: str, known: Set[str]) -> str:
-    """The option whose mapping has this key, such as guided={'json_schema': ...}; else empty."""
+def _option_with_key(name: str, known: Set[str]) -> str:
+    """An option whose mapping has this key, such as "guided={'json_schema': ...}"; "" if there is none."""
     types = {option: _option_type(option) for option in sorted(known)}
-    found = (option for option, kind in types.items() if kind is not None and name in kind.fields_by_name)
-    return next((f"{option}={{{name!r}: ...}}" for option in found), "")
+    matches = (option for option, kind in types.items() if kind is not None and name in kind.fields_by_name)
+    return next((f"{option}={{{name!r}: ...}}" for option in matches), "")
 
 
 def _option_type(name: str) -> Any:
-    """Of a message-valued option; else None."""
+    """The message type of an option's field; None if it is not a message."""
     fields = (_part_type(part).fields_by_name.get(name) for part in PARTS)
     return next((field.message_type for field in fields if field is not None), None)
 
@@ -93,7 +93,8 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
         _assign(spec, "prompt_embeds", embeddings_of(prompt["prompt_embeds"]), "spec.prompt_embeds")
         return
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
-        raise TypeError(f"a prompt is text, token ids, chat messages or prompt_embeds, not {type(prompt).__name__}")
+        kinds = "text, token ids, chat messages or a mapping with prompt_embeds"
+        raise TypeError(f"a prompt must be {kinds}, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         _assign(spec, "chat", {"messages": list(map(_message, prompt))}, "spec.chat")
     else:
@@ -101,15 +102,15 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
 
 
 def _message(message: Any) -> Any:
-    """With a list of parts in `parts`, and calls of tools as the contract has them."""
+    """The fields of sluice.v1.ChatMessage, which has a list of parts in `parts` and its own form of tool calls."""
     if not isinstance(message, Mapping):
         return message
-    found = dict(message)
-    if isinstance(found.get("content"), list | tuple):
-        found["parts"] = [_part(part) for part in found.pop("content")]
-    if isinstance(found.get("tool_calls"), list | tuple):
-        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
-    return found
+    fields = dict(message)
+    if isinstance(fields.get("content"), list | tuple):
+        fields["parts"] = [_part(part) for part in fields.pop("content")]
+    if isinstance(fields.get("tool_calls"), list | tuple):
+        fields["tool_calls"] = [_call(call) for call in fields["tool_calls"]]
+    return fields
 
 
 def _call(call: Any) -> Any:
@@ -126,9 +127,9 @@ def _part(part: Any) -> Mapping[str, Any]:
             return {"text": text}
         case {"type": "image", "data": data, **others} if not others:
             return {"image": {"data": data}}
-    shown = f"one with {', '.join(map(str, part))}" if isinstance(part, Mapping) else type(part).__name__
-    form = '{"type": "text", "text": ...} or {"type": "image", "data": ...}'
-    raise TypeError(f"spec.chat.messages: a part is {form}, not {shown}")
+    wrong = f"a mapping with {', '.join(map(str, part))}" if isinstance(part, Mapping) else type(part).__name__
+    forms = '{"type": "text", "text": ...} or {"type": "image", "data": ...}'
+    raise TypeError(f"spec.chat.messages: a part must be {forms}, not {wrong}")
 
 
 def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
@@ -156,7 +157,7 @@ def _part_type(part: str) -> Any:
 def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
     field = message.DESCRIPTOR.fields_by_name[name]
     try:
-        # A str is itself a sequence of strings: without this, each letter would become a stop string.
+        # A string is a sequence of strings: without this, each of its letters would become a stop string.
         if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
             value = [value]
         message.MergeFrom(type(message)(**{name: _convert(field, value)}))
@@ -167,7 +168,7 @@ def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
 
 
 def _convert(field: Any, value: Any) -> Any:
-    """The value in protobuf's form: enums by full name, seconds as timedelta, also inside mappings."""
+    """The value in protobuf's form, also inside mappings: enums by full name, durations as timedelta."""
     kind = field.message_type
     if field.enum_type is not None:
         return f"{field.enum_type.name}_{value}".upper()
@@ -184,7 +185,7 @@ def _convert_fields(kind: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     fields = kind.fields_by_name
-    # An unknown name is kept, so that protobuf raises for it.
+    # Unknown names are kept, so that protobuf raises for them.
     return {
         name: _convert(fields[name], item) if name in fields else item
         for name, item in value.items()

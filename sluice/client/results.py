@@ -1,6 +1,7 @@
-"""Results as frozen values, read from the protobuf messages.
+"""Results as immutable values, read from the protobuf messages.
 
-What comes by the token is a msgspec.Struct: a frozen dataclass takes some twenty times as long to make.
+Objects that are created for each token are msgspec Structs, which are about twenty times as fast to create as frozen
+dataclasses.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from sluice.v1 import generation_pb2 as pb
 
 
 class FinishReason(StrEnum):
-    """Why an output ended; the names of sluice.v1.FinishReason in lower case."""
+    """Why an output ended: the values of sluice.v1.FinishReason, in lower case."""
 
     EOS = "eos"
     STOP_STRING = "stop_string"
@@ -26,35 +27,37 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"
     TIME_LIMIT = "time_limit"
     UNKNOWN = "unknown"
-    """A reason of a newer server, or no reason."""
+    """No reason, or one that only newer servers have."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token and the natural log of its probability."""
+    """Log-probability of one token at one position."""
 
     token_id: int
     token: bytes
+    """The token's bytes, which need not be valid UTF-8."""
     logprob: float | None
-    """None for the first token of the prompt."""
+    """Natural logarithm of the probability; None for the first token of a prompt."""
     rank: int
-    """1: the most likely token."""
+    """Rank of the token at its position; 1 is the most likely token."""
     top: tuple["TokenLogprob", ...]
-    """The most likely tokens, best first."""
+    """The most likely tokens at the position, most likely first, as many as requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts over all outputs."""
+    """Token counts over all outputs of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
     accepted_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Durations in seconds."""
+    """Durations of the phases of a request, in seconds. Requested with `timings=True`."""
 
     queue: float
     prefill: float
@@ -64,19 +67,23 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Rows of a requested tensor; see sluice.v1.TensorChunk."""
+    """Consecutive rows of a requested tensor; see sluice.v1.TensorChunk."""
 
     index: int
+    """Index of the output."""
     name: str
     start: int
+    """Number of the first row."""
     context: bool
+    """Whether the rows belong to the prompt's positions, not to the output's."""
     shape: tuple[int, ...]
+    """[rows, ...]"""
     dtype: str
     data: bytes
-    """Row-major, little-endian."""
+    """The values, row-major and little-endian."""
 
     def array(self) -> Any:
-        """A numpy array, read-only; float32 for bfloat16, which numpy does not have. Needs numpy."""
+        """The rows as a read-only numpy array; bfloat16 becomes float32. Requires numpy."""
         import numpy as np
 
         if self.dtype == "bfloat16":
@@ -87,68 +94,90 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """One output of a `Generation`."""
+
     index: int
+    """Index among the request's outputs."""
     text: str
     token_ids: tuple[int, ...]
-    """Empty unless requested with token_ids=True."""
+    """Empty unless requested with `token_ids=True`."""
     logprobs: tuple[TokenLogprob, ...]
+    """One entry per token, if requested."""
     finish_reason: FinishReason
     stop_string: str | None
+    """The stop string that ended the output, if one did."""
     stop_token_id: int | None
+    """The stop token that ended the output, if one did."""
     seed: int | None
+    """The seed of the output's sampling; None if unknown."""
     cumulative_logprob: float | None
+    """Sum of the log-probabilities of the tokens, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """`text` and `finish_reason` are of the first output."""
+    """The complete result of a request."""
 
     request_id: str
     outputs: tuple[Output, ...]
     usage: Usage
     timings: Timings | None
+    """None unless requested with `timings=True`."""
     prompt_logprobs: tuple[TokenLogprob, ...]
+    """One entry per prompt token, if requested."""
     tensors: tuple[Tensor, ...]
+    """The requested tensors, each complete."""
 
     @property
     def text(self) -> str:
+        """Text of the first output."""
         return self.outputs[0].text
 
     @property
     def finish_reason(self) -> FinishReason:
+        """Why the first output ended."""
         return self.outputs[0].finish_reason
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A part of one output: new text, a tensor, or the end of the output, which has a `finish_reason`."""
+    """A part of one output in a stream: new text, a tensor, or the output's end, which has a `finish_reason`."""
 
     index: int
+    """Index of the output."""
     text: str = ""
+    """New text."""
     token_ids: tuple[int, ...] = ()
-    """Empty unless requested with token_ids=True."""
+    """New token ids; empty unless requested with `token_ids=True`."""
     logprobs: tuple[TokenLogprob, ...] = ()
+    """One entry per new token, if requested."""
     token_offset: int = 0
     """Position of the first new token in the output."""
     token_count: int = 0
-    """New tokens, whether or not their ids were requested."""
+    """Number of new tokens, whether or not their ids were requested."""
     finish_reason: FinishReason | None = None
+    """Why the output ended; None: it has not."""
     stop_string: str | None = None
+    """The stop string that ended the output, if one did."""
     stop_token_id: int | None = None
+    """The stop token that ended the output, if one did."""
     completion_tokens: int | None = None
-    """Length of the output; with `finish_reason` only."""
+    """Number of the output's tokens; only with `finish_reason`."""
     cumulative_logprob: float | None = None
+    """Sum of the log-probabilities of the output's tokens, if requested; only with `finish_reason`."""
     tensor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
+    """The tokens of a text or a chat."""
+
     token_ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
-    """[start, end) of each token in Unicode code points; empty unless requested."""
+    """Position [start, end) of each token in the text, in Unicode code points; empty unless requested."""
 
 
 def seconds(message: Duration | Timestamp) -> float:
-    """A duration in seconds, or a point in time in seconds since 1970."""
+    """A duration in seconds, or a time in seconds since 1970."""
     return message.seconds + message.nanos / 1e9
 
 

@@ -1,4 +1,4 @@
-"""The model version that new requests go to, router by router (AdminService.SetServingVersion and GetServerInfo)."""
+"""The model version to which each router sends new requests (AdminService.SetServingVersion and GetServerInfo)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from sluice.client.errors import SluiceError
 
 @dataclass(frozen=True, slots=True)
 class ServingVersion:
-    """Of one router."""
+    """The model version to which one router sends new requests, or its error."""
 
     address: str
     version: str = ""
-    """Label of the engines that its new requests go to; empty: any, or an error."""
+    """Label of the engines that get new requests; empty: engines with any label, or an error."""
     engines: int = 0
-    """Those with the label that take work (all that do, if it is empty). At 0, new requests go to the others."""
+    """Number of such engines that accept work. If it is 0, new requests go to the other engines."""
     former: str | None = None
-    """The version before `set_serving_version`; None: it was not called, or an error."""
+    """The version before this call of `set_serving_version`; None from `serving_versions`, or with an error."""
     error: SluiceError | None = None
-    """Why the router did not answer, or did not change anything."""
+    """Why the router's call failed."""
 
 
 def read_info(addresses: Sequence[str], answers: Sequence[Any]) -> list[ServingVersion]:
-    """Of GetServerInfo, or errors."""
+    """Read answers of GetServerInfo, or errors."""
     return [
         _failed(address, answer)
         if isinstance(answer, BaseException)
@@ -33,7 +33,7 @@ def read_info(addresses: Sequence[str], answers: Sequence[Any]) -> list[ServingV
 
 
 def read_set(addresses: Sequence[str], answers: Sequence[Any]) -> list[ServingVersion]:
-    """Of SetServingVersion, or errors."""
+    """Read answers of SetServingVersion, or errors."""
     return [
         _failed(address, answer)
         if isinstance(answer, BaseException)
@@ -43,7 +43,7 @@ def read_set(addresses: Sequence[str], answers: Sequence[Any]) -> list[ServingVe
 
 
 def _failed(address: str, error: BaseException) -> ServingVersion:
-    """Raises what is not of the call: a fault of this program."""
+    """Raises an exception that is not an error of the call, but a defect of this program."""
     if not isinstance(error, SluiceError):
         raise error
     return ServingVersion(address, error=error)

@@ -1,4 +1,4 @@
-"""What a stream has received over all its attempts, and the request of the next attempt."""
+"""The state of a stream over all its attempts, and the request of its next attempt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,19 +33,20 @@ LEAST_TIME_LIMIT = timedelta(milliseconds=1)
 class OutputSoFar:
     token_ids: list[int] = field(default_factory=list)
     shown: int = 0
-    """Tokens already in chunks."""
+    """Number of tokens in chunks that were returned."""
     tail: str = ""
-    """Text received without tokens, which belongs to the output's end. It is shown with the end only: if that is lost,
-    a resumed attempt may continue with different text."""
+    """Text that was received without tokens, which belongs to the output's end. It is returned only together with the
+    end, without which a resumed attempt may continue with different text."""
     echoed: bool = False
+    """Whether the echoed prompt was returned."""
     cumulative_logprob: float = 0.0
     ended: bool = False
 
 
 class StreamState:
-    """Turns the events of all attempts into the chunks of one uninterrupted stream, without sockets or clocks.
+    """Turns the events of all attempts into the chunks of one uninterrupted stream. Does no I/O and has no clock.
 
-    It requests token ids for every stream, since they are needed to resume, and hides them unless the caller asked.
+    Every stream requests token ids, which are needed to resume. They are hidden unless the caller requested them.
     """
 
     def __init__(self, spec: pb.GenerationSpec, retries: Retries) -> None:
@@ -57,6 +58,7 @@ class StreamState:
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.resumed = 0
+        """Times that the stream was resumed."""
         self._retries = retries
         retries.engine_deaths = spec.engine_deaths
         self._spec = spec
@@ -72,18 +74,19 @@ class StreamState:
 
     @property
     def complete(self) -> bool:
+        """Whether the stream has ended without an error."""
         return self.usage is not None
 
     def request(self, now: float) -> pb.GenerateStreamRequest:
-        """Begin an attempt that continues after everything received."""
-        # The server numbers events per attempt, and sends text without tokens again.
+        """Begin an attempt that continues after everything that was received, and return its request."""
+        # The server numbers the events of each attempt from 1, and repeats text without tokens.
         self._events = 0
         for output in self._outputs.values():
             output.tail = ""
         if self._begun:
             del self._spec.resume[:]
             for index, output in sorted(self._outputs.items()):
-                # A beam search starts again. Each of its outputs comes in one event, so known ones are just repeated.
+                # A beam search starts again. Each output is a single event, so the known ones are merely repeated.
                 if output.token_ids and self._spec.sampling.beam_search.width <= 1:
                     self._spec.resume.add(
                         index=index,
@@ -94,19 +97,22 @@ class StreamState:
             self._spec.resume_context_rows = self._rows.context
         self._spec.engine_deaths = self._retries.engine_deaths
         if self._time_limit is not None:
-            # The server rejects a limit of 0, so a limit that has passed is sent as the shortest one.
+            # The server rejects a limit of 0, so an expired limit is sent as the shortest possible one.
             left = self._time_limit - timedelta(seconds=self._retries.elapsed(now))
             self._spec.time_limit.FromTimedelta(max(left, min(LEAST_TIME_LIMIT, self._time_limit)))
         return pb.GenerateStreamRequest(spec=self._spec)
 
     def end_early(self) -> bool:
-        """End a broken stream that lacks nothing but its usage. Returns whether it is complete."""
+        """End a broken stream of which only the usage is missing. Returns whether the stream is complete."""
         if self._all_ended():
             self.usage = Usage(self.prompt_tokens, self._completion_tokens(), self.cached_tokens, 0)
         return self.complete
 
     def on_event(self, event: pb.GenerateStreamResponse) -> list[Chunk]:
-        """The chunks it adds; none for an unknown event of a newer server. Raises LostEvents, ServerError."""
+        """Apply an event and return its chunks; none for an event that only newer servers send.
+
+        Raises LostEvents, ServerError, ModelChanged.
+        """
         self._events += 1
         if event.sequence != self._events:
             raise LostEvents(f"the stream lost events: expected number {self._events}, got {event.sequence}")
@@ -125,16 +131,16 @@ class StreamState:
 
     def _started(self, started: pb.Started) -> None:
         self._retries.on_admitted()
-        # With tokens, the server sees to it.
+        # The server checks the model if there are tokens to resume after, but not if there are only rows of tensors.
         if self._rows.context and self._model not in ("", started.model_fingerprint):
-            raise ModelChanged("the stream broke after rows of tensors, and another model would compute the others")
+            raise ModelChanged("the stream broke after rows of tensors, and a different model would compute the rest")
         self._model = started.model_fingerprint
         if self._begun:
-            # The resumed prompt includes the tokens so far: the numbers of the first attempt stand.
+            # The first attempt's counts remain valid; the prompt of this attempt includes the tokens so far.
             self.resumed += 1
             return
         self._begun = True
-        # The next attempt keeps id and seed, also those that the server chose: so it continues the same text.
+        # The next attempt uses the same id and seed, even if the server chose them, so that it continues the same text.
         self.request_id = self._spec.request_id = started.request_id
         self.seed = self._spec.sampling.seed = started.seed
         self.prompt_tokens = started.prompt_tokens
@@ -147,27 +153,26 @@ class StreamState:
         if count != len(ids):
             raise ServerError(f"a delta of {count} tokens came with {len(ids)} token ids")
         end = offset + count
-        # Tokens that were received before the stream broke.
+        # Skip tokens that were received before the stream broke.
         if output.ended or end < known or (end == known and count):
             return []
         if offset != known:
             raise LostEvents(f"output {delta.index} lost tokens: expected offset {known}, got {offset}")
         if not count:
-            return self._on_text_alone(output, delta)
+            return self._on_text_without_tokens(output, delta)
         self._retries.on_progress()
         output.token_ids += ids
         return self._show(output, delta, ids)
 
     def _tensor(self, tensor: Tensor) -> list[Chunk]:
-        """Its rows that have not come before."""
         new = self._rows.new(tensor)
         if new is None:
             return []
         self._retries.on_progress()
         return [Chunk(index=tensor.index, tensor=new)]
 
-    def _on_text_alone(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
-        """The echoed prompt before the first token, or text that was held back until the end."""
+    def _on_text_without_tokens(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
+        """Apply the echoed prompt, before the first token, or text that the server held back until the end."""
         if output.token_ids:
             output.tail += delta.text
             return []
@@ -180,7 +185,7 @@ class StreamState:
         for entry in logprobs:
             output.cumulative_logprob += entry.logprob or 0.0
         text, output.tail = output.tail + delta.text, ""
-        # As the server does for callers that want no ids: tokens without text are counted with the next text.
+        # Tokens without text are counted with the next text, as the server does for callers that request no ids.
         if not (text or logprobs or self._shows_ids):
             return []
         return [self._next_chunk(output, delta.index, text, tuple(new) if self._shows_ids else (), logprobs)]
@@ -208,7 +213,7 @@ class StreamState:
             self._rows.check_complete(finished.index, self.prompt_tokens, finished.completion_tokens)
         output.ended = True
         self._retries.on_progress()
-        # The last attempt knows the sum over its own tokens only.
+        # The server's sum covers only the tokens of the last attempt.
         if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
             end = msgspec.structs.replace(end, cumulative_logprob=output.cumulative_logprob)
         if output.tail or output.shown < len(output.token_ids):
@@ -217,7 +222,7 @@ class StreamState:
 
     def _done(self, done: pb.Done) -> None:
         if not self._all_ended():
-            raise LostEvents("the stream ended before all of its outputs did")
+            raise LostEvents("the stream ended before all of its outputs had ended")
         usage = read_usage(done.usage)
         self.usage = replace(usage, completion_tokens=self._completion_tokens()) if self.resumed else usage
         self.timings = read_timings(done.timings) if done.HasField("timings") else None
@@ -230,8 +235,8 @@ class StreamState:
 
     def _output(self, index: int) -> OutputSoFar:
         if index >= self._count:
-            raise ServerError(f"the stream has an output {index}, but {self._count} were requested")
-        found = self._outputs.get(index)
-        if found is None:
-            found = self._outputs[index] = OutputSoFar()
-        return found
+            raise ServerError(f"the stream has an output {index}, but only {self._count} outputs were requested")
+        output = self._outputs.get(index)
+        if output is None:
+            output = self._outputs[index] = OutputSoFar()
+        return output

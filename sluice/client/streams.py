@@ -1,4 +1,4 @@
-"""The streams of both clients. They resume at the next router: `StreamState` decides how, these call and wait."""
+"""The streams of both clients, which resume at the next router. `StreamState` decides how; these call and wait."""
 
 import asyncio
 import threading
@@ -18,9 +18,9 @@ from sluice.v1 import generation_pb2 as pb
 
 
 class OpenCall:
-    """Base of the blocking streams: cancels its call when it is closed or deleted."""
+    """Base of the blocking streams. Cancels the call when the stream is closed or deleted."""
 
-    # On the class, for `__del__` after a constructor that raised.
+    # An attribute of the class, so that `__del__` works after a constructor that raised.
     _call: Any = None
 
     def __init__(self, call: Any) -> None:
@@ -34,7 +34,7 @@ class OpenCall:
 
     def _replace(self, call: Any) -> None:
         self._call = call
-        # `close` in another thread may have cancelled the former call only.
+        # `close` in another thread may have cancelled only the previous call.
         if self._closed.is_set():
             call.cancel()
 
@@ -50,6 +50,8 @@ class OpenCall:
 
 
 class AsyncOpenCall:
+    """Base of the asynchronous streams. Cancels the call when the stream is closed or deleted."""
+
     _call: Any = None
 
     def __init__(self, call: Any) -> None:
@@ -77,7 +79,7 @@ class AsyncOpenCall:
 
 
 class StreamInfo:
-    """Base of both streams: properties of the request, and its attempts without the I/O."""
+    """Base of both streams: the properties of the request, and how its attempts start and fail."""
 
     def __init__(
         self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None, metadata: Metadata = ()
@@ -91,41 +93,42 @@ class StreamInfo:
 
     @property
     def request_id(self) -> str:
-        """For `abort`. Known from the first chunk on, like the properties up to `prompt_logprobs`."""
+        """Id of the request, for `abort`. Known from the first chunk on, and empty before."""
         return self._state.request_id
 
     @property
     def seed(self) -> int | None:
-        """The caller's, or the one the server drew."""
+        """Seed of the request, or the one that the server chose. Known from the first chunk on."""
         return self._state.seed
 
     @property
     def prompt_tokens(self) -> int:
+        """Number of prompt tokens. Known from the first chunk on."""
         return self._state.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that came from the prefix cache."""
+        """Number of prompt tokens found in the prefix cache. Known from the first chunk on."""
         return self._state.cached_tokens
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Empty unless requested."""
+        """One entry per prompt token, if requested. Known from the first chunk on."""
         return self._state.prompt_logprobs
 
     @property
     def usage(self) -> Usage | None:
-        """None until the stream has ended without an error."""
+        """Token counts; None until the stream has ended without an error."""
         return self._state.usage
 
     @property
     def timings(self) -> Timings | None:
-        """Of the last attempt; None until the end, or if not requested."""
+        """Timings of the last attempt, if requested; None until the stream has ended."""
         return self._state.timings
 
     @property
     def resumed(self) -> int:
-        """How often it was resumed."""
+        """Number of times that the stream was resumed."""
         return self._state.resumed
 
     def _start(self) -> Any:
@@ -137,8 +140,8 @@ class StreamInfo:
         )
 
     def _failed(self, error: SluiceError) -> float | None:
-        """Seconds to wait before the next attempt; None if the stream has ended. Raises `error` if it is final."""
-        # All text was received before the router was lost: another attempt would have nothing to generate.
+        """The seconds to wait before the next attempt; None if the stream has ended. Raises `error` if it is final."""
+        # If all text was received before the router failed, another attempt would have nothing to generate.
         if isinstance(error, Unavailable) and self._state.end_early():
             return None
         return self._routers.on_failure(self._router, error, self._retries)
@@ -154,7 +157,7 @@ class StreamInfo:
 
 
 class Stream(StreamInfo, OpenCall):
-    """Iterator of `Chunk`. Closing, leaving its `with` block or deleting it cancels the request."""
+    """Iterator of `Chunk`. Closing it, leaving its `with` block or deleting it cancels the request."""
 
     def __init__(
         self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None, metadata: Metadata = ()
@@ -171,20 +174,20 @@ class Stream(StreamInfo, OpenCall):
                 self._receive()
             return self._chunks.popleft()
         except BaseException:
-            # Also on Ctrl-C and StopIteration: a stream that raised has ended, and its request must not run on.
+            # Also on Ctrl-C and StopIteration: a stream that raised has ended, and its request must not continue.
             self.close()
             raise
 
     def collect(self) -> Generation:
-        """Read all, as one result. Unlike `generate`, it resumes where it was when its router is lost.
+        """Read the rest of the stream, and return the complete result. Raises SluiceError.
 
-        Raises SluiceError.
+        Unlike `generate`, it continues at another router if its router fails.
         """
-        found = Collected()
+        collected = Collected()
         with self:
             for chunk in self:
-                found.add(chunk)
-        return self._whole(found)
+                collected.add(chunk)
+        return self._whole(collected)
 
     def _receive(self) -> None:
         if self._closed.is_set():
@@ -215,7 +218,7 @@ class Stream(StreamInfo, OpenCall):
 
 
 class AsyncStream(StreamInfo, AsyncOpenCall):
-    """Asynchronous iterator of `Chunk`. Closing, leaving its `async with` block or deleting it cancels the request."""
+    """Asynchronous iterator of `Chunk`. Closing it, leaving its `async with` or deleting it cancels the request."""
 
     def __init__(
         self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None, metadata: Metadata = ()
@@ -236,12 +239,12 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
             raise
 
     async def collect(self) -> Generation:
-        """As `Stream.collect`."""
-        found = Collected()
+        """Read the rest of the stream, and return the complete result, like `Stream.collect`. Raises SluiceError."""
+        collected = Collected()
         async with self:
             async for chunk in self:
-                found.add(chunk)
-        return self._whole(found)
+                collected.add(chunk)
+        return self._whole(collected)
 
     async def _receive(self) -> None:
         if self._closed.is_set():

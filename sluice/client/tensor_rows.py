@@ -1,4 +1,4 @@
-"""Which rows of its tensors a stream has received over all its attempts."""
+"""The rows of tensors that a stream has received over all its attempts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,40 +9,43 @@ from sluice.v1 import generation_pb2 as pb
 
 
 class ReceivedRows:
-    """Row i of every tensor comes once, after row i - 1."""
+    """Counts the rows of each tensor, so that each row is returned once, in order."""
 
     def __init__(self, spec: pb.GenerationSpec) -> None:
-        self._names = [each.name for each in spec.output.tensors]
+        self._names = [tensor.name for tensor in spec.output.tensors]
         self._names += ["generation_logits"] * spec.output.generation_logits
-        context = [each.name for each in spec.output.tensors if each.context]
+        context = [tensor.name for tensor in spec.output.tensors if tensor.context]
         context += ["context_logits"] * spec.output.context_logits
         self._context = dict.fromkeys(context, spec.resume_context_rows)
-        self._outputs = {each.index: dict.fromkeys(self._names, each.tensor_rows) for each in spec.resume}
+        self._outputs = {output.index: dict.fromkeys(self._names, output.tensor_rows) for output in spec.resume}
 
     @property
     def context(self) -> int:
-        """Rows of every tensor of the prompt."""
+        """Number of rows received of all tensors of the prompt."""
         return min(self._context.values(), default=0)
 
     def output(self, index: int) -> int:
-        """Rows of every tensor of an output."""
+        """Number of rows received of all tensors of an output."""
         rows = self._outputs.get(index, {})
         return min((rows.get(name, 0) for name in self._names), default=0)
 
     def new(self, tensor: Tensor) -> Tensor | None:
-        """Its rows that have not come before; None: all have. Raises LostEvents if some are missing before it."""
-        known = self._context if tensor.context else self._outputs.setdefault(tensor.index, {})
-        have, end = known.get(tensor.name, 0), tensor.start + tensor.shape[0]
-        if end <= have:
+        """The rows of a part that were not received before; None if there are none.
+
+        Raises LostEvents if rows before the part are missing.
+        """
+        received = self._context if tensor.context else self._outputs.setdefault(tensor.index, {})
+        next_row, end = received.get(tensor.name, 0), tensor.start + tensor.shape[0]
+        if end <= next_row:
             return None
-        if tensor.start > have:
-            raise LostEvents(f"tensor {tensor.name} lost rows: expected row {have}, got {tensor.start}")
-        known[tensor.name] = end
-        size, rows = len(tensor.data) // tensor.shape[0], end - have
-        return replace(tensor, start=have, shape=(rows, *tensor.shape[1:]), data=tensor.data[-rows * size :])
+        if tensor.start > next_row:
+            raise LostEvents(f"tensor {tensor.name} lost rows: expected row {next_row}, got {tensor.start}")
+        received[tensor.name] = end
+        row_bytes, rows = len(tensor.data) // tensor.shape[0], end - next_row
+        return replace(tensor, start=next_row, shape=(rows, *tensor.shape[1:]), data=tensor.data[-rows * row_bytes :])
 
     def check_complete(self, index: int, prompt_tokens: int, tokens: int) -> None:
-        """Raises LostEvents unless the prompt's rows, and those of an output's `tokens`, have come."""
+        """Raises LostEvents unless the rows of the prompt, and of the output's `tokens`, were received."""
         _check(self._context, list(self._context), prompt_tokens)
         _check(self._outputs.get(index, {}), self._names, tokens)
 

@@ -1,5 +1,9 @@
-"""Generation as a library, with TensorRT-LLM's names: `with GenerationExecutor.create() as executor: …`."""
+"""Generation as a library, with TensorRT-LLM's names: `with GenerationExecutor.create() as executor: …`.
 
+See docs/executor.md.
+"""
+
+from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.config import (
     CapacitySchedulerPolicy,
     ContextChunkingPolicy,
@@ -23,9 +27,7 @@ from sluice.executor.kv_cache_events import (
 from sluice.executor.request import (
     GenerationRequest,
     KvCacheRetentionConfig,
-    LoRARequest,
     Priority,
-    PromptAdapterRequest,
     TokenRangeRetentionConfig,
 )
 from sluice.executor.response import CompletionOutput, Logprob, Response, Result

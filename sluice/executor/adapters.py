@@ -1,4 +1,4 @@
-"""The adapters of an executor's requests: each is loaded on the server when a request first uses it."""
+"""The adapters of an executor's requests. Each is loaded on the server when a request first uses it."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,23 +8,25 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sluice.client import AdapterNotFound, AsyncClient, Overloaded
-from sluice.executor.request import GenerationRequest, LoRARequest, PromptAdapterRequest
+from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
+from sluice.executor.request import GenerationRequest
 
 MAX_LOADS = 4
-"""Of a kind, at a time: a router takes no more uploads."""
+"""Concurrent loads of each kind of adapter: a router accepts no more uploads."""
 
 AdapterRequest = LoRARequest | PromptAdapterRequest
 Loading = asyncio.Task[None]
 
 
 class UsedAdapter:
-    """One that requests use now, or did."""
+    """An adapter that requests use now, or have used."""
 
     def __init__(self, request: AdapterRequest) -> None:
         self.request = request
         self.users = 0
+        """Requests that use the adapter now."""
         self.loading: Loading | None = None
-        """None: it is not on the server."""
+        """The running or finished load; None: the adapter is not on the server."""
 
     @property
     def is_idle(self) -> bool:
@@ -32,22 +34,22 @@ class UsedAdapter:
 
 
 class AdaptersOfKind:
-    """LoRA adapters or prompt adapters. All calls are in one event loop."""
+    """The LoRA adapters, or the prompt adapters, of an executor. Used on one event loop."""
 
     def __init__(
         self, load: Callable[..., Awaitable[Any]], unload: Callable[[str], Awaitable[Any]], uploads: bool
     ) -> None:
-        """`load`, `unload`: of the client. `uploads`: see `Adapters`."""
+        """`load`, `unload`: methods of the client. `uploads`: see `Adapters`."""
         self._load_at_server = load
         self._unload_at_server = unload
         self._uploads = uploads
-        self._turn = asyncio.Semaphore(MAX_LOADS)
+        self._loads = asyncio.Semaphore(MAX_LOADS)
         self._used: OrderedDict[str, UsedAdapter] = OrderedDict()
-        """By name, the latest used last."""
+        """Adapters by name, least recently used first."""
 
     @contextmanager
     def use(self, request: AdapterRequest) -> Iterator[UsedAdapter]:
-        """Raises ValueError for a name that stands for another adapter."""
+        """Keep the adapter in use within the `with` block. Raises ValueError if its name stands for another adapter."""
         adapter = self._used.setdefault(request.name, UsedAdapter(request))
         if adapter.request != request:
             raise ValueError(f"{request} has the name of another adapter, {adapter.request}: choose another name")
@@ -60,24 +62,27 @@ class AdaptersOfKind:
             self._drop_unloaded(adapter)
 
     async def load(self, adapter: UsedAdapter) -> Loading:
-        """Returns what `mark_missing` needs. Raises SluiceError, OSError, ValueError."""
+        """Load the adapter, unless it is loaded, and return the load for `mark_missing`.
+
+        Raises SluiceError, OSError, ValueError.
+        """
         loading = adapter.loading
         if loading is None:
             loading = adapter.loading = asyncio.get_running_loop().create_task(self._load(adapter.request))
             loading.add_done_callback(partial(self._on_loaded, adapter))
-        # Other requests wait for it too, when this one is cancelled.
+        # Shielded, because other requests may be waiting for the same load when this one is cancelled.
         await asyncio.shield(loading)
         return loading
 
     def mark_missing(self, adapter: UsedAdapter, loading: Loading) -> None:
-        """The server does not have what was loaded: the next `load` loads it again."""
-        # Unless another request has noticed that before.
+        """Note that the server has dropped the adapter, so that the next `load` loads it again."""
+        # Another request may have noticed first, and begun the next load.
         if adapter.loading is loading:
             adapter.loading = None
 
     def close(self) -> list[Loading]:
-        """Cancels the loads that run, and returns them."""
-        tasks = [each.loading for each in self._used.values() if each.loading is not None]
+        """Cancel the running loads, and return them."""
+        tasks = [adapter.loading for adapter in self._used.values() if adapter.loading is not None]
         for task in tasks:
             task.cancel()
         return tasks
@@ -85,7 +90,7 @@ class AdaptersOfKind:
     async def _load(self, request: AdapterRequest) -> None:
         while True:
             try:
-                async with self._turn:
+                async with self._loads:
                     await self._send(request)
                 return
             except Overloaded:
@@ -99,9 +104,9 @@ class AdaptersOfKind:
             await self._load_at_server(request.name, path=request.path)
 
     async def _unload_one(self) -> bool:
-        """The least recently used one without users. False: every one has some."""
-        idle = next((each for each in self._used.values() if each.is_idle), None)
-        # On a server that has other users, they may need it.
+        """Unload the least recently used idle adapter. Returns False if none may be unloaded."""
+        idle = next((adapter for adapter in self._used.values() if adapter.is_idle), None)
+        # Never on a shared server, whose other clients may use the adapter.
         if idle is None or not self._uploads:
             return False
         del self._used[idle.request.name]
@@ -128,42 +133,45 @@ class InUse(NamedTuple):
 
 
 class RequestAdapters:
-    """Those that one request needs loaded."""
+    """The adapters that one request needs."""
 
-    def __init__(self, found: list[InUse]) -> None:
-        self._found = found
+    def __init__(self, in_use: list[InUse]) -> None:
+        self._in_use = in_use
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._in_use)
 
     async def load(self) -> list[Loading]:
-        """Returns what `mark_missing` needs. Raises SluiceError, OSError, ValueError."""
-        return [await kind.load(adapter) for kind, adapter in self._found]
+        """Load all adapters, and return the loads for `mark_missing`. Raises SluiceError, OSError, ValueError."""
+        return [await kind.load(adapter) for kind, adapter in self._in_use]
 
     def mark_missing(self, loadings: list[Loading]) -> None:
-        """The server does not have all of what was loaded: the next `load` loads it again."""
-        for (kind, adapter), loading in zip(self._found, loadings, strict=True):
+        """Note that the server has dropped some of the adapters, so that the next `load` loads them again."""
+        for (kind, adapter), loading in zip(self._in_use, loadings, strict=True):
             kind.mark_missing(adapter, loading)
 
 
 class Adapters:
-    """All calls are in the event loop of `client`."""
+    """All adapters of an executor. Used on the event loop of `client`."""
 
     def __init__(self, client: AsyncClient, uploads: bool) -> None:
-        """`uploads`: paths are of folders on this machine, and this is the server's only client; otherwise they are of
-        folders on the server's machines."""
+        """`uploads`: whether paths are folders on this machine, whose files are uploaded, and the server has no other
+        client; otherwise paths are folders on the server's machines."""
         self._loras = AdaptersOfKind(client.load_lora, client.unload_lora, uploads)
         self._prompts = AdaptersOfKind(client.load_prompt_adapter, client.unload_prompt_adapter, uploads)
 
     @contextmanager
     def use(self, request: GenerationRequest) -> Iterator[RequestAdapters]:
-        """Raises ValueError for a name that stands for another adapter."""
+        """Keep the request's adapters in use within the `with` block.
+
+        Raises ValueError if the name of one stands for another adapter.
+        """
         named = ((self._loras, request.lora_request), (self._prompts, request.prompt_adapter_request))
         with ExitStack() as stack:
             # An adapter without a path is on the server already.
-            found = [(kind, adapter) for kind, adapter in named if adapter is not None and adapter.path]
-            yield RequestAdapters([InUse(kind, stack.enter_context(kind.use(adapter))) for kind, adapter in found])
+            to_load = [(kind, adapter) for kind, adapter in named if adapter is not None and adapter.path]
+            yield RequestAdapters([InUse(kind, stack.enter_context(kind.use(adapter))) for kind, adapter in to_load])
 
     def close(self) -> list[Loading]:
-        """Cancels the loads that run, and returns them."""
+        """Cancel the running loads, and return them."""
         return [*self._loras.close(), *self._prompts.close()]

@@ -1,4 +1,4 @@
-"""Runs many requests, a bounded number at a time, with a progress bar."""
+"""Run many requests, a bounded number at a time, with a progress bar."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,23 +17,28 @@ from sluice.executor.waiting import SLICE_SECONDS
 T = TypeVar("T")
 
 PER_PROMPT = ("lora_request", "prompt_adapter_request", "kv_cache_retention_config", "cache_salt")
+"""Options that can be a list with one value per prompt."""
 
 
 class BatchRun:
-    """`results` holds those of the requests started so far, in order."""
+    """A run of many requests, at most `max_in_flight` at a time."""
 
     def __init__(self, submit: Callable[..., GenerationResult], max_in_flight: int) -> None:
-        """`submit`: (request, on_end=...) starts it; `on_end` is called in another thread once its end can be read."""
+        """`submit(request, on_end=…)` starts a request; `on_end` is called in another thread once its end can be read.
+
+        Raises ValueError.
+        """
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}, must be at least 1")
         self.results: list[GenerationResult] = []
+        """Results of the requests started so far, in order."""
         self._submit = submit
         self._max_in_flight = max_in_flight
         self._ended: SimpleQueue[GenerationResult] = SimpleQueue()
         self._read = 0
 
     def run(self, requests: Sequence[GenerationRequest], show: bool) -> None:
-        """Returns when all have ended. Raises RequestError for the first that fails, while others still run."""
+        """Run all requests to their end. Raises RequestError for the first that fails, while others still run."""
         with _progress(len(requests), show) as advance:
             for request in requests:
                 if len(self.results) - self._read == self._max_in_flight:
@@ -45,17 +50,17 @@ class BatchRun:
     def _await_one(self, advance: Callable[[], None]) -> None:
         result = None
         while result is None:
-            # In slices: a signal that arrives just before an endless wait would not interrupt it.
+            # In slices, because a signal that arrives just before an endless wait would not interrupt it.
             with suppress(Empty):
                 result = self._ended.get(timeout=SLICE_SECONDS)
         self._read += 1
-        # Ended already: this raises its error, if any, and does not wait.
+        # The request has ended, so this does not wait; it raises the request's error, if any.
         result.result()
         advance()
 
 
 def is_batch(inputs: Any) -> bool:
-    """Whether these are several prompts, not a single text, list of token ids or list of chat messages, or rows."""
+    """Whether `inputs` is a list of prompts, not one text, list of token ids, list of chat messages or embeddings."""
     if not isinstance(inputs, Sequence) or isinstance(inputs, str):
         return False
     return not inputs or isinstance(inputs[0], Sequence) or is_embeds(inputs[0])
@@ -64,22 +69,25 @@ def is_batch(inputs: Any) -> bool:
 def batch_requests(
     prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams], options: dict[str, Any]
 ) -> list[GenerationRequest]:
-    """`options` apply to all; those of PER_PROMPT may be sequences, one value per prompt. Raises ValueError."""
+    """One request per prompt. `params`, and the options in PER_PROMPT, can be sequences with one value per prompt.
+
+    Raises ValueError for a sequence of another length, TypeError for an invalid option.
+    """
     count = len(prompts)
-    own = {name: per_prompt(name, options[name], count) for name in PER_PROMPT if name in options}
+    varying = {name: per_prompt(name, options[name], count) for name in PER_PROMPT if name in options}
     all_params = per_prompt("sampling_params", params, count)
     return [
-        GenerationRequest(prompt, all_params[i], **options | {name: values[i] for name, values in own.items()})
+        GenerationRequest(prompt, all_params[i], **options | {name: values[i] for name, values in varying.items()})
         for i, prompt in enumerate(prompts)
     ]
 
 
 def per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
-    """`count` values, from one or a sequence of that length. Raises ValueError."""
+    """One value per prompt, from a single value or a sequence of `count` values. Raises ValueError."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} entries, inputs have {count}")
+        raise ValueError(f"{name} has {len(value)} entries, must have one for each of the {count} inputs")
     return value
 
 

@@ -16,20 +16,21 @@ from sluice.v1 import admin_pb2 as pb
 
 T = TypeVar("T")
 
-# If an overloaded server suggests no time.
 RETRY_SECONDS = 1.0
-# Of an adapter: a second time if the server has lost it, as after a restart of all its services.
-LOADS = 2
+"""Delay before a retry, if an overloaded server suggests none."""
+LOAD_TRIES = 2
+"""Times that a request loads its adapters. They are loaded again if the server has dropped them, for example because
+all its services restarted."""
 
 
 class _OutOfTimeError(Exception):
-    """The request's allotted time ended before it was sent."""
+    """The request's allotted time expired before the request was sent."""
 
 
 class PendingCall:
-    """One submitted request, on the session's event loop. `patient`: retry while the server is overloaded.
+    """The call of one submitted request. Runs on the session's event loop.
 
-    `on_end` is called after the queue got the ending.
+    `patient`: retry while the server is overloaded. `on_end` is called after the ending has been queued.
     """
 
     def __init__(
@@ -42,15 +43,15 @@ class PendingCall:
     ) -> None:
         self.wire_id = wire_id
         self.sent = False
-        """The server may know the request."""
+        """Whether the server may know the request."""
         self.answered = False
-        """Nothing more comes but its statistics."""
-        self.dropped = False
-        """Aborted or cancelled by this side."""
+        """Whether the response is complete; only its statistics may be missing."""
+        self.is_aborted = False
+        """Whether the caller aborted or cancelled the request."""
         self.begun = False
-        """A part of the answer has come."""
+        """Whether a part of the response has been received."""
         self.stats = StatsWatch() if request.return_perf_metrics else None
-        """Set if its statistics are wanted."""
+        """The request's statistics; None if not requested."""
         self.task: asyncio.Task[None]
         self._request = request
         self._submitted_at = time.monotonic()
@@ -58,63 +59,67 @@ class PendingCall:
         self._patient = patient
         self._on_end = on_end
 
-    async def run(self, client: AsyncClient, adapters: Adapters, room: asyncio.Semaphore) -> None:
-        """Wait for room, send, and queue the response. Raises SluiceError, TypeError, ValueError, OSError."""
+    async def run(self, client: AsyncClient, adapters: Adapters, in_flight: asyncio.Semaphore) -> None:
+        """Wait for a permit of `in_flight`, send the request, and queue its response.
+
+        Raises SluiceError, TypeError, ValueError, OSError.
+        """
         try:
-            await self._in_time(room.acquire)
+            await self._in_time(in_flight.acquire)
             try:
                 await self._send(client, adapters)
             finally:
-                room.release()
+                in_flight.release()
         except _OutOfTimeError:
             self._queue.end(Ending(unfinished="timeout"))
 
     def end(self, error: BaseException | None) -> None:
+        """Queue the ending of a call that failed with `error`, if it did, and call `on_end`."""
         if isinstance(error, Exception):
-            self._queue.end(Ending(unfinished="cancelled") if self.dropped else Ending(error=error))
+            self._queue.end(Ending(unfinished="cancelled") if self.is_aborted else Ending(error=error))
         if self._on_end is not None:
             self._on_end()
 
     async def _send(self, client: AsyncClient, adapters: Adapters) -> None:
         clamped = await self._clamp_retention(client)
         with adapters.use(clamped) as used:
-            loads = LOADS
+            tries_left = LOAD_TRIES
             while True:
                 loadings: list[Loading] = []
                 try:
                     loadings = await self._in_time(used.load)
-                    await self._ask(client, self._with_time_left(clamped))
+                    await self._generate(client, self._with_time_left(clamped))
                     return
                 except Overloaded as error:
                     if not self._patient:
                         raise
                     delay = error.retry_after or RETRY_SECONDS
                 except (AdapterNotFound, AdapterMissing):
-                    loads -= 1
-                    if not loadings or self.begun or not loads:
+                    tries_left -= 1
+                    if not loadings or self.begun or not tries_left:
                         raise
                     used.mark_missing(loadings)
                     delay = 0.0
                 self.sent = False
                 await self._in_time(partial(asyncio.sleep, delay))
 
-    async def _ask(self, client: AsyncClient, request: GenerationRequest) -> None:
+    async def _generate(self, client: AsyncClient, request: GenerationRequest) -> None:
         self.sent = True
         await (self._stream(client, request) if request.streaming else self._whole(client, request))
 
     async def _clamp_retention(self, client: AsyncClient) -> GenerationRequest:
-        """Cut the retention ranges to the prompt, so that one configuration fits prompts of any length."""
+        """Clip the retention ranges to the prompt, so that one configuration fits prompts of any length."""
         request, inputs = self._request, self._request.inputs
         retention = request.kv_cache_retention_config
         if retention is None or not retention.is_bounded:
             return request
         if isinstance(inputs, str):
             special = request.sampling_params.add_special_tokens
-            found = await client.tokenize(inputs, model=request.model or "", add_special_tokens=special)
-            return replace(request, kv_cache_retention_config=retention.within(len(found.token_ids)))
+            tokenization = await client.tokenize(inputs, model=request.model or "", add_special_tokens=special)
+            return replace(request, kv_cache_retention_config=retention.within(len(tokenization.token_ids)))
         if isinstance(inputs, Sequence) and inputs and isinstance(inputs[0], int):
             return replace(request, kv_cache_retention_config=retention.within(len(inputs)))
-        # A chat, whose length only the server knows, or embeddings.
+        # A chat, whose length only the server knows, or embeddings: the server checks the ranges.
         return request
 
     def _with_time_left(self, request: GenerationRequest) -> GenerationRequest:
@@ -129,9 +134,9 @@ class PendingCall:
             raise _OutOfTimeError from None
 
     def _seconds_left(self) -> float | None:
-        """Of the allotted time; None: no limit. Raises _OutOfTimeError."""
+        """Seconds left of the allotted time; None: no limit. Raises _OutOfTimeError."""
         allotted = self._request.allotted_seconds
-        # The server rejects an invalid limit, and says why.
+        # The server rejects an invalid limit with an explanation.
         if allotted is None or allotted <= 0:
             return None
         left = allotted - (time.monotonic() - self._submitted_at)
@@ -154,7 +159,7 @@ class PendingCall:
             if not began and chunk.token_ids:
                 began = True
                 await self._put_stats(has_token)
-            # Hold back the end of an output: if it is the last one, it must be read together with the request's end.
+            # Hold back each output's end: the last one must be read together with the end of the request.
             if last is not None:
                 self._queue.put(last)
             last = chunk if chunk.finish_reason is not None else None
@@ -165,8 +170,8 @@ class PendingCall:
         self._queue.end(Ending(stream.usage, stream.timings, stream.prompt_logprobs), () if last is None else (last,))
 
     async def _put_stats(self, reached: Callable[[pb.RequestStats], bool]) -> None:
-        if self.stats is not None and (found := await self.stats.wait(reached)) is not None:
-            self._queue.put_stats(found)
+        if self.stats is not None and (stats := await self.stats.wait(reached)) is not None:
+            self._queue.put_stats(stats)
 
 
 def _chunks(generation: Generation) -> list[Chunk]:

@@ -1,4 +1,4 @@
-"""Logits processors that are functions of this program: the engines of its ring call them here."""
+"""Logits processors that run in this program: its ring's engines call these functions through Unix sockets."""
 
 import logging
 import shutil
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sluice.executor.request_processors import RequestProcessors
 from sluice.ring.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
 
 if TYPE_CHECKING:
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("sluice.executor")
 BACKLOG = 64
 MAX_DETAIL = 200
+"""Characters of an exception's message that are sent to the engine."""
 
 Processor = Callable[..., None]
-"""`(request_id, logits, token_ids, stream, client_id)`, or, if batched, with lists; see docs/processors.md."""
+"""`function(request_id, logits, token_ids, stream, client_id)`, or, if batched, with a list of each argument but
+`stream`; see docs/processors.md."""
 Tokens = NewestSequences[list[int]]
 
 
 def module_name(function: Processor) -> str | None:
-    """As "module:name", if another process can import it by that; None: it cannot."""
+    """The name "module:function" by which another process can import the function; None if it cannot."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or not name.isidentifier():
         return None
@@ -38,40 +41,44 @@ def module_name(function: Processor) -> str | None:
 
 
 class Callbacks:
-    """The functions of one executor, each behind a socket of its own, in a folder that only this user can enter."""
+    """The logits processors of one executor, each served at a socket in a folder that only this user can enter."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._listeners: list[socket.socket] = []
 
     def settings(self, named: Mapping[str, Processor | str] | None, batched: Processor | str | None) -> dict[str, Any]:
-        """Of the engines. Serves the functions that engines cannot import. Raises TypeError, OSError."""
-        found: dict[str, Any] = {}
+        """Serve the functions that engines cannot import, and return the engines' settings that name all functions.
+
+        Raises TypeError, OSError.
+        """
+        settings: dict[str, Any] = {}
         if named:
-            found["logits_processors"] = {name: self._place(name, each, batched=False) for name, each in named.items()}
+            addresses = {name: self._address(name, function, batched=False) for name, function in named.items()}
+            settings["logits_processors"] = addresses
         if batched is not None:
-            found["logits_processor_batched"] = self._place("batched", batched, batched=True)
-        return found
+            settings["logits_processor_batched"] = self._address("batched", batched, batched=True)
+        return settings
 
     @property
     def serves(self) -> bool:
-        """Whether engines call functions here, so that they must be on this machine."""
+        """Whether any function runs in this program, which requires engines on this machine."""
         return bool(self._listeners)
 
     def close(self) -> None:
-        """Once no engine runs. Does not wait for a call that hangs."""
+        """Stop serving, once no engine runs. Does not wait for a call that hangs."""
         for listener in self._listeners:
-            # Ends the wait of its thread, which closing does not.
+            # Unlike `close`, this ends the wait of the accepting thread.
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         self._listeners = []
 
-    def _place(self, name: str, function: Processor | str, *, batched: bool) -> str:
+    def _address(self, name: str, function: Processor | str, *, batched: bool) -> str:
         if isinstance(function, str):
             return function
         if not callable(function):
-            raise TypeError(f"the logits processor {name!r} must be a function or module:function; it is {function!r}")
+            raise TypeError(f'the logits processor {name!r} must be a function or "module:function", got {function!r}')
         return module_name(function) or self._serve(name, function, batched=batched)
 
     def _serve(self, name: str, function: Processor, *, batched: bool) -> str:
@@ -89,61 +96,65 @@ class Callbacks:
 
 
 class Target:
-    """A function and the engines that call it, one at a time."""
+    """One function, and the calls that engines make of it, one at a time."""
 
     def __init__(self, name: str, function: Processor, *, batched: bool) -> None:
-        # Here, since it takes seconds.
-        import torch
+        # The import takes seconds, and an engine's call has a time limit.
+        if not isinstance(function, RequestProcessors):
+            import torch  # noqa: F401
 
-        self._torch = torch
         self._name = name
         self._function = function
         self._batched = batched
         self._lock = threading.Lock()
 
     def serve(self, connection: socket.socket) -> None:
-        """Until the engine closes it or dies."""
+        """Answer an engine's calls until the engine closes the connection or dies."""
         frames, known = Frames(connection), Tokens()
         with connection:
             try:
-                while (found := frames.receive(Call)) is not None:
-                    call, size = found
+                while (received := frames.receive(Call)) is not None:
+                    call, size = received
                     data = bytearray(size)
                     if not frames.fill(memoryview(data)):
                         return
                     answer = self._run(call, data, known)
                     frames.send(answer, [memoryview(data)] if answer.error is None else [])
             except (OSError, ValueError, msgspec.DecodeError) as error:
-                log.debug("the logits processor %r lost an engine: %s", self._name, error)
+                log.debug("the logits processor %r lost its connection to an engine: %s", self._name, error)
 
     def _run(self, call: Call, data: bytearray, known: Tokens) -> Answer:
-        """Changes the rows in `data`."""
+        """Call the function on the rows of logits in `data`, which it changes in place."""
+        import torch
+
         try:
-            tokens = [_tokens(each, known) for each in call.sequences]
-            rows = self._torch.frombuffer(data, dtype=self._torch.float32).view(len(tokens), 1, 1, -1)
-            self._call(call, list(rows), [[each] for each in tokens])
+            tokens = [_tokens(sequence, known) for sequence in call.sequences]
+            rows = torch.frombuffer(data, dtype=torch.float32).view(len(tokens), 1, 1, -1)
+            self._call(call, list(rows), [[token_ids] for token_ids in tokens])
         except (Exception, SystemExit) as error:
             log.warning("the logits processor %r failed", self._name, exc_info=error)
             return Answer(type(error).__name__, _text(error))
         return Answer()
 
     def _call(self, call: Call, rows: "list[Tensor]", tokens: list[list[list[int]]]) -> None:
-        ids = [each.request_id for each in call.sequences]
-        clients = [each.client_id for each in call.sequences]
-        # Views, so that what the function makes of its own is seen and does not change these.
-        given = [row.view(row.shape) for row in rows]
-        with self._lock, self._torch.no_grad():
+        import torch
+
+        ids = [sequence.request_id for sequence in call.sequences]
+        clients = [sequence.client_id for sequence in call.sequences]
+        # Separate tensor objects over the same memory: the function may assign other storage to them (`logits.data`).
+        views = [row.view(row.shape) for row in rows]
+        with self._lock, torch.no_grad():
             if self._batched:
-                self._function(ids, list(given), tokens, None, clients)
+                self._function(ids, list(views), tokens, None, clients)
             else:
-                for each in zip(ids, given, tokens, clients, strict=True):
-                    self._function(*each[:3], None, each[3])
-        for row, changed in zip(rows, given, strict=True):
-            if changed.shape != row.shape or changed.dtype != row.dtype:
-                shape, dtype = list(changed.shape), changed.dtype
-                raise ValueError(f"it has made the logits {shape} {dtype}, must be {list(row.shape)} {row.dtype}")
-            if changed.data_ptr() != row.data_ptr():
-                row.copy_(changed)
+                for request_id, logits, token_ids, client_id in zip(ids, views, tokens, clients, strict=True):
+                    self._function(request_id, logits, token_ids, None, client_id)
+        for row, view in zip(rows, views, strict=True):
+            if view.shape != row.shape or view.dtype != row.dtype:
+                wrong = f"{list(view.shape)} {view.dtype}"
+                raise ValueError(f"it changed the logits to {wrong}; they must stay {list(row.shape)} {row.dtype}")
+            if view.data_ptr() != row.data_ptr():
+                row.copy_(view)
 
 
 def _accept(listener: socket.socket, target: Target) -> None:
@@ -157,12 +168,12 @@ def _accept(listener: socket.socket, target: Target) -> None:
 
 
 def _tokens(sequence: CalledSequence, known: Tokens) -> list[int]:
-    """All of the sequence, in the list that its function got before."""
+    """All token ids of the sequence, in the same list object that its function received before."""
     tokens = known.pop(sequence.number)
     if tokens is None:
         tokens = []
     if len(tokens) < sequence.keep:
-        raise ValueError("it has changed the token ids that it was given")
+        raise ValueError("it changed the token ids that it received")
     tokens[sequence.keep :] = sequence.tokens
     known.put(sequence.number, tokens, len(tokens))
     return tokens
@@ -171,5 +182,5 @@ def _tokens(sequence: CalledSequence, known: Tokens) -> list[int]:
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:MAX_DETAIL]
-    except Exception as broken:  # noqa: BLE001 - an exception's own code may do anything
+    except Exception as broken:  # noqa: BLE001 - the `__str__` of a user's exception may raise anything
         return f"its message raised {type(broken).__name__}"

@@ -1,4 +1,4 @@
-"""What was received for one request and not read yet."""
+"""The queue of received and unread chunks of one request."""
 
 import asyncio
 import threading
@@ -17,20 +17,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
+    """The end of a request: its usage, or the error it failed with."""
+
     usage: Usage | None = None
     timings: Timings | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: Exception | None = None
     unfinished: FinishReason | None = None
-    """Finish reason of outputs without one from the server, if this side ended the request."""
+    """If this side ended the request: the finish reason of outputs for which the server sent none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
+    """Everything received since the last read."""
+
     chunks: list[Chunk] = field(default_factory=list)
     ending: Ending | None = None
     stats: pb.RequestStats | None = None
-    """The newest that were received, whether or not they were read before."""
+    """The newest statistics received, whether or not they have been read before."""
 
 
 class ChunkQueue:
@@ -43,7 +47,7 @@ class ChunkQueue:
         self._chunks: list[Chunk] = []
         self._ending: Ending | None = None
         self._stats: pb.RequestStats | None = None
-        self._taken = False
+        self._ending_read = False
         self._waiters: set[asyncio.Future[None]] = set()
 
     def put(self, chunk: Chunk) -> None:
@@ -53,14 +57,14 @@ class ChunkQueue:
         self._notify()
 
     def put_stats(self, stats: pb.RequestStats) -> None:
-        """Read together with what is put next."""
+        """Set the statistics that are read together with the next chunk or ending."""
         with self._lock:
             self._stats = stats
 
     def end(self, ending: Ending, last: Iterable[Chunk] = ()) -> None:
-        """`last`: read together with the end."""
+        """Queue the ending; `last` are chunks that are read together with it. Only the first ending counts."""
         with self._lock:
-            # A call may be cancelled after its end was queued.
+            # A call may be cancelled after its ending was queued.
             if self._ending is not None:
                 return
             self._chunks.extend(last)
@@ -69,25 +73,28 @@ class ChunkQueue:
         self._notify()
 
     def read(self, apply: Callable[[Unread], T], timeout: float | None = None) -> T:
-        """Wait, and apply all that can be read; nothing if another reader got the ending. Raises TimeoutError."""
+        """Wait until there is something to read, and apply all of it; an empty `Unread` once the ending has been read.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
         with self._lock:
-            if not wait_for(self._condition, self._readable, timeout):
+            if not wait_for(self._condition, self._is_readable, timeout):
                 raise TimeoutError(f"nothing was received within {timeout:g} s")
-            # Under the lock: with several readers, chunks must be applied in order.
-            return apply(self._take())
+            # Under the lock, so that several readers apply chunks in order.
+            return apply(self._drain())
 
     def peek(self) -> Unread:
-        """What can be read, without reading it."""
+        """The unread chunks and ending, without reading them."""
         with self._lock:
-            return Unread() if self._taken else Unread(list(self._chunks), self._ending)
+            return Unread() if self._ending_read else Unread(list(self._chunks), self._ending)
 
     async def aread(self, apply: Callable[[Unread], T]) -> T:
-        """As `read`, in an event loop and without a timeout."""
+        """Like `read`, without blocking the event loop, and without a timeout."""
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
-                if self._readable():
-                    return apply(self._take())
+                if self._is_readable():
+                    return apply(self._drain())
                 waiter: asyncio.Future[None] = loop.create_future()
                 self._waiters.add(waiter)
             try:
@@ -96,20 +103,20 @@ class ChunkQueue:
                 with self._lock:
                     self._waiters.discard(waiter)
 
-    def _readable(self) -> bool:
+    def _is_readable(self) -> bool:
         return bool(self._chunks) or self._ending is not None
 
-    def _take(self) -> Unread:
-        if self._taken:
+    def _drain(self) -> Unread:
+        if self._ending_read:
             return Unread()
         chunks, self._chunks = self._chunks, []
-        self._taken = self._ending is not None
+        self._ending_read = self._ending is not None
         return Unread(chunks, self._ending, self._stats)
 
     def _wake(self) -> None:
         self._condition.notify_all()
         for waiter in self._waiters:
-            # The waiter's event loop may be closed by now.
+            # Raised if the waiter's event loop has been closed.
             with suppress(RuntimeError):
                 waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
         self._waiters.clear()

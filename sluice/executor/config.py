@@ -1,4 +1,4 @@
-"""TensorRT-LLM's configuration classes, and the engine settings that they translate to."""
+"""TensorRT-LLM's configuration classes, and their translation to engine settings."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,21 +25,24 @@ class ContextChunkingPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheConfig:
-    """The KV cache of each engine. None: the engine's default."""
+    """The KV cache of each engine. Fields that are None have the engine's default."""
 
     max_tokens: int | None = None
+    """Capacity in tokens. If `free_gpu_memory_fraction` is given too, the smaller capacity applies."""
     free_gpu_memory_fraction: float | None = None
-    """Without a GPU: of the free main memory. The smaller of this and max_tokens applies."""
+    """Fraction of the free GPU memory, or of the free main memory on machines without a GPU, in (0, 1)."""
     enable_block_reuse: bool = True
+    """Whether requests share the blocks of common prompt prefixes."""
     host_cache_size: int | None = None
-    """Bytes of main memory for evicted blocks."""
+    """Main memory for blocks evicted from the device, in bytes."""
     max_attention_window: int | Sequence[int] | None = None
-    """In tokens; a sequence of numbers is repeated over the layers."""
+    """Attention window in tokens; a sequence has one window per layer and is repeated over the layers."""
     tokens_per_block: int | None = None
     event_buffer_max_size: int = 0
-    """KV cache events that each engine keeps until they are read; 0: there are none."""
+    """KV cache events that each engine buffers until they are read; 0: no events are recorded."""
 
     def engine_args(self) -> dict[str, Any]:
+        """The engine settings of the fields that are set."""
         window = self.max_attention_window
         settings = {
             "kv_cache_tokens": self.max_tokens,
@@ -50,35 +53,38 @@ class KvCacheConfig:
             "tokens_per_block": self.tokens_per_block,
             "kv_event_buffer": self.event_buffer_max_size or None,
         }
-        return _given(settings)
+        return _without_none(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftCacheConfig:
-    """The memory of each engine for LoRA adapters. None: the engine's default."""
+    """The memory of each engine for LoRA adapters. Fields that are None have the engine's default."""
 
     max_adapter_size: int | None = None
     """Largest rank of an adapter."""
     optimal_adapter_size: int | None = None
-    """Ranks in a page of memory."""
+    """Ranks per page of device memory."""
     device_cache_percent: float | None = None
-    """Part of the free device memory, from 0 to 1."""
+    """Fraction of the free device memory for adapters, from 0 to 1."""
     num_device_module_layer: int | None = None
-    """Instead: adapters on the device, in ranks of one linear map of one layer."""
+    """Capacity of the device cache, in ranks of one linear layer. Replaces `device_cache_percent`."""
     host_cache_size: int | None = None
-    """Bytes."""
+    """Main memory for adapters, in bytes."""
     num_host_module_layer: int | None = None
+    """Capacity of the host cache, in ranks of one linear layer. Replaces `host_cache_size`."""
     num_put_workers: int | None = None
-    """Threads that read adapters."""
+    """Threads that read adapter files."""
     lora_prefetch_dir: str | None = None
-    """Folder of adapters, one per folder in it, on the engines' machines."""
+    """Folder on the engines' machines whose subfolders are adapters to load at the start."""
 
     def engine_args(self) -> dict[str, Any]:
-        given = _given(asdict(self))
-        return {"lora": True, **{f"lora_{name.removeprefix('lora_')}": value for name, value in given.items()}}
+        """The engine settings of the fields that are set, and the setting that enables adapters."""
+        settings = _without_none(asdict(self))
+        return {"lora": True, **{f"lora_{name.removeprefix('lora_')}": value for name, value in settings.items()}}
 
 
 def adapter_args(enabled: bool, config: PeftCacheConfig | None) -> dict[str, Any]:
+    """The engine settings for LoRA adapters: none, unless `enabled` or with a `config`."""
     if config is None and not enabled:
         return {}
     return (config or PeftCacheConfig()).engine_args()
@@ -95,18 +101,19 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The scheduler of each engine. None: the engine's default. Raises TypeError for a class instead of its name.
+    """The scheduler of each engine. Fields that are None have the engine's default.
 
-    Policies are given as members, by value, or by TensorRT-LLM's upper-case name.
+    A policy is a member of its enum, the member's value, or TensorRT-LLM's upper-case name of it. Raises TypeError for
+    a class in place of its name.
     """
 
     capacity_scheduler_policy: CapacitySchedulerPolicy | str | None = None
-    """Or your own class, as "module:Class"."""
+    """Which requests may hold KV cache memory: a policy, or the name of your own class as "module:Class"."""
     context_chunking_policy: ContextChunkingPolicy | str | None = None
     micro_batch_scheduler: str | None = None
-    """Your own class, as "module:Class"."""
+    """Which requests run in a step: the name of your own class as "module:Class"."""
     scheduler: str | None = None
-    """Your own class, as "module:Class", which replaces all of the above."""
+    """The name of your own class as "module:Class", which replaces all of the above."""
 
     def __post_init__(self) -> None:
         for name, expected in EXPECTED.items():
@@ -114,19 +121,20 @@ class SchedulerConfig:
                 check_name(name, value, expected)
 
     def engine_args(self) -> dict[str, Any]:
+        """The engine settings of the fields that are set."""
         settings = {
             "capacity_scheduler_policy": _member(CapacitySchedulerPolicy, self.capacity_scheduler_policy),
             "context_chunking_policy": _member(ContextChunkingPolicy, self.context_chunking_policy),
             "micro_batch_scheduler": self.micro_batch_scheduler,
             "scheduler": self.scheduler,
         }
-        return _given({name: value and str(value) for name, value in settings.items()})
+        return _without_none({name: value and str(value) for name, value in settings.items()})
 
 
-def _member(policies: type[StrEnum], given: str | None) -> str | None:
-    # Members are named as TensorRT-LLM's, in upper case. Other text is left to the engine: it may name a user's class.
-    return policies.__members__.get(given, given) if given else None
+def _member(policies: type[StrEnum], name: str | None) -> str | None:
+    # Members have TensorRT-LLM's upper-case names. Any other text goes to the engine: it may name a user's class.
+    return policies.__members__.get(name, name) if name else None
 
 
-def _given(settings: dict[str, Any]) -> dict[str, Any]:
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}

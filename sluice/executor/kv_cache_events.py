@@ -1,4 +1,4 @@
-"""KV cache events: buffered until the caller reads them, under TensorRT-LLM's names."""
+"""KV cache events under TensorRT-LLM's names, and the log that keeps them until the caller reads them."""
 
 import threading
 from collections import deque
@@ -12,16 +12,18 @@ from sluice.executor.waiting import Timeout, wait_for
 from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 1 << 14
-"""Events that wait to be read. Further ones wait in the engines' buffers."""
+"""Unread events above which no more are received; they stay in the engines' buffers."""
 LEVELS: Mapping[int, int] = {pb.CACHE_TIER_DEVICE: 0, pb.CACHE_TIER_HOST: 1}
 UNKNOWN_LEVEL = -1
-"""A tier of a newer server."""
+"""Cache level of a tier that only newer servers have."""
 
 
 class UniqueToken(NamedTuple):
+    """A token of a cached block."""
+
     token_id: int
     token_extra_id: int = 0
-    """Always 0: hashes of blocks cover extra ids, but events do not have them."""
+    """Always 0: block hashes cover extra ids, but events do not carry them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,46 +31,51 @@ class KVCacheCreatedData:
     """The engine has started, with an empty cache."""
 
     num_blocks_per_cache_level: tuple[int, ...]
-    """On the device, and in host memory."""
+    """Capacity in blocks, on the device and in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheStoredBlockData:
+    """A block that entered the cache."""
+
     block_hash: int
     tokens: tuple[UniqueToken, ...]
     lora_id: str | None
-    """Hash of the adapter's weights."""
+    """Hash of the adapter's weights; None: no adapter."""
     cache_level: int
-    """0: on the device, 1: in host memory, -1: elsewhere, on a newer server."""
+    """0: on the device; 1: in host memory; -1: a level that only newer servers have."""
     priority: int
-    """0 (evicted first) to 100."""
+    """Retention priority, from 0 (evicted first) to 100 (evicted last)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheStoredData:
-    """A block can be reused now."""
+    """A block has entered the cache, where requests can reuse it."""
 
     parent_hash: int | None
-    """Of the block before it; None: it is the first of its prompt."""
+    """Hash of the block before it; None: it is the first block of its prompt."""
     blocks: tuple[KVCacheStoredBlockData, ...]
+    """The block."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheRemovedData:
-    """Blocks have left all cache levels."""
+    """Blocks have been evicted from all cache levels."""
 
     block_hashes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheEventDiff:
+    """A change of a value."""
+
     old_value: int
     new_value: int
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUpdatedData:
-    """A block moved, or changed its priority. None: not changed."""
+    """A block moved to another cache level, or changed its priority. None: unchanged."""
 
     block_hash: int
     cache_level: KVCacheEventDiff | None
@@ -77,7 +84,7 @@ class KVCacheUpdatedData:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUnknownData:
-    """Of a kind that only newer versions of this library know: what is replayed from here on may not be all."""
+    """An event of a kind that this version of the library does not know: a replay of the events is now incomplete."""
 
 
 KVCacheEventData = KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData | KVCacheUnknownData
@@ -85,23 +92,25 @@ KVCacheEventData = KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData |
 
 @dataclass(frozen=True, slots=True)
 class KVCacheEvent:
+    """A change of one engine's KV cache."""
+
     event_id: int
-    """Number in its engine, from 0, without gaps."""
+    """Number of the event in its engine, counted from 0."""
     data: KVCacheEventData
     engine_id: str
     engine_epoch: int
-    """Changes when the engine restarts."""
+    """Identifies the lifetime of the engine process; it changes when the engine restarts."""
     dropped: int
-    """Events before this one that were dropped, since they were read too slowly."""
+    """Number of events just before this one that the engine dropped because they were read too slowly."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, in the form of TensorRT-LLM's `LLM.get_kv_cache_events`."""
+        """The event in the JSON form of TensorRT-LLM's `LLM.get_kv_cache_events`."""
         origin = {"engine_id": self.engine_id, "engine_epoch": self.engine_epoch, "dropped": self.dropped}
         return {"event_id": self.event_id, "data": _data_as_dict(self.data)} | origin
 
 
 class KVCacheEventLog:
-    """Events of all engines, until they are read; those that came before are left out."""
+    """Keeps the events of all engines until they are read, and skips events that it has received before."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -120,15 +129,15 @@ class KVCacheEventLog:
     def put(self, response: pb.StreamCacheEventsResponse) -> None:
         engine, epoch = response.engine_id, response.engine_epoch
         with self._lock:
-            known, following = self._next.get(engine, (epoch, 0))
-            # Another router begins with the oldest events again.
-            following = following if known == epoch else 0
+            known_epoch, next_id = self._next.get(engine, (epoch, 0))
+            next_id = next_id if known_epoch == epoch else 0
             for event in response.events:
-                if event.event_id >= following:
-                    dropped = event.event_id - following
+                # Another router starts again at the engine's oldest events.
+                if event.event_id >= next_id:
+                    dropped = event.event_id - next_id
                     self._events.append(KVCacheEvent(event.event_id, _read(event), engine, epoch, dropped))
-                    following = event.event_id + 1
-            self._next[engine] = epoch, following
+                    next_id = event.event_id + 1
+            self._next[engine] = epoch, next_id
             self._condition.notify_all()
 
     def fail(self, error: SluiceError) -> None:
@@ -142,16 +151,19 @@ class KVCacheEventLog:
             self._condition.notify_all()
 
     def take(self, timeout: Timeout) -> list[KVCacheEvent]:
-        """All that have come; empty at the timeout. Raises SluiceError; RuntimeError once closed and empty."""
+        """Wait for events and return all of them; empty at the timeout.
+
+        Raises the SluiceError that ended the feed, or RuntimeError after `close`, once all events have been returned.
+        """
         with self._lock:
             wait_for(self._condition, lambda: bool(self._events) or self._closed or self._error is not None, timeout)
-            found = list(self._events)
+            events = list(self._events)
             self._events.clear()
-            if not found and self._error is not None:
+            if not events and self._error is not None:
                 raise self._error
-            if not found and self._closed:
+            if not events and self._closed:
                 raise RuntimeError(SHUT_DOWN)
-            return found
+            return events
 
 
 def _read(event: pb.CacheEvent) -> KVCacheEventData:

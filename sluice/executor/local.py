@@ -14,20 +14,20 @@ log = logging.getLogger("sluice.executor")
 
 
 class LocalRing:
-    """A started `Ring`, with its arguments and errors. Problems that its services log go to `logging`."""
+    """A running `Ring`, with the same arguments and exceptions. Warnings and errors of its services go to `logging`."""
 
     def __init__(self, model: str | None, **options: Any) -> None:
         self.at_exit: Callable[[], None] = lambda: None
-        """Called before the ring is closed at the end of the program: what has requests on it must end them, or the
-        routers drain until their timeout. A finalizer of its own may run later than ours."""
+        """Called before the ring is closed at the end of the program. It must end the requests on the ring, or the
+        routers drain until their timeout. A finalizer of the executor could run too late for that."""
         self._ring = Ring(model, observe=_log_problem, **options)
         self._stop = threading.Event()
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._owner = os.getpid()
-        # Child processes die with the thread that started them, and the caller's may end before the executor.
-        self._thread = threading.Thread(target=self._keep, name="sluice ring", daemon=True)
-        # Before the thread starts, so that an interrupt at any point leaves no ring behind.
+        # Child processes die with the thread that started them, and the caller's thread may end before the executor.
+        self._thread = threading.Thread(target=self._run, name="sluice ring", daemon=True)
+        # Registered before the thread starts, so that an interrupt at any point leaves no ring behind.
         atexit.register(self._close_at_exit)
         self._thread.start()
         try:
@@ -49,9 +49,9 @@ class LocalRing:
         return self._ring.pids
 
     def close(self) -> None:
-        """Stop all processes; an interrupt kills them at once. Idempotent."""
+        """Stop all processes. An interrupt (Ctrl-C) kills them immediately. Idempotent."""
         if os.getpid() != self._owner:
-            # The ring belongs to the process that started it, not to a fork of that.
+            # The ring belongs to the process that started it, not to a fork of that process.
             return
         self._stop.set()
         try:
@@ -74,7 +74,7 @@ class LocalRing:
         self._ring.kill()
         self._thread.join()
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         try:
             with self._ring:
                 self._started.set()

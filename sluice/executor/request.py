@@ -1,26 +1,26 @@
-"""A request to an executor, with the retention priorities of its KV cache blocks."""
+"""A request to an executor: its prompt, its options, and the retention priorities of its KV cache blocks."""
 
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from os import fspath
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
-from sluice.executor.errors import either
+from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
+from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import Milliseconds, as_timedelta
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES = (None, *get_args(Priority))
-# Of KV cache blocks, as in TensorRT-LLM.
 DEFAULT_PRIORITY = 35
+"""Retention priority of KV cache blocks, as in TensorRT-LLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRangeRetentionConfig:
-    """Priority of the blocks of the prompt tokens [token_start, token_end)."""
+    """Retention priority of the KV cache blocks of the prompt tokens [token_start, token_end)."""
 
     token_start: int
     token_end: int | None
@@ -28,7 +28,7 @@ class TokenRangeRetentionConfig:
     priority: int
     """0 (evicted first) to 100 (evicted last)."""
     duration_ms: Milliseconds | None = None
-    """After it the default priority of 35 applies. None: until evicted."""
+    """How long the priority applies, before the default of 35; a number is milliseconds. None: until evicted."""
 
     def options(self) -> TokenRangeRetention:
         return TokenRangeRetention(
@@ -41,109 +41,42 @@ class TokenRangeRetentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheRetentionConfig:
-    """Priorities of prompt ranges and of generated blocks; 35 if no range applies."""
+    """Retention priorities of a request's KV cache blocks, from 0 (evicted first) to 100 (evicted last)."""
 
     token_range_retention_configs: Sequence[TokenRangeRetentionConfig] = ()
+    """Priorities of parts of the prompt. The rest of the prompt has priority 35."""
     decode_retention_priority: int = DEFAULT_PRIORITY
+    """Priority of generated blocks."""
     decode_duration_ms: Milliseconds | None = None
+    """How long `decode_retention_priority` applies; a number is milliseconds. None: until evicted."""
 
     TokenRangeRetentionConfig: ClassVar[type[TokenRangeRetentionConfig]] = TokenRangeRetentionConfig
 
     def options(self) -> KvCache:
         is_default = self.decode_retention_priority == DEFAULT_PRIORITY and self.decode_duration_ms is None
         return KvCache(
-            prompt_retention=[each.options() for each in self.token_range_retention_configs],
+            prompt_retention=[config.options() for config in self.token_range_retention_configs],
             decode_priority=None if is_default else self.decode_retention_priority,
             decode_duration=as_timedelta(self.decode_duration_ms),
         )
 
     @property
     def is_bounded(self) -> bool:
-        """Whether some range may exceed a short prompt."""
-        return any(each.token_start or each.token_end is not None for each in self.token_range_retention_configs)
+        """Whether a range has a bound, which may exceed a short prompt."""
+        return any(config.token_start or config.token_end is not None for config in self.token_range_retention_configs)
 
     def within(self, num_tokens: int) -> Self:
-        """Cut to a prompt of `num_tokens`; ranges beyond it are dropped."""
+        """Clip the ranges to a prompt of `num_tokens`, and drop those beyond it."""
         ranges = [
-            each if each.token_end is None else replace(each, token_end=min(each.token_end, num_tokens))
-            for each in self.token_range_retention_configs
-            if each.token_start < num_tokens
+            config if config.token_end is None else replace(config, token_end=min(config.token_end, num_tokens))
+            for config in self.token_range_retention_configs
+            if config.token_start < num_tokens
         ]
         return replace(self, token_range_retention_configs=ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class LoRARequest:
-    """A LoRA adapter. With a path it is loaded when a request first uses it; without, the server knows the name.
-
-    Raises TypeError.
-    """
-
-    lora_name: str
-    """The id on the server: one adapter per name."""
-    lora_int_id: int = 0
-    """The name identifies an adapter, so this only must be the same for all requests with the name."""
-    lora_path: str = ""
-    """Folder, as peft saves it: on this machine if the executor started its own ring, else on the engines'."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lora_path", fspath(self.lora_path))
-        for name, kind in (("lora_name", str), ("lora_int_id", int), ("lora_path", str)):
-            _check(name, getattr(self, name), kind)
-
-    @property
-    def adapter_id(self) -> int:
-        return self.lora_int_id
-
-    @property
-    def name(self) -> str:
-        return self.lora_name
-
-    @property
-    def path(self) -> str:
-        return self.lora_path
-
-
-@dataclass(frozen=True, slots=True)
-class PromptAdapterRequest:
-    """A prompt adapter: rows of prompt tuning. With a path it is loaded when a request first uses it; without, the
-    server knows the name.
-
-    Raises TypeError.
-    """
-
-    prompt_adapter_name: str
-    """The id on the server: one adapter per name."""
-    prompt_adapter_id: int = 0
-    """The name identifies an adapter, so this only must be the same for all requests with the name."""
-    prompt_adapter_local_path: str = ""
-    """Folder, as peft saves it: on this machine if the executor started its own ring, else on the routers'."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_adapter_local_path", fspath(self.prompt_adapter_local_path))
-        kinds = (("prompt_adapter_name", str), ("prompt_adapter_id", int), ("prompt_adapter_local_path", str))
-        for name, kind in kinds:
-            _check(name, getattr(self, name), kind)
-
-    @property
-    def adapter_id(self) -> int:
-        return self.prompt_adapter_id
-
-    @property
-    def name(self) -> str:
-        return self.prompt_adapter_name
-
-    @property
-    def local_path(self) -> str:
-        return self.prompt_adapter_local_path
-
-    @property
-    def path(self) -> str:
-        return self.prompt_adapter_local_path
-
-
 class CommonOptions(TypedDict, total=False):
-    """Options besides prompt and sampling; see the fields of `GenerationRequest`."""
+    """Options of `generate` and `generate_async`; see the fields of `GenerationRequest`."""
 
     client_id: int | None
     return_all_generated_tokens: bool
@@ -158,6 +91,8 @@ class CommonOptions(TypedDict, total=False):
 
 
 class RequestOptions(CommonOptions, total=False):
+    """Options of a single prompt; see the fields of `GenerationRequest`."""
+
     lora_request: LoRARequest | None
     prompt_adapter_request: PromptAdapterRequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
@@ -170,7 +105,7 @@ class RequestOptions(CommonOptions, total=False):
 
 
 class BatchOptions(CommonOptions, total=False):
-    """Options of several prompts: one value for all of them, or one for each."""
+    """Options of a list of prompts: one value for all of them, or a list with one value per prompt."""
 
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
     prompt_adapter_request: PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
@@ -180,74 +115,84 @@ class BatchOptions(CommonOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt with its options. May be submitted any number of times. Raises TypeError."""
+    """A prompt with its options, which can be submitted any number of times.
+
+    Raises TypeError for a field of the wrong type.
+    """
 
     inputs: Prompt = None  # type: ignore[assignment]  # required, unless prompt_token_ids is given
-    """Text, token ids, chat messages, or embeddings: `{"prompt_embeds": rows}`."""
+    """The prompt: text, token ids, chat messages, or embeddings as `{"prompt_embeds": rows}`."""
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     streaming: bool = False
-    """Responses arrive with the tokens; otherwise one per output, when the last has ended."""
+    """Whether responses arrive with the tokens; otherwise there is one response per output, when all have ended."""
     lora_request: LoRARequest | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     client_id: int | None = None
-    """From 0 to 2^64 - 1. Returned in every response and passed to logits processors; need not be unique."""
+    """From 0 to 2^64 - 1. Returned in every response and passed to logits processors. Need not be unique."""
     return_all_generated_tokens: bool = False
-    """Each response of a stream repeats the former tokens."""
+    """Whether each response of a stream repeats the tokens before it."""
     priority: Priority | None = None
+    """Scheduling priority: "low", "normal" or "high". None: normal."""
     allotted_time_ms: Milliseconds | None = None
-    """Counted from `submit`. At its end the request ends without an error, with the tokens so far."""
+    """Time limit, counted from `submit`; a number is milliseconds. When it expires, the request ends with the tokens so
+    far and finish reason "timeout", without an error."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
     model: str | None = None
+    """Name of a served model. None: the default model."""
     max_draft_tokens: int | None = None
-    """Tokens that are guessed and checked per output and step; 0: none; None: as the engine is configured."""
+    """Draft tokens per output and step; 0: no speculation; None: the engine's setting."""
     draft_token_ids: Sequence[int] | None = None
-    """What you expect the output to be, from its first token on. Changes speed alone, unless there are draft_logits."""
+    """The expected output, from its first token on. Without `draft_logits` it affects only the speed."""
     draft_logits: Any = field(default=None, repr=False, compare=False)
-    """What the draft tokens were drawn from: a numpy array or torch tensor [draft tokens, vocabulary]. They are then
-    accepted by rejection sampling, which changes the output."""
+    """Logits that the draft tokens were sampled from: a numpy array or torch tensor [draft tokens, vocabulary]. With
+    them, draft tokens are accepted by rejection sampling, which changes the output."""
     acceptance_threshold: float | None = None
-    """In (0, 1], only with draft_logits: a draft token is accepted if its probability is at least this times the one
-    that the draft gave it. Changes the output's distribution; None: times a random number, which keeps it."""
+    """In (0, 1], with `draft_logits` only: a draft token is accepted if its probability is at least this fraction of
+    its probability under the draft, which changes the output's distribution. None: compare with a random fraction,
+    which preserves the distribution."""
     return_perf_metrics: bool = False
-    """Its result has `stats`. Engines report them twice a second, so the first response of a stream and the end come up
-    to half a second later."""
+    """Whether the result has `stats`. Engines report them twice a second, which delays the first response of a stream,
+    and the end, by up to half a second."""
     prompt_table: Any = field(default=None, compare=False, repr=False)
-    """Prompt tuning: rows [virtual tokens, hidden size], a tensor or an array, or a mapping as in the client's options.
-    Text and chats begin with them; in token ids, vocab_size + i stands for row i."""
+    """Prompt tuning: embeddings [virtual tokens, hidden size] as a tensor or array, or a mapping as in the option of
+    `sluice.client.Client.generate`. They precede a text or a chat; in token ids, vocab_size + i stands for row i."""
     prompt_adapter_request: PromptAdapterRequest | None = None
-    """Prompt tuning by rows that the server keeps; not with a prompt_table."""
+    """Prompt tuning with embeddings that the server keeps. Cannot be combined with `prompt_table`."""
     images: Sequence[bytes] | None = field(default=None, compare=False, repr=False)
-    """Files of images, one for each of the model's placeholders in a text or in token ids; in chats they are parts of
-    messages: `{"type": "image", "data": …}`."""
+    """Image files, one for each of the model's image placeholders in a text or in token ids. The images of a chat are
+    parts of its messages: `{"type": "image", "data": …}`."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Of a chat, in OpenAI's form, as are the next two."""
+    """Tools that a chat's model may call, in OpenAI's format."""
     chat_template_kwargs: Mapping[str, Any] | None = None
+    """Variables of the chat template."""
     continue_final_message: bool = False
+    """Whether the output continues the last message of a chat, instead of starting a new one."""
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
+    """TensorRT-LLM's name of `inputs` that are token ids; None for text and chats."""
     id: int | None = field(default=None, init=False, compare=False)
-    """The `request_id` of the result whose `request` this is; None before `submit`."""
+    """In a result's `request`: its `request_id`. None before `submit`."""
 
     def __post_init__(self) -> None:
         inputs: Prompt = either("inputs", self.inputs, "prompt_token_ids", self.prompt_token_ids)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "prompt_token_ids", inputs if _is_token_ids(inputs) else None)
-        _check("streaming", self.streaming, bool)
+        check_type("streaming", self.streaming, bool)
         if self.priority not in PRIORITIES:
             raise TypeError(f"priority must be {', '.join(map(repr, PRIORITIES))}, not {self.priority!r}")
-        _check("sampling_params", self.sampling_params, SamplingParams)
+        check_type("sampling_params", self.sampling_params, SamplingParams)
         if self.lora_request is not None:
-            _check("lora_request", self.lora_request, LoRARequest)
+            check_type("lora_request", self.lora_request, LoRARequest)
         if self.prompt_adapter_request is not None:
-            _check("prompt_adapter_request", self.prompt_adapter_request, PromptAdapterRequest)
+            check_type("prompt_adapter_request", self.prompt_adapter_request, PromptAdapterRequest)
         if self.kv_cache_retention_config is not None:
-            _check("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
+            check_type("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
 
     def with_id(self, request_id: int) -> Self:
-        numbered = copy(self)
-        object.__setattr__(numbered, "id", request_id)
-        return numbered
+        """A copy of the request with this `id`."""
+        request = copy(self)
+        object.__setattr__(request, "id", request_id)
+        return request
 
     @property
     def allotted_seconds(self) -> float | None:
@@ -255,6 +200,7 @@ class GenerationRequest:
         return None if allotted is None else allotted.total_seconds()
 
     def client_options(self, wire_id: str) -> Options:
+        """Options of `sluice.client` for this request, with `wire_id` as its id at the server."""
         kv_cache = self.kv_cache_retention_config.options() if self.kv_cache_retention_config else KvCache()
         if self.cache_salt is not None:
             kv_cache["salt"] = self.cache_salt
@@ -278,8 +224,8 @@ class GenerationRequest:
 
     def _speculation(self) -> Mapping[str, Any] | None:
         names = ("max_draft_tokens", "draft_token_ids", "draft_logits", "acceptance_threshold")
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None} or None
+        options = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in options.items() if value is not None} or None
 
 
 def is_embeds(inputs: Any) -> bool:
@@ -288,8 +234,3 @@ def is_embeds(inputs: Any) -> bool:
 
 def _is_token_ids(inputs: Prompt) -> bool:
     return isinstance(inputs, Sequence) and not isinstance(inputs, str) and isinstance(next(iter(inputs), 0), int)
-
-
-def _check(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Responses in the form of TensorRT-LLM's executor, and the outputs that they add up to."""
+"""Responses in the form of TensorRT-LLM's executor, and the outputs that accumulate them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,9 +9,10 @@ from sluice.client import FinishReason as ClientReason
 from sluice.executor.errors import RequestError
 
 CONTEXT_LOGITS, GENERATION_LOGITS = "context_logits", "generation_logits"
-"""Names of tensors."""
+"""Names of the tensors with logits."""
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "unknown"]
-"""As in TensorRT-LLM. "timeout": the request's allotted time is over; "unknown": a reason of a newer server."""
+"""TensorRT-LLM's names. "timeout": the request's allotted time expired; "unknown": a reason that only newer servers
+have."""
 
 REASONS: dict[ClientReason, FinishReason] = {
     ClientReason.EOS: "stop",
@@ -26,105 +27,121 @@ REASONS: dict[ClientReason, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
+    """Log-probability of one token at one position."""
+
     logprob: float | None
-    """Natural logarithm; None for the first token of a prompt."""
+    """Natural logarithm of the probability; None for the first token of a prompt."""
     rank: int
-    """1: the most likely token."""
+    """Rank of the token at its position; 1 is the most likely token."""
 
 
 TokenLogprobs = dict[int, Logprob]
-"""By token id: first the token itself, then the requested number of most likely tokens."""
+"""Log-probabilities at one position by token id: the position's token, then the requested number of most likely
+tokens."""
 
 
 def read_logprobs(entries: Iterable[TokenLogprob]) -> list[TokenLogprobs]:
     """One dict per position."""
-    return [{each.token_id: Logprob(each.logprob, each.rank) for each in (entry, *entry.top)} for entry in entries]
+    return [{token.token_id: Logprob(token.logprob, token.rank) for token in (entry, *entry.top)} for entry in entries]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """New tokens of one output. Lists have one entry: each beam that is returned is an output of its own."""
+    """New tokens of one output. The lists have one entry, since each returned beam is a separate output."""
 
     sequence_index: int
-    """Index among the n outputs."""
+    """Index of the output among the request's n outputs."""
     output_token_ids: list[list[int]]
-    """New tokens; with return_all_generated_tokens, all so far."""
+    """New token ids; with `return_all_generated_tokens`, all token ids so far."""
     text: str
     """Text of these tokens."""
     log_probs: list[list[TokenLogprobs]]
+    """Log-probabilities of these tokens, if requested."""
     cum_log_probs: list[float | None]
-    """Sum over all tokens so far, if logprobs were requested."""
+    """Sum of the log-probabilities of all tokens so far, if requested."""
     finish_reasons: list[FinishReason | None]
-    """None: not finished."""
+    """None: the output has not ended."""
     is_sequence_final: bool
-    """The last result of this output."""
+    """Whether this is the last result of the output."""
     is_final: bool
-    """The last result of the request."""
+    """Whether this is the last result of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
+    """A result or an error of one request."""
+
     request_id: int
     client_id: int | None
     result: Result | None = None
     error: RequestError | None = None
 
     def has_error(self) -> bool:
-        """Whether the request failed; no other response follows."""
+        """Whether the request failed. An error is the last response of its request."""
         return self.error is not None
 
     @property
     def error_msg(self) -> str:
+        """The error's message; empty without an error."""
         return str(self.error or "")
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One output as read so far. The `_diff` fields hold what the latest read added."""
+    """One output as read so far. The fields ending in `_diff` hold what the latest read added."""
 
     index: int
+    """Index among the request's n outputs."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One per token, if requested."""
+    """One entry per token, if requested."""
     cumulative_logprob: float | None = None
-    """Sum over all tokens, if logprobs were requested."""
+    """Sum of the log-probabilities of all tokens so far, if requested."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """If requested; set at the end."""
+    """One entry per prompt token, if requested; set at the end."""
     finish_reason: FinishReason | None = None
+    """Why the output ended; None: it has not."""
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended it; None if EOS, `end_id` or anything else did."""
+    """The stop string or stop token id that ended the output; None if something else did, such as EOS or `end_id`."""
     tensors: list[Tensor] = field(default_factory=list)
-    """Parts of the requested tensors, in order."""
+    """Parts of the requested tensors, in order of their rows."""
     text_diff: str = ""
     token_ids_diff: list[int] = field(default_factory=list)
     logprobs_diff: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def length(self) -> int:
+        """Number of tokens so far."""
         return len(self.token_ids)
 
     @property
     def generation_logits(self) -> Any:
-        """[tokens, vocabulary], if requested: those that have come."""
+        """Logits of the output as read so far, a numpy array [tokens, vocabulary]; None if there are none.
+
+        Requested with `SamplingParams.return_generation_logits`.
+        """
         return self.tensor(GENERATION_LOGITS)
 
     def tensor(self, name: str, *, context: bool = False) -> Any:
-        """The rows of a requested tensor that have come, as a numpy array; None: no rows. Those of the prompt
-        (`context`) are with output 0."""
-        parts = [each.array() for each in self.tensors if (each.name, each.context) == (name, context)]
+        """The rows read so far of a requested tensor, as a numpy array; None if there are none.
+
+        `context`: the rows of the prompt, which output 0 carries, in place of those of the output.
+        """
+        parts = [part.array() for part in self.tensors if (part.name, part.context) == (name, context)]
         if not parts:
             return None
-        # Here, because clients without numpy use this module too.
+        # Imported here, because this module is also used without numpy.
         import numpy as np
 
         return np.concatenate(parts)
 
     def begin_read(self) -> None:
+        """Clear the `_diff` fields."""
         self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []
 
     def add(self, chunk: Chunk, end_id: int | None = None) -> None:
-        """Append a chunk of the stream. `end_id` replaces the model's EOS, so it is no `stop_reason`."""
+        """Append a chunk of the stream. `end_id` replaces the model's EOS, so it does not count as `stop_reason`."""
         logprobs = read_logprobs(chunk.logprobs)
         self.text_diff += chunk.text
         self.token_ids_diff += chunk.token_ids
@@ -134,7 +151,7 @@ class CompletionOutput:
         self.logprobs += logprobs
         if chunk.tensor is not None:
             self.tensors.append(chunk.tensor)
-        # The server sends the sum at the end only; a stream's responses have it from the start.
+        # The server sends the sum only at the end, but each response of a stream has the sum so far.
         for entry in chunk.logprobs:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (entry.logprob or 0.0)
         if chunk.finish_reason is not None:
@@ -145,14 +162,14 @@ class CompletionOutput:
                 self.cumulative_logprob = chunk.cumulative_logprob
 
     def end(self, reason: FinishReason) -> bool:
-        """Returns False if the output has ended already."""
+        """Set the finish reason, unless the output has ended already. Returns whether it was set."""
         if self.finish_reason is not None:
             return False
         self.finish_reason = reason
         return True
 
     def result(self, whole: bool, is_final: bool) -> Result:
-        """What the latest read added; with `whole`, everything so far."""
+        """What the latest read added or, with `whole`, everything so far."""
         return Result(
             sequence_index=self.index,
             output_token_ids=[list(self.token_ids if whole else self.token_ids_diff)],

@@ -1,4 +1,4 @@
-"""The result of one request while it arrives: a future, an iterator and an asynchronous iterator in one."""
+"""The result of one request as it arrives: a future, an iterator and an asynchronous iterator in one."""
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
@@ -13,9 +13,9 @@ from sluice.executor.stats import RequestStats, read_request
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 
-# A protocol, because GenerationExecutor imports this file. A result holds its executor itself, to keep it alive.
+# A protocol, because GenerationExecutor imports this file. A result refers to its executor and so keeps it alive.
 class Submitter(Protocol):
-    """What a result needs of its executor."""
+    """The methods of `GenerationExecutor` that results call."""
 
     def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]: ...
     def abort_request(self, request_id: int) -> None: ...
@@ -23,24 +23,29 @@ class Submitter(Protocol):
 
 
 class GenerationResult:
-    """What has been read of a request so far, by `result`, `aresult`, iteration or the executor's `await_responses`.
+    """The result of one request: wait for it with `result`, `await` it, or iterate over it as it arrives.
 
-    Each read applies everything received and returns this same object. With several readers, each response goes to one.
+    `outputs` holds everything that has been read so far, by these or by the executor's `await_responses`. Each read
+    applies all that was received, and returns this same object. With several readers, each response goes to one of
+    them.
     """
 
     def __init__(self, request_id: int, request: GenerationRequest, queue: ChunkQueue, submitter: Submitter) -> None:
         self.request_id = request_id
         """Unique within the executor."""
         self.request = request.with_id(request_id)
+        """The request, with its `id`."""
         self.outputs = [CompletionOutput(index) for index in range(max(1, request.sampling_params.n))]
+        """The n outputs as read so far."""
         self.error: RequestError | None = None
-        """Why the request failed, once that has been read."""
+        """Why the request failed; set when the failure is read."""
         self.usage: Usage | None = None
-        """Token counts over all outputs, once done."""
+        """Token counts over all outputs; set once `done`."""
         self.timings: Timings | None = None
+        """The server's timings of the request; set once `done`."""
         self.stats: RequestStats | None = None
-        """Of its engine, with `return_perf_metrics`: from its first response on, and the last once done. None also if
-        the engine has died before it reported them."""
+        """The engine's statistics of the request, if requested by `return_perf_metrics`: set from the first response
+        on, and final once `done`. None if the engine died before it reported them."""
         self._queue = queue
         self._submitter = submitter
         self._done = False
@@ -59,23 +64,26 @@ class GenerationResult:
 
     @property
     def finished(self) -> bool:
-        """TensorRT-LLM's name of `done`."""
+        """TensorRT-LLM's name for `done`."""
         return self._done
 
     @property
     def prompt(self) -> str | None:
-        """None unless the prompt is text."""
+        """The prompt's text; None unless the prompt is text."""
         return self.request.inputs if isinstance(self.request.inputs, str) else None
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """For a text, the first access asks the server. Raises SluiceError; TypeError for a chat and for embeddings."""
+        """Token ids of the prompt. The first access for a text prompt calls the server.
+
+        Raises SluiceError if that call fails; TypeError for a chat or for embeddings.
+        """
         if self._prompt_token_ids is None:
             params, inputs = self.request.sampling_params, self.request.inputs
             if isinstance(inputs, Mapping):
-                raise TypeError("embeddings have no token ids")
+                raise TypeError("prompt_token_ids: a prompt of embeddings has no token ids")
             if inputs and isinstance(inputs[0], Mapping):
-                raise TypeError("only the server knows the token ids of a chat")
+                raise TypeError("prompt_token_ids: only the server knows the token ids of a chat")
             ids = (
                 self._submitter.tokenize(inputs, params.add_special_tokens, self.request.model)
                 if isinstance(inputs, str)
@@ -86,11 +94,18 @@ class GenerationResult:
 
     @property
     def context_logits(self) -> Any:
-        """[prompt tokens, vocabulary] as a numpy array, if requested: those that have come."""
+        """Logits of the prompt as read so far, a numpy array [prompt tokens, vocabulary]; None if there are none.
+
+        Requested with `SamplingParams.return_context_logits`.
+        """
         return self.outputs[0].tensor(CONTEXT_LOGITS, context=True)
 
     def result(self, timeout: Timeout = None) -> Self:
-        """Wait for the end. Raises TimeoutError, which does not stop the request; RequestError if it failed."""
+        """Wait for the request to end, and return this object.
+
+        Raises RequestError if the request failed; TimeoutError after `timeout` (seconds or a timedelta), which does not
+        stop the request.
+        """
         deadline = Deadline(timeout)
         while not self._done:
             try:
@@ -100,7 +115,7 @@ class GenerationResult:
         return self._checked()
 
     async def aresult(self, timeout: Timeout = None) -> Self:
-        """As `result`, in an event loop."""
+        """Like `result`, without blocking the event loop. `await result` is the same without a timeout."""
         try:
             async with asyncio.timeout(in_seconds(timeout)):
                 while not self._done:
@@ -131,33 +146,35 @@ class GenerationResult:
         raise StopAsyncIteration
 
     def abort(self) -> None:
-        """Stop the request. It ends shortly after with "cancelled" and the tokens so far."""
+        """Stop the request. It ends shortly after with finish reason "cancelled" and the tokens so far."""
         self._aborted = True
         self._submitter.abort_request(self.request_id)
 
     def aborted(self) -> bool:
+        """Whether `abort` was called."""
         return self._aborted
 
     def read(self, timeout: Timeout = None) -> list[Response]:
-        """Wait, and return all that can be read, one response per output. Empty if the end was read before.
+        """Wait until something was received, apply it, and return it as one response per output.
 
-        Raises TimeoutError, but not RequestError: that is in the response.
+        Returns an empty list if the end has been read before. Raises TimeoutError after `timeout` (seconds or a
+        timedelta). Does not raise RequestError: the response of a failed request carries it.
         """
         return self._queue.read(self._apply, in_seconds(timeout))
 
     def read_within(self, deadline: Deadline) -> list[Response]:
-        """As `read`, but empty at the deadline."""
+        """Like `read`, but returns an empty list at the deadline."""
         try:
             return self.read(deadline.left)
         except TimeoutError:
             return []
 
     def unread(self) -> Unread:
-        """What was received and not read yet; this does not read it."""
+        """What was received but not read yet. It stays unread."""
         return self._queue.peek()
 
     async def aread(self) -> list[Response]:
-        """As `read`, in an event loop and without a timeout."""
+        """Like `read`, without blocking the event loop, and without a timeout."""
         return await self._queue.aread(self._apply)
 
     def __repr__(self) -> str:
@@ -176,7 +193,7 @@ class GenerationResult:
         return self
 
     def _raise_error_once(self) -> None:
-        # Iteration raises the error once before it ends, even if another reader read it.
+        # Iteration raises the error once before it ends, even if another reader has read it.
         if self.error is not None and not self._error_raised:
             self._error_raised = True
             raise self.error

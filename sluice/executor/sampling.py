@@ -1,6 +1,6 @@
-"""Sampling parameters under TensorRT-LLM's names, translated to options of `sluice.client`.
+"""Sampling parameters under TensorRT-LLM's names, and their translation to options of `sluice.client`.
 
-None means the model's default (its generation_config.json), which unlike TensorRT-LLM's need not be greedy.
+None means the model's default (from its generation_config.json), which, unlike TensorRT-LLM's, need not be greedy.
 """
 
 import json
@@ -12,13 +12,13 @@ from sluice.client import Options
 from sluice.executor.errors import check_name
 
 NO_END = -1
-"""TensorRT-LLM's `end_id` that disables the end token."""
+"""The `end_id` that disables the end token, as in TensorRT-LLM."""
 SAME_NAMES = (
     "max_tokens", "min_tokens", "stop", "bad_token_ids", "allowed_token_ids", "n", "temperature", "top_k", "top_p",
     "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "logprobs",
     "prompt_logprobs", "add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens", "stream_interval",
 )  # fmt: skip
-"""Parameters that are options of `sluice.client` under the same name."""
+"""Parameters that have the same name as an option of `sluice.client`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +26,22 @@ class GuidedDecodingParams:
     """A constraint on the output. Raises ValueError unless exactly one field is set."""
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON Schema."""
+    """The output is JSON that this JSON Schema validates."""
     regex: str | None = None
+    """The output matches this regular expression."""
     grammar: str | None = None
-    """EBNF: GBNF or Lark."""
+    """The output matches this grammar, in GBNF or Lark's syntax."""
     json_object: bool = False
-    """Any JSON object."""
+    """The output is any JSON object."""
     structural_tag: str | None = None
+    """The output contains tagged parts that match JSON Schemas; see docs/guided.md."""
     choice: Sequence[str] | None = None
-    """One of these texts."""
+    """The output is one of these texts."""
 
     def __post_init__(self) -> None:
         if len(self.options()) != 1:
-            raise ValueError(f"exactly one guide can be set, not {len(self.options())}")
+            fields = "json, regex, grammar, json_object, structural_tag and choice"
+            raise ValueError(f"GuidedDecodingParams: exactly one of {fields} must be set, not {len(self.options())}")
 
     def options(self) -> dict[str, Any]:
         """The fields of sluice.v1.GuidedDecoding."""
@@ -56,40 +59,48 @@ class GuidedDecodingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdditionalModelOutput:
-    """A named tensor of the model to return."""
+    """A named tensor of the model to return with the output; see docs/tensors.md."""
 
     name: str
     gather_context: bool = False
-    """Also for prompt positions."""
+    """Whether to return its rows for prompt positions too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling, stopping and output options of one request. The server checks their ranges.
+    """Sampling, stopping and output options of one request. Fields that are None have the model's or server's default.
 
-    Raises ValueError for contradictory options, TypeError for a logits processor instead of its name.
+    The server checks the ranges of values. Raises ValueError for contradictory options, TypeError for a logits
+    processor in place of its name.
     """
 
     max_tokens: int | None = 32
-    """None: as many as fit the model's context."""
+    """None: as many as fit into the model's context."""
     min_tokens: int | None = None
     end_id: int | None = None
-    """Replaces the model's EOS tokens; -1: no end token."""
+    """Token that ends the output in place of the model's EOS tokens; -1: none does."""
     ignore_eos: bool = False
+    """Whether to continue after an EOS token."""
     stop: str | Sequence[str] | None = None
+    """Texts that end the output."""
     stop_token_ids: Sequence[int] | None = None
+    """Tokens that end the output."""
     include_stop_str_in_output: bool = False
     bad: str | Sequence[str] | None = None
+    """Words that must not be generated."""
     bad_token_ids: Sequence[int] | None = None
+    """Tokens that must not be generated."""
     allowed_token_ids: Sequence[int] | None = None
-    """The only tokens that can be chosen."""
+    """The only tokens that may be generated."""
     embedding_bias: Mapping[int, float] | None = None
-    """Added to the logits of these token ids."""
+    """Bias to add to the logits, by token id."""
     logits_processor: str | Sequence[str] | None = None
-    """Names of processors of the server, or of `GenerationExecutor.create`."""
+    """Names of logits processors, as the server or `GenerationExecutor.create` defines them."""
 
     n: int = 1
+    """Number of outputs to return."""
     best_of: int | None = None
+    """Number of outputs to generate, of which the n best are returned; with `use_beam_search`, the beam width."""
     use_beam_search: bool = False
     length_penalty: float | None = None
     early_stopping: bool | int | None = None
@@ -98,27 +109,29 @@ class SamplingParams:
     beam_search_diversity_rate: float | None = None
 
     temperature: float | None = None
-    """0 is greedy."""
+    """0: greedy."""
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    """None: the server draws one (in TensorRT-LLM: 0)."""
+    """None: the server chooses a random seed (TensorRT-LLM: 0)."""
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
 
     logprobs: int | None = None
-    """Number of most likely tokens to return besides the chosen one; 0: the chosen one only."""
+    """Number of most likely tokens to return with the log-probability of each sampled token; 0: the sampled token's
+    only; None: no log-probabilities."""
     prompt_logprobs: int | None = None
+    """The same for each token of the prompt."""
     return_context_logits: bool = False
     return_generation_logits: bool = False
     additional_model_outputs: Sequence[AdditionalModelOutput] | None = None
     guided_decoding: GuidedDecodingParams | None = None
 
     add_special_tokens: bool | None = None
-    """None: for text, but not for a chat, whose template adds them."""
+    """None: yes for text, no for a chat, whose template adds them."""
     truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
     stream_interval: int | None = None
@@ -126,24 +139,25 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
-            raise ValueError(f"best_of is {self.best_of}, must be at least n, {self.n}")
+            raise ValueError(f"best_of is {self.best_of}, must be at least n, which is {self.n}")
         for name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
             if getattr(self, name) is not None and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
         processors = self.logits_processor or ()
         several = isinstance(processors, Sequence) and not isinstance(processors, str)
-        for each in processors if several else [processors]:
-            check_name("logits_processor", each, "the name of a processor on the server")
+        for processor in processors if several else [processors]:
+            check_name("logits_processor", processor, "the name of a logits processor of the server")
 
     @property
     def eos_id(self) -> int | None:
-        """The token that replaces the model's EOS; None: the model's own, or none."""
+        """The token that replaces the model's EOS; None: no token does."""
         return None if self.ignore_eos or self.end_id == NO_END else self.end_id
 
     def options(self) -> Options:
+        """The parameters as options of `sluice.client`."""
         tensors = [{"name": each.name, "context": each.gather_context} for each in self.additional_model_outputs or ()]
         renamed = Options(
-            # `end_id` replaces the model's EOS: that is ignored, and `end_id` becomes a stop token.
+            # `end_id` replaces the model's EOS: EOS is ignored, and `end_id` becomes a stop token.
             ignore_eos=self.ignore_eos or self.end_id is not None or None,
             stop_token_ids=self._stop_token_ids(),
             include_stop_in_output=self.include_stop_str_in_output or None,

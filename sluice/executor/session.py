@@ -1,4 +1,4 @@
-"""The connection of an executor: all its calls, on the event loop that all executors share."""
+"""The session of an executor with its server: every call it makes, on the event loop that all executors share."""
 
 import asyncio
 import concurrent.futures
@@ -25,7 +25,7 @@ from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.kv_cache_events import KVCacheEventLog
-from sluice.executor.stats import StepsLog
+from sluice.executor.steps_log import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 from sluice.v1 import admin_pb2 as pb
 
@@ -35,20 +35,20 @@ log = logging.getLogger("sluice.executor")
 
 CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
-ABORT_AGAIN_SECONDS = 0.2
+ABORT_RETRY_SECONDS = 0.2
 ABORT_TRIES = 10
 RECONNECT_SECONDS = 1.0
-# Final errors: AdminService may be on another port or need another token.
 NO_STATISTICS = (NotImplementedByServer, Unauthenticated, Forbidden)
+"""Errors that are final: AdminService may be on another port or require another token."""
 NO_EVENTS = (*NO_STATISTICS, InvalidRequest)
 FULL_SECONDS = 0.1
-"""Interval between checks whether a full log of KV cache events has been read."""
+"""Interval at which a full log of KV cache events is checked for having been read."""
 
 
 class Session:
-    """Sends calls, at most `max_in_flight` at once. Thread-safe. Raises SluiceError if no server answers.
+    """Sends calls to the server, at most `max_in_flight` at a time. Thread-safe.
 
-    `is_own`: the server is this executor's alone.
+    `is_own`: no other client uses the server, because the executor started it. Raises SluiceError if no server answers.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Session:
         self._closed = False
         self._owner = os.getpid()
         self._loop = _shared_loop(self._owner)
-        self._room = asyncio.Semaphore(max_in_flight)
+        self._in_flight = asyncio.Semaphore(max_in_flight)
         self._client = self._wait(_make_client(addresses, client_options))
         self._adapters = Adapters(self._client, uploads=is_own)
         try:
@@ -80,38 +80,41 @@ class Session:
             raise
 
     def submit(self, call: PendingCall) -> None:
-        """Does not wait. Raises RuntimeError once `finish` or `close` was called, ValueError for a request that wants
-        statistics if none are followed."""
+        """Start a call, without waiting for it.
+
+        Raises RuntimeError after `finish` or `close`; ValueError for a request with `return_perf_metrics` if the
+        session keeps no statistics.
+        """
         if call.stats is not None and not self.steps.limit:
-            raise ValueError("return_perf_metrics needs iter_stats_max_iterations above 0")
+            raise ValueError("return_perf_metrics needs an executor with iter_stats_max_iterations above 0")
         with self._lock:
             if not self.accepting:
                 raise RuntimeError(SHUT_DOWN)
             self._loop.call_soon_threadsafe(self._start, call)
 
     def abort(self, wire_id: str) -> None:
-        """Ask the server to end a request; if it does not know the request, cancel its call. Does not wait."""
+        """Abort a request at the server, or cancel its call if the server does not know the request. Does not wait."""
         self._call_soon(self._begin_abort, wire_id)
 
     def cancel(self, wire_ids: list[str]) -> None:
         """Cancel the calls of requests. Does not wait."""
         self._call_soon(self._cancel, wire_ids)
 
-    def run(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
-        """Run one call of the client and wait for it. Raises SluiceError; RuntimeError once closed."""
+    def run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
+        """Run one call of the client and wait for its result. Raises SluiceError; RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError(SHUT_DOWN)
-        return self._wait(ask(self._client))
+        return self._wait(call(self._client))
 
     def follow_cache(self) -> None:
-        """Begin to fill `cache_events`, unless it has begun. Does not wait."""
+        """Start filling `cache_events`, without waiting. Idempotent."""
         with self._lock:
             if not (self._closed or self._follows_cache):
                 self._follows_cache = True
                 self._loop.call_soon_threadsafe(lambda: self._run_in_background(self._follow_cache()))
 
     def finish(self, timeout: Timeout = None) -> bool:
-        """Accept no more calls, and wait for the submitted ones. False at the timeout."""
+        """Accept no more calls, and wait for the submitted ones to end. Returns False at the timeout."""
         if self._is_fork:
             return True
         with self._lock:
@@ -126,7 +129,7 @@ class Session:
 
     def close(self) -> None:
         """Cancel all calls and close the connection. Idempotent."""
-        # The connection belongs to the process that opened it, and its loop's thread does not exist in a fork.
+        # The connection belongs to the process that opened it, and the event loop's thread does not exist in a fork.
         if self._is_fork:
             return
         with self._lock:
@@ -134,8 +137,8 @@ class Session:
             self.accepting = False
         if first:
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
-            # Garbage collection may close it in the loop's own thread, which cannot wait for itself.
-            if _runs_here(self._loop):
+            # Garbage collection may call this in the event loop's thread, which cannot wait for itself.
+            if _is_running_here(self._loop):
                 return
             try:
                 closing.result(CLOSE_SECONDS)
@@ -159,19 +162,19 @@ class Session:
             if not self._closed:
                 self._loop.call_soon_threadsafe(do, *arguments)
 
-    # Everything below runs in the loop's thread.
+    # All methods below run in the event loop's thread.
 
     async def _connect(self) -> None:
         await self._client.health(timeout=CONNECT_SECONDS)
         if self.steps.limit:
             steps = self._client.stream_steps()
-            # Otherwise the steps of the first request could be missing.
+            # Wait for the stream, or the steps of the first request could be missed.
             await steps.started()
             self._run_in_background(self._follow(steps))
 
     def _start(self, call: PendingCall) -> None:
         self._calls[call.wire_id] = call
-        call.task = self._loop.create_task(call.run(self._client, self._adapters, self._room))
+        call.task = self._loop.create_task(call.run(self._client, self._adapters, self._in_flight))
         call.task.add_done_callback(partial(self._on_end, call))
 
     def _on_end(self, call: PendingCall, task: "asyncio.Task[None]") -> None:
@@ -181,7 +184,7 @@ class Session:
     def _begin_abort(self, wire_id: str) -> None:
         call = self._calls.get(wire_id)
         if call is not None:
-            call.dropped = True
+            call.is_aborted = True
             self._run_in_background(self._abort(call))
 
     async def _abort(self, call: PendingCall) -> None:
@@ -191,13 +194,13 @@ class Session:
                     break
                 if call.task.done() or call.answered or await self._client.abort(call.wire_id):
                     return
-                # The server has not received the request yet, or its response is on the way.
-                await asyncio.wait({call.task}, timeout=ABORT_AGAIN_SECONDS)
+                # Either the request has not reached the server yet, or its response is in flight.
+                await asyncio.wait({call.task}, timeout=ABORT_RETRY_SECONDS)
         call.task.cancel()
 
     def _cancel(self, wire_ids: list[str]) -> None:
         for call in filter(None, map(self._calls.get, wire_ids)):
-            call.dropped = True
+            call.is_aborted = True
             call.task.cancel()
 
     async def _follow(self, steps: AsyncSteps) -> None:
@@ -211,22 +214,22 @@ class Session:
                 return
             except SluiceError as error:
                 log.info("statistics are unavailable for now: %s", error)
-            # Also after an orderly end: the router may be draining, and its successor not up yet.
+            # Wait after an orderly end too: the router may be draining, with no successor running yet.
             await asyncio.sleep(RECONNECT_SECONDS)
             steps = self._client.stream_steps()
 
     def _put_stats(self, response: pb.StreamStepsResponse) -> None:
-        for each in response.requests:
-            call = self._calls.get(each.request_id)
+        for stats in response.requests:
+            call = self._calls.get(stats.request_id)
             if call is not None and call.stats is not None:
-                call.stats.put(each)
+                call.stats.put(stats)
 
     async def _follow_cache(self) -> None:
         while True:
             try:
                 async for response in self._client.stream_cache_events():
                     self.cache_events.put(response)
-                    # What is not received stays in the engines' buffers.
+                    # Events that are not received yet stay in the engines' buffers.
                     while self.cache_events.full:
                         await asyncio.sleep(FULL_SECONDS)
             except NO_EVENTS as error:
@@ -237,7 +240,7 @@ class Session:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        # The loop itself holds its tasks by weak references only.
+        # The event loop holds only weak references to its tasks.
         task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -255,21 +258,21 @@ class Session:
 
 
 async def _make_client(addresses: str | Sequence[str], options: ClientOptions) -> AsyncClient:
-    # A coroutine, so that the client is created on the loop it belongs to.
+    # A coroutine, so that the client is created on the event loop that it will use.
     return AsyncClient(addresses, **options)
 
 
 @cache
 def _shared_loop(_pid: int) -> asyncio.AbstractEventLoop:
-    """The event loop of all executors of this process, in a daemon thread; a fork gets its own."""
-    # Shared and never closed, because grpc.aio has one completion queue per process: an event for a loop that was
-    # closed meanwhile becomes an error in another loop.
+    """The event loop of all executors of the process `_pid`, in a daemon thread. A forked process gets another one."""
+    # Shared and never closed, because grpc.aio has one completion queue per process: an event for a loop that has been
+    # closed would raise an error in another loop.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="sluice executor", daemon=True).start()
     return loop
 
 
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

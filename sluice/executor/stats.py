@@ -1,31 +1,25 @@
-"""Statistics of engine steps and requests: buffered until the caller reads them, then under TensorRT-LLM's names."""
+"""Statistics of engine steps and requests, under TensorRT-LLM's names."""
 
 import json
-import threading
-from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from sluice.client import SluiceError
 from sluice.client.results import seconds
-from sluice.executor.errors import SHUT_DOWN
-from sluice.executor.waiting import Timeout, wait_for
 from sluice.v1 import admin_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class KvCacheStats:
-    """Blocks of an engine's KV cache."""
+    """Usage of an engine's KV cache, in blocks."""
 
     max_num_blocks: int
     free_num_blocks: int
-    """Including blocks that are only cached."""
+    """Free blocks, including those whose contents are cached for reuse."""
     used_num_blocks: int
     tokens_per_block: int
     cache_hit_rate: float
-    """Share of prompt tokens served from the cache since the start, in [0, 1]."""
+    """Fraction of prompt tokens found in the prefix cache since the engine started, in [0, 1]."""
     max_num_host_blocks: int
     used_num_host_blocks: int
 
@@ -38,32 +32,34 @@ class InflightBatchingStats:
     num_context_requests: int
     num_gen_requests: int
     num_paused_requests: int
+    """Preempted requests, which will continue."""
     num_ctx_tokens: int
+    """Prompt tokens computed in the step."""
     micro_batch_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StaticBatchingStats:
-    """The composition of a step under the policy static_batch; zeros under others."""
+    """The composition of a step under the policy "static_batch"; all zero under other policies."""
 
     num_scheduled_requests: int
     num_context_requests: int
     num_ctx_tokens: int
     num_gen_tokens: int
-    """Since the batch began."""
+    """Tokens generated since the batch started."""
     empty_gen_slots: int
-    """Slots of ended sequences."""
+    """Slots of the batch whose sequences have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecDecStats:
-    """Speculation in a step."""
+    """Speculative decoding in a step."""
 
     num_draft_tokens: int
     num_accepted_tokens: int
     num_requests_with_draft_tokens: int
     acceptance_length: float
-    """Tokens that an output with drafts got, on average; 0.0 without any."""
+    """Mean number of tokens generated per sequence with draft tokens; 0.0 if no sequence had any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +68,34 @@ class IterationStats:
 
     engine_id: str
     iter: int
+    """Number of the step."""
     timestamp: float
     """End of the step, in seconds since 1970."""
     iter_latency_ms: float
+    """Duration of the step, in milliseconds."""
     num_active_requests: int
     max_num_active_requests: int
     num_queued_requests: int
     tokens_per_second: float
-    """Generated tokens, over the last second."""
+    """Rate of generated tokens over the last second."""
     kv_cache_stats: KvCacheStats
     inflight_batching_stats: InflightBatchingStats
     static_batching_stats: StaticBatchingStats
     spec_dec_stats: SpecDecStats
 
     def to_json_str(self) -> str:
+        """The fields as a JSON object."""
         return json.dumps(asdict(self))
 
 
 class RequestStage(StrEnum):
+    """What an engine does with a request."""
+
     QUEUED = "queued"
     CONTEXT_IN_PROGRESS = "context_in_progress"
     GENERATION_IN_PROGRESS = "generation_in_progress"
     PAUSED = "paused"
-    """Preempted: its memory went to others, and it will continue."""
+    """Preempted: other requests use its KV cache memory; it will continue."""
     GENERATION_COMPLETE = "generation_complete"
     UNKNOWN = "unknown"
 
@@ -110,12 +111,12 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One request in an engine, over all its outputs. Times are in seconds since 1970, None before the event."""
+    """One request in an engine, summed over its outputs. Times are in seconds since 1970, and None before the event."""
 
     id: int | None
     """The executor's `request_id`; None for a request of another client."""
     wire_id: str
-    """The server's request id, which its log shows."""
+    """The request's id at the server, as in the server's log."""
     engine_id: str
     stage: RequestStage
     arrival: float | None
@@ -125,8 +126,10 @@ class RequestStats:
     queued_seconds: float
     num_prompt_tokens: int
     num_cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
     num_generated_tokens: int
     num_pauses: int
+    """Times that the request was preempted."""
     alloc_total_blocks_per_request: int
     alloc_new_blocks_per_request: int
     reused_blocks_per_request: int
@@ -134,11 +137,12 @@ class RequestStats:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     first_iter: int | None
-    """Its first step; None before that."""
+    """Number of the request's first step; None before it."""
     iter: int
-    """The engine's newest step when this was reported; once it has ended, its last one."""
+    """Number of the engine's newest step when this was reported; for an ended request, of the request's last step."""
 
     def to_json_str(self) -> str:
+        """The fields as a JSON object."""
         return json.dumps(asdict(self))
 
 
@@ -222,64 +226,3 @@ def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats
 
 def _time(stats: Any, field: str) -> float | None:
     return seconds(getattr(stats, field)) if stats.HasField(field) else None
-
-
-class StepsLog:
-    """Keeps the newest `limit` steps, and the latest statistics of the `limit` requests that changed last."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.latest_iteration = 0
-        self.tokens_per_block = 1
-        self._lock = threading.Lock()
-        self._condition = threading.Condition(self._lock)
-        self._steps: deque[pb.EngineStats] = deque(maxlen=limit)
-        self._requests: dict[str, pb.RequestStats] = {}
-        self._error: SluiceError | None = None
-        self._closed = False
-
-    def put(self, response: pb.StreamStepsResponse) -> None:
-        with self._lock:
-            self._steps.extend(response.steps)
-            if response.steps:
-                self.latest_iteration = response.steps[-1].iteration
-                self.tokens_per_block = response.steps[-1].tokens_per_kv_block or 1
-            for each in response.requests:
-                # Removed first, so that the dict is in order of change.
-                self._requests.pop(each.request_id, None)
-                self._requests[each.request_id] = each
-            while len(self._requests) > self.limit:
-                del self._requests[next(iter(self._requests))]
-            self._condition.notify_all()
-
-    def fail(self, error: SluiceError) -> None:
-        with self._lock:
-            self._error = error
-            self._condition.notify_all()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._condition.notify_all()
-
-    def take_steps(self, timeout: Timeout) -> list[pb.EngineStats]:
-        """Oldest first; empty at the timeout. Raises SluiceError; RuntimeError once closed and empty."""
-        with self._lock:
-            self._wait(lambda: bool(self._steps), timeout)
-            found = list(self._steps)
-            self._steps.clear()
-            return found
-
-    def take_requests(self, timeout: Timeout) -> list[pb.RequestStats]:
-        """The latest statistics of each request, in order of change; otherwise as `take_steps`."""
-        with self._lock:
-            self._wait(lambda: bool(self._requests), timeout)
-            found, self._requests = list(self._requests.values()), {}
-            return found
-
-    def _wait(self, ready: Callable[[], bool], timeout: Timeout) -> None:
-        wait_for(self._condition, lambda: ready() or self._closed or self._error is not None, timeout)
-        if self._error is not None:
-            raise self._error
-        if self._closed and not ready():
-            raise RuntimeError(SHUT_DOWN)

@@ -1,4 +1,4 @@
-"""The statistics of one request, for its result."""
+"""The statistics of one request, which its result waits for."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from contextlib import suppress
 from sluice.v1 import admin_pb2 as pb
 
 REPORT_SECONDS = 5.0
-"""The longest wait for a report: ten times the interval in which engines report. An engine may have died."""
+"""Longest wait for statistics, in case the engine has died: ten times the interval at which engines report."""
 
 
 def has_token(stats: pb.RequestStats) -> bool:
+    """Whether the request has generated a token."""
     return stats.HasField("first_token")
 
 
@@ -19,7 +20,7 @@ def has_ended(stats: pb.RequestStats) -> bool:
 
 
 class StatsWatch:
-    """On the session's event loop."""
+    """The newest statistics of one request. Used on the session's event loop."""
 
     def __init__(self) -> None:
         self._latest: pb.RequestStats | None = None
@@ -30,7 +31,7 @@ class StatsWatch:
         self._changed.set()
 
     async def wait(self, reached: Callable[[pb.RequestStats], bool]) -> pb.RequestStats | None:
-        """The newest, as soon as they are what is waited for, or at the time limit."""
+        """Wait until the statistics satisfy `reached`, or for REPORT_SECONDS, and return the newest, if any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REPORT_SECONDS):
                 while self._latest is None or not reached(self._latest):

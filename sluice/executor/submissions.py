@@ -1,4 +1,4 @@
-"""The submitted requests of an executor: their ids, and which of them have something to read."""
+"""The submitted requests of an executor: their ids, and which of them have unread responses."""
 
 import itertools
 import threading
@@ -23,8 +23,8 @@ class Submissions:
         self.ready = ReadySet()
         self._session = session
         self._ids = itertools.count(1)
-        # Requests of all executors share the server's request ids.
-        self._name = uuid.uuid4().hex[:12]
+        # Request ids must be unique at the server, which other executors and clients may use too.
+        self._prefix = uuid.uuid4().hex[:12]
 
     def submit(
         self,
@@ -33,11 +33,15 @@ class Submissions:
         on_end: Callable[[GenerationResult], None] | None = None,
         patient: bool = False,
     ) -> GenerationResult:
-        """`patient`: retry while the server is overloaded. Raises RuntimeError once the session is closed."""
+        """Start a request. `on_end` is called once its end can be read; `patient`: retry while the server is
+        overloaded.
+
+        Raises RuntimeError after the session was closed.
+        """
         request_id = next(self._ids)
         queue = ChunkQueue(partial(self.ready.mark, request_id))
         result = GenerationResult(request_id, request, queue, submitter)
-        # Before sending, so that no response finds its request unknown.
+        # Added before it is sent, so that responses always belong to a known request.
         self.ready.add(result)
         notify = partial(on_end, result) if on_end else None
         try:
@@ -51,26 +55,29 @@ class Submissions:
         self._session.abort(self._wire_id(request_id))
 
     def cancel(self, results: list[GenerationResult]) -> None:
-        """Also discards what was received."""
+        """Cancel requests, and discard their unread responses."""
         self._session.cancel([self._wire_id(result.request_id) for result in results if not result.done])
         for result in results:
             self.ready.forget(result.request_id)
 
     def request_id(self, wire_id: str) -> int | None:
-        """None for a request of another client."""
-        return request_number(wire_id) if wire_id.rpartition("-")[0] == self._name else None
+        """The request id of a request at the server; None if another client sent it."""
+        return request_number(wire_id) if wire_id.rpartition("-")[0] == self._prefix else None
 
     def _wire_id(self, request_id: int) -> str:
-        return f"{self._name}-{request_id}"
+        return f"{self._prefix}-{request_id}"
 
 
 def request_number(wire_id: str) -> int:
-    """The request id behind what services call a request of an executor, or one of its sequences. Raises ValueError."""
+    """The executor's request id in the server's id of a request ("prefix-7") or of one of its sequences ("prefix-7/0").
+
+    Raises ValueError.
+    """
     return int(wire_id.rpartition("-")[2].partition("/")[0])
 
 
 class ReadySet:
-    """Results by request id, from the request's start until its end has been read."""
+    """The open results of an executor: from the start of a request until its end has been read or discarded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,20 +91,21 @@ class ReadySet:
             self._open[result.request_id] = result
 
     def find(self, request_id: int) -> GenerationResult:
-        """Raises ValueError for an unknown request."""
+        """The result of an open request. Raises ValueError for any other."""
         try:
             return self._open[request_id]
         except KeyError:
-            raise ValueError(f"no request {request_id}: never submitted, or its end has been read") from None
+            raise ValueError(f"no request {request_id}: it was never submitted, or its end has been read") from None
 
     def mark(self, request_id: int) -> None:
+        """Note that a request has something to read."""
         with self._lock:
             if request_id in self._open:
                 self._marked[request_id] = None
                 self._condition.notify_all()
 
     def forget(self, request_id: int) -> None:
-        """Its end was read, or is not wanted."""
+        """Remove a request whose end was read, or need not be."""
         with self._lock:
             self._open.pop(request_id, None)
             self._marked.pop(request_id, None)
@@ -108,14 +116,17 @@ class ReadySet:
             self._condition.notify_all()
 
     def read_any(self, deadline: Deadline) -> list[tuple[GenerationResult, list[Response]]]:
-        """Empty at the deadline. Raises RuntimeError once closed and empty."""
-        found: list[tuple[GenerationResult, list[Response]]] = []
-        # Again, if another reader was faster: a mark only says that there was something to read.
-        while not found and (marked := self._take(deadline.left)):
+        """Wait for responses of any request, and read them; empty at the deadline.
+
+        Raises RuntimeError after `close`, once there is nothing to read.
+        """
+        read: list[tuple[GenerationResult, list[Response]]] = []
+        # In a loop, because another reader may have read the responses of a marked request already.
+        while not read and (marked := self._take(deadline.left)):
             for result in marked:
                 if responses := result.read_within(Deadline(0.0)):
-                    found.append((result, responses))
-        return found
+                    read.append((result, responses))
+        return read
 
     def _take(self, timeout: float | None) -> list[GenerationResult]:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Timeouts as callers give them, and waits that a deadline or a signal ends."""
+"""Timeouts as numbers or timedeltas, and waits that end at a deadline and that signals can interrupt."""
 
 import threading
 import time
@@ -6,17 +6,18 @@ from collections.abc import Callable
 from datetime import timedelta
 
 Timeout = timedelta | float | None
-"""A number is seconds; None: no timeout."""
+"""A number is in seconds; None: no timeout."""
 
 Milliseconds = timedelta | float
-"""A number is milliseconds, as in TensorRT-LLM."""
+"""A number is in milliseconds, as in TensorRT-LLM."""
 
-# Waits are cut into slices: a signal that arrives just before an endless wait would not interrupt it.
 SLICE_SECONDS = 0.25
+"""Longest single wait. Longer waits are split, because a signal that arrives just before an endless wait would not
+interrupt it."""
 
 
 class Deadline:
-    """The end of a timeout that starts now."""
+    """The point in time at which a timeout, which starts now, expires."""
 
     def __init__(self, timeout: Timeout) -> None:
         seconds = in_seconds(timeout)
@@ -29,15 +30,14 @@ class Deadline:
 
     @property
     def slice(self) -> float:
-        """Seconds of the next wait."""
+        """Duration of the next wait, in seconds."""
         left = self.left
         return SLICE_SECONDS if left is None else min(SLICE_SECONDS, left)
 
 
 def wait_for(condition: threading.Condition, predicate: Callable[[], bool], timeout: Timeout) -> bool:
-    """Wait until the predicate holds; False at the timeout. The caller holds the condition's lock."""
-    # By `with` on the plain `threading.Lock` itself: `with condition` runs Python code, in which Ctrl-C can leave the
-    # lock locked.
+    """Wait until the predicate is true; False at the timeout. The caller must hold the condition's lock."""
+    # Callers lock the plain `threading.Lock`: `with condition` runs Python code, in which Ctrl-C could leave it locked.
     deadline = Deadline(timeout)
     while not predicate():
         if deadline.left == 0:

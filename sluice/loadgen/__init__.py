@@ -1,1 +1,1 @@
-"""Sends a load to a server and measures its answers: what `sluice bench` runs."""
+"""The load generator behind `sluice bench`: sends requests to a server and measures its answers."""

@@ -1,4 +1,4 @@
-"""A Sluice ring, through its Python client."""
+"""A Sluice ring as the target, through the Python client."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sluice.loadgen.workload import Request
 
 
 class GrpcTarget:
-    """Streams completions, or with `chat` answers to a message of the user."""
+    """Streams completions of prompts, or with `chat` answers to user messages."""
 
     def __init__(self, client: AsyncClient, model: str, options: Options, chat: bool) -> None:
         self.model = model
@@ -20,10 +20,10 @@ class GrpcTarget:
     async def open(
         cls, addresses: Sequence[str], model: str, options: Options, *, chat: bool = False, **connection: Any
     ) -> Self:
-        """`model`: empty for the server's default. Raises SluiceError."""
+        """`model`: empty for the server's first model. Raises SluiceError."""
         client = AsyncClient(addresses, **connection)
         try:
-            served = [each.name for each in await client.models()]
+            served = [model.name for model in await client.models()]
         except BaseException:
             await client.close()
             raise

@@ -1,4 +1,4 @@
-"""A server with OpenAI's HTTP API: vLLM, SGLang, llama.cpp and the like."""
+"""A server with OpenAI's HTTP API as the target, such as vLLM, SGLang or llama.cpp."""
 
 import asyncio
 import json
@@ -13,8 +13,10 @@ from sluice.loadgen.target import TargetError
 from sluice.loadgen.workload import Request
 
 DONE = "[DONE]"
+"""Data of the last event of a stream."""
 CONNECT_SECONDS = 10.0
 ERROR_CHARACTERS = 300
+"""Characters of a server's error that are shown."""
 
 
 class OpenAITarget:
@@ -36,14 +38,15 @@ class OpenAITarget:
         tls: ssl.SSLContext | bool = True,
         timeout: float | None = None,
     ) -> Self:
-        """`model`: empty for the first that the server lists. `fields` are added to each body. Raises TargetError."""
+        """`model`: empty for the first model that the server lists. `fields` are added to the body of each request.
+        Raises TargetError."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         client = httpx2.AsyncClient(
             base_url=base_url(address),
             headers=headers,
             verify=tls,
             timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS),
-            # The load decides how many connections there are.
+            # No limits: the load determines the number of connections.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         )
         try:
@@ -67,7 +70,7 @@ class OpenAITarget:
         await self._client.aclose()
 
     async def _read(self, response: httpx2.Response, outcome: Outcome) -> None:
-        """Raises ValueError for an event that is not JSON, and where a stream ends early."""
+        """Raises ValueError if an event is not a JSON object, and if the stream ends early."""
         now, ended = asyncio.get_running_loop().time, False
         async for event in httpx2.EventSource(response):
             if event.data == DONE:
@@ -85,7 +88,7 @@ class OpenAITarget:
             if usage := message.get("usage"):
                 outcome.prompt_tokens = usage.get("prompt_tokens", 0)
                 outcome.completion_tokens = usage.get("completion_tokens")
-        # Some servers say no more than the reason of the end.
+        # Some servers end a stream after the finish reason, without DONE.
         if not ended:
             raise ValueError(f"the stream ended without {DONE}")
 
@@ -103,7 +106,7 @@ class OpenAITarget:
 
 
 def base_url(address: str) -> str:
-    """Of the API, for `host:port`, `http://host:port` and `http://host:port/v1`."""
+    """The API's base URL for `host:port`, `http://host:port` or `http://host:port/v1`."""
     url = address if "://" in address else f"http://{address}"
     url = url.rstrip("/")
     return f"{url}/" if url.endswith("/v1") else f"{url}/v1/"

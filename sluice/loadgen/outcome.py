@@ -1,4 +1,4 @@
-"""What became of one request, by the clock of the client."""
+"""The outcome of one request, as the client measured it."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -6,24 +6,24 @@ from itertools import pairwise
 
 @dataclass(slots=True)
 class Outcome:
-    """Times in seconds of the event loop's clock. Filled in by the one task that sends the request."""
+    """Times are seconds of the event loop's clock. Written only by the task that sends the request."""
 
     start: float
-    """When it was sent."""
+    """When the request was sent."""
     queued: float = 0.0
-    """How long it had waited for a free place, with a limited concurrency."""
+    """How long the request had waited before, because of the limit on concurrency."""
     arrivals: list[float] = field(default_factory=list)
-    """Of each chunk with new text or tokens."""
+    """Arrival time of each chunk with new text or tokens."""
     tokens: list[int] = field(default_factory=list)
-    """Of each of these chunks; 1 where the server does not say."""
+    """Number of tokens in each of these chunks; 1 if the server does not report it."""
     end: float = 0.0
     text: str = ""
     prompt_tokens: int = 0
-    """By the server's count; 0 if it does not say."""
+    """The server's count; 0 if it reports none."""
     completion_tokens: int | None = None
-    """By the server's count; None if it does not say."""
+    """The server's count; None if it reports none."""
     error: str = ""
-    """Empty if it succeeded."""
+    """Empty if the request succeeded."""
 
     def on_chunk(self, now: float, text: str, tokens: int = 1) -> None:
         self.arrivals.append(now)
@@ -44,15 +44,15 @@ class Outcome:
 
     @property
     def first_token(self) -> float:
-        """0 if nothing arrived."""
+        """Seconds to the first chunk; 0 if none arrived."""
         return self.arrivals[0] - self.start if self.arrivals else 0.0
 
     @property
     def gaps(self) -> list[float]:
-        """Between chunks."""
-        return [later - before for before, later in pairwise(self.arrivals)]
+        """Seconds between consecutive chunks."""
+        return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
     @property
     def per_token(self) -> float:
-        """Seconds per output token after the first; 0 for a single one."""
+        """Seconds per output token after the first; 0 for a single token."""
         return (self.latency - self.first_token) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The figures of a run, under the names that `vllm bench serve` gives them in its JSON files."""
+"""The results of a run, named as in the JSON files of `vllm bench serve`."""
 
 import math
 import statistics
@@ -9,113 +9,121 @@ from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import Measured
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-"""Time to first token, time per output token after it, inter-token latency (between chunks), end-to-end latency."""
+"""Time to first token, time per output token after the first, inter-token latency (between chunks), end-to-end
+latency."""
 GOALS = ("ttft", "tpot", "e2el")
-"""Those that goodput may set a limit for, in milliseconds: each request has one of each."""
+"""Metrics that goodput may limit, in milliseconds: those that have one value per request."""
 
 
 def summarize(rounds: Sequence[Measured], percentiles: Sequence[float], goals: Mapping[str, float]) -> dict[str, Any]:
-    """Of one server, over all of its rounds."""
+    """The results of one server, over all of its rounds."""
     measured = Measured.joined(rounds)
-    good = [each for each in measured.outcomes if each.succeeded]
-    seconds, prompt, output = measured.seconds, sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
-    met = sum(_meets(each, goals) for each in good)
-    figures: dict[str, Any] = {
+    succeeded = [outcome for outcome in measured.outcomes if outcome.succeeded]
+    seconds = measured.seconds
+    prompt = sum(outcome.prompt_tokens for outcome in succeeded)
+    output = sum(outcome.output_tokens for outcome in succeeded)
+    within_goals = sum(_meets(outcome, goals) for outcome in succeeded)
+    results: dict[str, Any] = {
         "duration": seconds,
-        "completed": len(good),
-        "failed": len(measured.outcomes) - len(good),
+        "completed": len(succeeded),
+        "failed": len(measured.outcomes) - len(succeeded),
         "total_input_tokens": prompt,
         "total_output_tokens": output,
-        "request_throughput": _per_second(len(good), seconds),
-        "request_goodput": _per_second(met, seconds) if goals else None,
+        "request_throughput": _per_second(len(succeeded), seconds),
+        "request_goodput": _per_second(within_goals, seconds) if goals else None,
         "output_throughput": _per_second(output, seconds),
-        "output_throughput_of_rounds": [_output_throughput(each) for each in rounds],
+        "output_throughput_of_rounds": [_output_throughput(measured) for measured in rounds],
         "total_token_throughput": _per_second(prompt + output, seconds),
-        "max_output_tokens_per_s": _most_tokens_in_a_second(good),
-        "max_concurrent_requests": _most_at_once(good),
+        "max_output_tokens_per_s": _max_tokens_per_second(succeeded),
+        "max_concurrent_requests": _max_concurrency(succeeded),
     }
-    for name, samples in _samples(good).items():
-        figures |= _statistics(name, samples, percentiles)
-    return figures
+    for name, samples in _samples(succeeded).items():
+        results |= _statistics(name, samples, percentiles)
+    return results
 
 
 def _output_throughput(measured: Measured) -> float:
-    return _per_second(sum(o.output_tokens for o in measured.outcomes if o.succeeded), measured.seconds)
+    tokens = sum(outcome.output_tokens for outcome in measured.outcomes if outcome.succeeded)
+    return _per_second(tokens, measured.seconds)
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """One entry per request."""
+    """Lists with one entry per request; times in seconds."""
     return {
-        "input_lens": [each.prompt_tokens for each in outcomes],
-        "output_lens": [each.output_tokens if each.succeeded else 0 for each in outcomes],
-        "ttfts": [each.first_token for each in outcomes],
-        "itls": [each.gaps for each in outcomes],
-        "latencies": [each.latency for each in outcomes],
-        "start_times": [each.start for each in outcomes],
-        "queue_times": [each.queued for each in outcomes],
-        "generated_texts": [each.text for each in outcomes],
-        "errors": [each.error for each in outcomes],
+        "input_lens": [outcome.prompt_tokens for outcome in outcomes],
+        "output_lens": [outcome.output_tokens if outcome.succeeded else 0 for outcome in outcomes],
+        "ttfts": [outcome.first_token for outcome in outcomes],
+        "itls": [outcome.gaps for outcome in outcomes],
+        "latencies": [outcome.latency for outcome in outcomes],
+        "start_times": [outcome.start for outcome in outcomes],
+        "queue_times": [outcome.queued for outcome in outcomes],
+        "generated_texts": [outcome.text for outcome in outcomes],
+        "errors": [outcome.error for outcome in outcomes],
     }
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """With linear interpolation, as numpy.percentile computes it; 0 without samples."""
+    """Percentile with linear interpolation, like numpy.percentile; 0 without samples."""
     if not len(samples):
         return 0.0
     ordered = sorted(samples)
-    place = (len(ordered) - 1) * percent / 100
-    low, high = math.floor(place), math.ceil(place)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    index = (len(ordered) - 1) * percent / 100
+    low, high = math.floor(index), math.ceil(index)
+    return ordered[low] + (ordered[high] - ordered[low]) * (index - low)
 
 
 def percentile_name(percent: float) -> str:
     return f"p{percent:g}"
 
 
-def _samples(good: Sequence[Outcome]) -> dict[str, list[float]]:
-    """In seconds."""
+def _samples(succeeded: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Samples of each metric, in seconds."""
     return {
-        "ttft": [each.first_token for each in good if each.arrivals],
-        "tpot": [each.per_token for each in good if each.output_tokens > 1],
-        "itl": [gap for each in good for gap in each.gaps],
-        "e2el": [each.latency for each in good],
+        "ttft": [outcome.first_token for outcome in succeeded if outcome.arrivals],
+        "tpot": [outcome.per_token for outcome in succeeded if outcome.output_tokens > 1],
+        "itl": [gap for outcome in succeeded for gap in outcome.gaps],
+        "e2el": [outcome.latency for outcome in succeeded],
     }
 
 
 def _statistics(name: str, seconds: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
-    samples = [1000 * each for each in seconds]
+    samples = [1000 * sample for sample in seconds]
     return {
         f"mean_{name}_ms": statistics.fmean(samples) if samples else 0.0,
         f"median_{name}_ms": percentile(samples, 50),
         f"std_{name}_ms": statistics.pstdev(samples) if samples else 0.0,
-    } | {f"{percentile_name(each)}_{name}_ms": percentile(samples, each) for each in percentiles}
+    } | {f"{percentile_name(percent)}_{name}_ms": percentile(samples, percent) for percent in percentiles}
 
 
 def _meets(outcome: Outcome, goals: Mapping[str, float]) -> bool:
-    found = {"ttft": outcome.first_token, "tpot": outcome.per_token, "e2el": outcome.latency}
-    return all(1000 * found[name] <= limit for name, limit in goals.items())
+    """goals: limits in milliseconds."""
+    seconds = {"ttft": outcome.first_token, "tpot": outcome.per_token, "e2el": outcome.latency}
+    return all(1000 * seconds[name] <= limit for name, limit in goals.items())
 
 
 def _per_second(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
-def _most_tokens_in_a_second(good: Sequence[Outcome]) -> float:
-    if not good:
+def _max_tokens_per_second(succeeded: Sequence[Outcome]) -> float:
+    """Most output tokens in one of the run's seconds."""
+    if not succeeded:
         return 0.0
-    began = min(each.start for each in good)
+    start = min(outcome.start for outcome in succeeded)
     counts: dict[int, int] = {}
-    for each in good:
-        for at, tokens in zip(each.arrivals, each.tokens, strict=True):
-            counts[int(at - began)] = counts.get(int(at - began), 0) + tokens
+    for outcome in succeeded:
+        for arrival, tokens in zip(outcome.arrivals, outcome.tokens, strict=True):
+            second = int(arrival - start)
+            counts[second] = counts.get(second, 0) + tokens
     return float(max(counts.values(), default=0))
 
 
-def _most_at_once(good: Sequence[Outcome]) -> int:
-    # One that ends as another begins was not in flight beside it.
-    changes = sorted([(each.start, 1) for each in good] + [(each.end, -1) for each in good])
-    most = now = 0
+def _max_concurrency(succeeded: Sequence[Outcome]) -> int:
+    """Most requests in flight at one time."""
+    # At equal times -1 sorts before 1: a request that ends as another one starts is not concurrent with it.
+    changes = sorted([(outcome.start, 1) for outcome in succeeded] + [(outcome.end, -1) for outcome in succeeded])
+    largest = in_flight = 0
     for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
+        in_flight += change
+        largest = max(largest, in_flight)
+    return largest

@@ -1,4 +1,4 @@
-"""Sends requests at their time and waits for their ends."""
+"""Sends requests at their scheduled times and waits until all have ended."""
 
 import asyncio
 import random
@@ -14,19 +14,19 @@ from sluice.loadgen.workload import Request
 @dataclass(frozen=True, slots=True)
 class Pace:
     rate: float | None = None
-    """Requests per second, as a Poisson process; None: all at once."""
+    """Requests per second, as a Poisson process; None: all requests are sent immediately."""
     concurrency: int | None = None
-    """Most requests in flight; None: any number."""
+    """Limit on requests in flight; None: no limit."""
 
     def arrivals(self, count: int, seed: int) -> list[float]:
-        """Seconds from the start, scaled so that the last request comes at count / rate: else the rate of a short run
-        would depend on the seed."""
+        """Times of the requests in seconds from the start. They are scaled so that the last request is sent at
+        count / rate: otherwise the rate of a short run would depend on the seed."""
         if self.rate is None or not count:
             return [0.0] * count
-        draw, moments = random.Random(seed), [0.0]
+        rng, times = random.Random(seed), [0.0]
         for _ in range(count):
-            moments.append(moments[-1] + draw.expovariate(self.rate))
-        return [moment * count / self.rate / moments[-1] for moment in moments[1:]]
+            times.append(times[-1] + rng.expovariate(self.rate))
+        return [time * count / self.rate / times[-1] for time in times[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +34,43 @@ class Measured:
     outcomes: Sequence[Outcome]
     """In the order of the requests."""
     seconds: float
-    """From the first moment to the end of the last request."""
+    """Time from the start of the run to the end of the last request."""
 
     @classmethod
     def joined(cls, rounds: "Sequence[Measured]") -> Self:
-        """Of one server, with other work between the rounds."""
-        return cls([outcome for each in rounds for outcome in each.outcomes], sum(each.seconds for each in rounds))
+        """Several rounds of one server; the time between them does not count."""
+        outcomes = [outcome for measured in rounds for outcome in measured.outcomes]
+        return cls(outcomes, sum(measured.seconds for measured in rounds))
 
 
 async def run_load(
     target: Target, requests: Sequence[Request], pace: Pace, seed: int, on_end: Callable[[Outcome], None]
 ) -> Measured:
+    """Send each request at its time, as far as the limit on concurrency permits. `on_end` is called at each request's
+    end."""
     loop = asyncio.get_running_loop()
-    places = None if pace.concurrency is None else asyncio.Semaphore(pace.concurrency)
-    began = loop.time()
+    slots = None if pace.concurrency is None else asyncio.Semaphore(pace.concurrency)
+    start = loop.time()
 
-    async def send(request: Request, at: float) -> Outcome:
-        await asyncio.sleep(began + at - loop.time())
+    async def send(request: Request, arrival: float) -> Outcome:
+        await asyncio.sleep(start + arrival - loop.time())
         due = loop.time()
-        if places is not None:
-            await places.acquire()
+        if slots is not None:
+            await slots.acquire()
         try:
             outcome = Outcome(loop.time(), queued=loop.time() - due)
             await target.send(request, outcome)
             outcome.end = loop.time()
         finally:
-            if places is not None:
-                places.release()
+            if slots is not None:
+                slots.release()
         on_end(outcome)
         return outcome
 
     async with asyncio.TaskGroup() as group:
         arrivals = pace.arrivals(len(requests), seed)
-        tasks = [group.create_task(send(each, at)) for each, at in zip(requests, arrivals, strict=True)]
-    return Measured([task.result() for task in tasks], loop.time() - began)
+        tasks = [group.create_task(send(request, arrival)) for request, arrival in zip(requests, arrivals, strict=True)]
+    return Measured([task.result() for task in tasks], loop.time() - start)
 
 
 async def send_one(target: Target, request: Request) -> Outcome:

@@ -1,4 +1,4 @@
-"""The server under load, whatever its API."""
+"""The interface of a server under load, independent of its API."""
 
 from typing import Protocol
 
@@ -7,16 +7,16 @@ from sluice.loadgen.workload import Request
 
 
 class TargetError(Exception):
-    """The server cannot be used at all; the message names the cause."""
+    """The server cannot be used; the message names the cause."""
 
 
 class Target(Protocol):
     @property
     def model(self) -> str:
-        """Its name at the server."""
+        """The model's name at the server."""
 
     async def send(self, request: Request, outcome: Outcome) -> None:
-        """Write into `outcome` what arrives, as it does, and the error if it fails; the caller sets the times of start
-        and end."""
+        """Send a request, and record each chunk in `outcome` as it arrives, or the error. The caller sets the start and
+        end times."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The requests of a load: of random lengths, or from a file."""
+"""The requests of a load: random prompts, or prompts from a file."""
 
 import json
 import random
@@ -16,7 +16,9 @@ TEXT = (
 )
 WORDS = tuple(TEXT.split())
 CALIBRATION_WORDS = 64
+"""Words in the prompt that measures the tokens per word of the server's tokenizer."""
 MAX_TOKENS = 1 << 20
+"""Limit on the lengths in a file of requests."""
 
 
 class WorkloadError(ValueError):
@@ -31,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """In tokens; `spread` s draws each evenly from (1 - s) to (1 + s) times the length."""
+    """Mean lengths in tokens. With `spread` s, lengths are uniformly distributed from 1 - s to 1 + s times the mean."""
 
     prompt: int
     output: int
@@ -41,38 +43,39 @@ class Lengths:
 def random_requests(
     count: int, lengths: Lengths, tokens_per_word: float, seed: int, variant: object = ""
 ) -> list[Request]:
-    """Prompts of random words: they share too little with each other for a prefix cache to help.
+    """Prompts of random words, whose common prefixes are too short for a prefix cache to help.
 
-    Variants have other words, and the same lengths.
+    Another variant has other words, and the same lengths.
     """
-    sizes, choice = random.Random(seed), random.Random(f"{seed} {variant}")
+    length_rng, word_rng = random.Random(seed), random.Random(f"{seed} {variant}")
     return [
-        Request(words(_spread(sizes, lengths.prompt, lengths.spread), tokens_per_word, choice), output)
-        for output in (_spread(sizes, lengths.output, lengths.spread) for _ in range(count))
+        Request(words(_spread(length_rng, lengths.prompt, lengths.spread), tokens_per_word, word_rng), output)
+        for output in (_spread(length_rng, lengths.output, lengths.spread) for _ in range(count))
     ]
 
 
-def words(tokens: int, tokens_per_word: float, draw: random.Random) -> str:
-    """A text of about so many tokens."""
-    return " ".join(draw.choices(WORDS, k=max(1, round(tokens / tokens_per_word))))
+def words(tokens: int, tokens_per_word: float, rng: random.Random) -> str:
+    """A text of random words with about this number of tokens."""
+    return " ".join(rng.choices(WORDS, k=max(1, round(tokens / tokens_per_word))))
 
 
 def read_requests(path: Path, count: int, lengths: Lengths, tokens_per_word: float, seed: int) -> list[Request]:
-    """From JSON lines with `prompt` or `prompt_tokens`, and maybe `output_tokens`; repeated if there are too few.
+    """Read requests from JSON lines, each with `prompt` or `prompt_tokens`, and optionally `output_tokens`. If there
+    are fewer lines than `count`, they are repeated.
 
     Raises WorkloadError.
     """
-    draw = random.Random(seed)
-    found = list(_entries(path))
-    if not found:
-        raise WorkloadError(f"{path} has no lines")
-    return [_request(found[i % len(found)], lengths, tokens_per_word, draw) for i in range(count)]
+    rng = random.Random(seed)
+    entries = list(_entries(path))
+    if not entries:
+        raise WorkloadError(f"{path} has no requests")
+    return [_request(entries[i % len(entries)], lengths, tokens_per_word, rng) for i in range(count)]
 
 
-def _request(entry: dict[str, Any], lengths: Lengths, tokens_per_word: float, draw: random.Random) -> Request:
+def _request(entry: dict[str, Any], lengths: Lengths, tokens_per_word: float, rng: random.Random) -> Request:
     prompt = entry.get("prompt")
     if prompt is None:
-        prompt = words(entry["prompt_tokens"], tokens_per_word, draw)
+        prompt = words(entry["prompt_tokens"], tokens_per_word, rng)
     return Request(prompt, entry.get("output_tokens", lengths.output))
 
 
@@ -96,15 +99,15 @@ def _entry(line: str, where: str) -> dict[str, Any]:
     if unknown := entry.keys() - {"prompt", "prompt_tokens", "output_tokens"}:
         raise WorkloadError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
     if ("prompt" in entry) == ("prompt_tokens" in entry):
-        raise WorkloadError(f"{where}: needs either prompt or prompt_tokens")
+        raise WorkloadError(f"{where}: give either prompt or prompt_tokens")
     if not isinstance(entry.get("prompt", ""), str):
         raise WorkloadError(f"{where}: prompt is not a string")
     for name in ("prompt_tokens", "output_tokens"):
         value = entry.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS:
-            raise WorkloadError(f"{where}: {name} is {value!r}, must be an integer from 1 to {MAX_TOKENS}")
+            raise WorkloadError(f"{where}: {name} must be an integer from 1 to {MAX_TOKENS}, not {value!r}")
     return entry
 
 
-def _spread(draw: random.Random, length: int, spread: float) -> int:
-    return draw.randint(max(1, round(length * (1 - spread))), max(1, round(length * (1 + spread))))
+def _spread(rng: random.Random, length: int, spread: float) -> int:
+    return rng.randint(max(1, round(length * (1 - spread))), max(1, round(length * (1 + spread))))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -23,6 +23,18 @@ def find(value: str) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
+
+
+def find_function(setting: str, value: str) -> Callable[..., Any]:
+    """As `find`, for a setting that names a function. The ValueError names the setting and the value."""
+    try:
+        found = find(value)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {value!r} cannot be used: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{setting}: {value!r} cannot be used: it is not callable")
+    function: Callable[..., Any] = found
+    return function
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

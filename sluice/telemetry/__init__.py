@@ -1,4 +1,5 @@
-"""structlog set-up, the same in every process: JSON lines, or readable ones on a terminal; never prompt text."""
+"""Logging by structlog, set up alike in every process: JSON lines, or readable text on a terminal. Logs never contain
+prompt text."""
 
 import logging
 import sys
@@ -15,7 +16,8 @@ Render = Callable[[structlog.typing.WrappedLogger, str, structlog.typing.EventDi
 def configure(service: str, level: str = "info", exception_texts: bool = False) -> structlog.stdlib.BoundLogger:
     """Set up logging to stderr. After `output.protect_stderr`, logging never raises and never blocks.
 
-    `exception_texts` only for a process that sees neither prompts nor secrets: messages of exceptions may quote them.
+    Set `exception_texts` only in a process that handles neither prompts nor secrets: messages of exceptions may quote
+    them.
     """
     render = with_fallback(
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
@@ -53,15 +55,15 @@ def with_fallback(render: structlog.typing.Processor) -> Render:
             return str(render(logger, method, dict(event)))
         except Exception as error:  # noqa: BLE001 - a log line must not fail the work that it reports
             plain = {key: value for key, value in event.items() if type(value) in (str, int, float, bool, type(None))}
-            left_out = ",".join(sorted(event.keys() - plain.keys()))
-            plain |= {"unrendered": left_out, "render_error": type(error).__name__}
+            omitted = ",".join(sorted(event.keys() - plain.keys()))
+            plain |= {"unrendered": omitted, "render_error": type(error).__name__}
             return str(render(logger, method, {"event": "", **plain}))
 
     return render_any
 
 
 def types_and_places(exc_info: structlog.typing.ExcInfo) -> str:
-    """A traceback without the exceptions' messages; causes follow."""
+    """A traceback without the exceptions' messages, followed by those of its causes."""
     parts: list[str] = []
     error: BaseException | None = exc_info[1]
     while error is not None:

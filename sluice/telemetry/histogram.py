@@ -1,17 +1,17 @@
-"""A histogram that is cheap enough for every step and every row."""
+"""A histogram that is cheap enough to update in every step and for every row."""
 
-# Apart from metrics.py, because the engine's core must not import prometheus_client.
+# Not in metrics.py, because the engine's core must not import prometheus_client.
 from bisect import bisect_left
 from collections.abc import Sequence
 
 
 class Histogram:
-    """One thread writes, any thread may read."""
+    """Counts of values by bucket. One thread writes, any thread may read."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: the upper bounds of all buckets except the last, which has none; ascending."""
+        """`bounds`: ascending upper bounds of all buckets except the last, which is unbounded."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0

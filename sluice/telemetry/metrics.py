@@ -1,4 +1,4 @@
-"""Prometheus metrics, read at the scrape from where they are counted: no scrape, no cost."""
+"""Prometheus metrics. Values are read from their sources at each scrape, so that they cost nothing in between."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -11,11 +11,11 @@ from sluice.telemetry.histogram import Histogram
 
 Labels = tuple[str, ...]
 Values = float | Mapping[Any, float]
-"""One number, or numbers by label values: a string for a single label, else a tuple."""
+"""One number, or numbers by label value: a string for a single label, a tuple for several."""
 
 
 def counter(name: str, text: str, values: Values, labels: Labels = ()) -> Metric:
-    """`name` without its _total."""
+    """`name` without the suffix _total."""
     return _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 
@@ -23,12 +23,12 @@ def gauge(name: str, text: str, values: Values, labels: Labels = ()) -> Metric:
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
-def histogram(name: str, text: str, found: Histogram) -> Metric:
-    at_most, buckets = 0, []
-    for bound, count in zip((*map(str, found.bounds), "+Inf"), list(found.counts), strict=True):
-        at_most += count
-        buckets.append((bound, at_most))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=found.total)
+def histogram(name: str, text: str, values: Histogram) -> Metric:
+    cumulative, buckets = 0, []
+    for bound, count in zip((*map(str, values.bounds), "+Inf"), list(values.counts), strict=True):
+        cumulative += count
+        buckets.append((bound, cumulative))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=values.total)
 
 
 class _Reader:
@@ -40,7 +40,8 @@ class _Reader:
 
 
 def registry_of(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """The process's metrics, and those that `read` yields at each scrape, in the thread of the scrape."""
+    """A registry with the process's metrics and those that `read` yields at each scrape. `read` is called in the thread
+    of the scrape."""
     registry = CollectorRegistry()
     registry.register(_Reader(read))
     ProcessCollector(registry=registry)
@@ -49,7 +50,7 @@ def registry_of(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
     if isinstance(values, Mapping):
-        # A copy, because other threads go on counting.
+        # A copy, because other threads may change the mapping meanwhile.
         for labels, value in dict(values).items():
             family.add_metric((labels,) if isinstance(labels, str) else labels, value)
     else:

@@ -1,4 +1,4 @@
-"""Standard streams that never raise and never block: a thread does the writing, and lost lines are counted."""
+"""Standard streams whose methods never raise and never block: a thread writes the lines, and lost lines are counted."""
 
 import atexit
 import io
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
-# Writes that may wait for a reader; further ones are dropped, because waiting would stop the service.
+# Limit on queued writes. More are dropped, because waiting for the reader of the stream would stop the service.
 MAX_QUEUED = 4096
-# Characters of an incomplete line that are buffered: a library may print without end and without a newline.
+# Characters of an incomplete line that are buffered: a library may print forever without a newline.
 MAX_PARTIAL = 1 << 16
-# For queued lines to be written when the process exits.
+# Limit on the time to write queued lines when the process exits.
 DRAIN_SECONDS = 1.0
 STANDARD_DESCRIPTORS = range(3)
 
@@ -22,14 +22,14 @@ STANDARD_DESCRIPTORS = range(3)
 class SafeStream(io.TextIOBase):
     """Replaces `sys.stderr` or `sys.stdout`, whose descriptor may be full, blocked, broken or closed. Thread-safe.
 
-    Once lines can be written again, `notice` formats a line with the number of those that were lost.
+    When lines can be written again after some were lost, it writes a line that `notice` formats from their number.
     """
 
     encoding = "utf-8"
     errors = "backslashreplace"
 
     def __init__(self, stream: TextIO | None, max_queued: int = MAX_QUEUED) -> None:
-        """`stream`: the one that it replaces. None, Python's value for a closed descriptor: all lines are lost."""
+        """`stream`: the stream to replace. None, Python's value for a closed descriptor: all lines are lost."""
         super().__init__()
         self.notice: Callable[[int], str] = "{} lines of this log could not be written".format
         self._descriptor = None if stream is None else stream.fileno()
@@ -42,18 +42,20 @@ class SafeStream(io.TextIOBase):
         self._dropped = 0
         """Lines dropped because the queue was full; written under the lock."""
         self._failed = 0
-        """Lines that could not be written. This and the next two are written by the thread only."""
+        """Lines that could not be written. Like the next two attributes, changed only by the writing thread."""
         self._reported = 0
+        """Lost lines that a notice has reported."""
         self._torn = False
-        """Only a part of a line was written."""
+        """Whether the last write ended within a line."""
         threading.Thread(target=self._run, name="output", daemon=True).start()
 
     @property
     def lost(self) -> int:
+        """Number of lines that were not written."""
         return self._dropped + self._failed
 
     def write(self, text: str) -> int:
-        """Queue the complete lines, and buffer the rest until `flush`."""
+        """Queue the complete lines, and buffer the incomplete last line until it is complete or flushed."""
         with self._lock:
             lines, newline, self._partial = (self._partial + text).rpartition("\n")
             self._put(lines + newline)
@@ -62,7 +64,7 @@ class SafeStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue what was buffered. Does not block, see `drain`."""
+        """Queue the buffered text. Does not block; see `drain`."""
         with self._lock:
             text, self._partial = self._partial, ""
             self._put(text)
@@ -111,16 +113,16 @@ class SafeStream(io.TextIOBase):
             self._reported = lost
 
     def _write(self, text: str) -> bool:
-        """Whether all of it was written; if not, the lines count as lost."""
-        # After half a line, a newline keeps the rest from running into it.
+        """Write all of the text. If that fails, count its lines as lost and return False."""
+        # If the last write ended within a line, begin a new line.
         data = ("\n" + text if self._torn else text).encode(self.encoding, self.errors)
-        left = data
+        remaining = data
         try:
-            while left:
-                left = left[self._write_some(left) :]
+            while remaining:
+                remaining = remaining[self._write_some(remaining) :]
         except OSError:
             self._failed += _lines(text)
-            self._torn = self._torn or len(left) < len(data)
+            self._torn = self._torn or len(remaining) < len(data)
             return False
         self._torn = False
         return True
@@ -139,8 +141,8 @@ class SafeStream(io.TextIOBase):
 
 def protect_stderr() -> SafeStream:
     """Replace `sys.stderr` by a SafeStream, for the log, warnings and tracebacks."""
-    # Closed standard descriptors are opened on the null device. Otherwise a socket might get such a number, and with it
-    # what C libraries print.
+    # Open closed standard descriptors on the null device. Otherwise a socket might get such a number, and everything
+    # that C libraries print would be written to it.
     for descriptor in STANDARD_DESCRIPTORS:
         try:
             os.fstat(descriptor)
@@ -152,19 +154,19 @@ def protect_stderr() -> SafeStream:
 
 
 def protect_stdout() -> SafeStream:
-    """The same for `sys.stdout`, in a process whose output may be lost."""
+    """Replace `sys.stdout` by a SafeStream, in a process whose output may be lost."""
     sys.stdout = stream = SafeStream(sys.stdout)
     atexit.register(stream.drain)
     return stream
 
 
 def lines_lost() -> int:
-    """Lines of this process's stderr that were not written; 0 without `protect_stderr`."""
+    """Number of lines of this process's stderr that were not written; 0 without `protect_stderr`."""
     return sys.stderr.lost if isinstance(sys.stderr, SafeStream) else 0
 
 
 def exit_now(status: int) -> NoReturn:
-    """Exit without the interpreter's own clean-up, after the output is written."""
+    """Write the queued output, then exit without the interpreter's clean-up."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, SafeStream):
             stream.drain()

@@ -1,4 +1,4 @@
-"""What the metrics port of a service answers, path by path."""
+"""The pages of a service's metrics port: /, /status.json, /metrics, /livez and /readyz."""
 
 import base64
 import hashlib
@@ -28,22 +28,24 @@ OK, NOT_FOUND, UNAVAILABLE = "200 OK", "404 Not Found", "503 Service Unavailable
 
 
 class Probes(Protocol):
-    """Answers of /livez and /readyz: None, or the reason why not."""
+    """The answers of /livez and /readyz."""
 
-    def dead(self) -> str | None: ...
+    def dead(self) -> str | None:
+        """The reason why the service is not live; None if it is."""
 
-    def not_ready(self) -> str | None: ...
+    def not_ready(self) -> str | None:
+        """The reason why the service is not ready; None if it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortOwner:
-    """Whose port it is."""
+    """The service that a port belongs to."""
 
     service: str = ""
-    """Its role."""
+    """The service's role."""
     id: str = ""
     model: str = ""
-    """Served name, or where the model is."""
+    """The served name, or the path of the model."""
 
     @classmethod
     def of(cls, settings: ProcessSettings) -> "PortOwner":
@@ -54,7 +56,7 @@ NO_OWNER = PortOwner()
 
 
 class Page(NamedTuple):
-    """What is shown at present. Everything is called in the thread of the connection."""
+    """The sources of the pages' content. Their functions are called in the thread of the connection."""
 
     registry: CollectorRegistry
     probes: Probes
@@ -63,12 +65,12 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """A WSGI application."""
+    """A WSGI application with the pages of a service."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        """Replaced once the service is ready."""
-        self._began = time.monotonic()
+        """Replaced when the service becomes ready."""
+        self._started_at = time.monotonic()
 
     def __call__(self, environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
         path, page = environ["PATH_INFO"], self.page
@@ -82,7 +84,7 @@ class Pages:
             return _answer(start, OK, msgspec.json.encode(self._status(page)), [("Content-Type", "application/json")])
         probes = {"/livez": page.probes.dead, "/readyz": page.probes.not_ready}
         if path not in probes:
-            return _text(start, NOT_FOUND, "there are /, /status.json, /metrics, /livez and /readyz")
+            return _text(start, NOT_FOUND, "not found: the pages are /, /status.json, /metrics, /livez and /readyz")
         problem = probes[path]()
         return _text(start, UNAVAILABLE, problem) if problem else _text(start, OK, "ok")
 
@@ -94,7 +96,7 @@ class Pages:
             version=build_version(),
             model=page.owner.model,
             time=time.time(),
-            uptime=time.monotonic() - self._began,
+            uptime=time.monotonic() - self._started_at,
             live=dead is None,
             ready=dead is None and not_ready is None,
             reason=dead or not_ready or "",
@@ -104,7 +106,7 @@ class Pages:
 
 @cache
 def _html() -> tuple[bytes, Headers]:
-    """The status page, and a policy under which nothing but its own script and style runs."""
+    """The status page, and its headers with a policy that allows only the page's own script and style."""
     page = files("sluice.telemetry").joinpath("status_page.html").read_text(encoding="utf-8")
     script, style = (_hash(page, tag) for tag in ("script", "style"))
     policy = (
@@ -116,7 +118,7 @@ def _html() -> tuple[bytes, Headers]:
 
 
 def _hash(page: str, tag: str) -> str:
-    """Of the only element with this tag, as in a Content-Security-Policy."""
+    """Hash of the page's only element with this tag, in the form of a Content-Security-Policy."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 

@@ -1,4 +1,4 @@
-"""The small HTTP server of each service: its status page, metrics and probes (see pages.py)."""
+"""The small HTTP server of each service, for its status page, metrics and probes; see pages.py."""
 
 import socket
 import threading
@@ -22,27 +22,27 @@ from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.startup import Startup
 from sluice.telemetry.status_report import ServiceReport
 
-# Beyond it the oldest is closed: clients that send nothing must not keep probes out.
+# When more connections are opened, the oldest is closed: clients that send nothing must not lock out probes.
 MAX_CONNECTIONS = 64
 REQUEST_SECONDS = 10.0
-"""For the request of a connection and its answer."""
+"""Time limit of a connection, for the request and its answer."""
 RETRY_SECONDS = 0.05
-"""Until the next attempt to accept a connection if no descriptor is left."""
+"""Time until the next attempt to accept a connection if no file descriptor is free."""
 END_SECONDS = 1.0
-"""For the thread of a closed connection to notice."""
+"""Time that the thread of a closed connection has to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The probes of a service that runs."""
+    """The probes of a running service."""
 
     beacon: ProgressBeacon
     live_stall: float
-    """Seconds without a turn of the loop after which the service counts as dead. One step may be long."""
+    """Seconds without a turn of the loop after which the service counts as dead. Longer than any step takes."""
     ready_stall: float
-    """Seconds without progress after which it is not ready."""
+    """Seconds without a turn of the loop, or without progress, after which the service is not ready."""
     unready: Callable[[], str | None]
-    """The service's own reason not to be ready. Called in the thread of the probe."""
+    """A further reason of the service for not being ready, or None. Called in the thread of the probe."""
 
     def dead(self) -> str | None:
         still = self.beacon.still
@@ -57,9 +57,9 @@ class Health:
 
 
 class StatusServer:
-    """Answers in its own threads, even if the service's loop hangs. Port 0: any.
+    """Answers in separate threads, even if the service's loop hangs. Port 0: any free port.
 
-    Raises PortError if it cannot listen.
+    Raises PortError if the port cannot be opened.
     """
 
     def __init__(self, page: Page, host: str, port: int) -> None:
@@ -74,7 +74,7 @@ class StatusServer:
         self._thread.start()
 
     def show(self, page: Page) -> None:
-        """From now on."""
+        """Replace the content of the pages."""
         self._pages.page = page
 
     def close(self) -> None:
@@ -84,9 +84,10 @@ class StatusServer:
 
 
 class MetricsPort:
-    """The metrics port of a service, which answers before the service is ready. Does nothing without a metrics_port.
+    """The metrics port of a service, which answers even before the service is ready. Does nothing if the setting
+    metrics_port is 0.
 
-    Raises PortError if it cannot listen.
+    Raises PortError if the port cannot be opened.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class MetricsPort:
         read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: (),
         owner: PortOwner = NO_OWNER,
     ) -> None:
-        """`read_startup`: the service's metrics of its start; they stay."""
+        """`read_startup`: the metrics that the service has while it starts, and afterwards too."""
         self.startup = Startup()
         self._settings = settings
         self._owner = owner
@@ -112,7 +113,8 @@ class MetricsPort:
         unready: Callable[[], str | None],
         report: Callable[[], ServiceReport | None] = lambda: None,
     ) -> None:
-        """The start has ended: from now on answer for the service that runs. All are called in threads of the port."""
+        """Call when the service has started: the pages then show the running service. The functions are called in
+        threads of the port."""
         self.startup.end()
         if self._server is not None:
             health = Health(beacon, self._settings.live_stall, self._settings.ready_stall, unready)
@@ -125,17 +127,20 @@ class MetricsPort:
 
 
 class Connections:
-    """Open connections, oldest first, each with a thread; bounded in number and time. Thread-safe."""
+    """Open connections, oldest first, each with a thread; limited in number and time. Thread-safe."""
 
-    def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """limit: number of connections. seconds: time limit of a connection."""
         self._seconds = seconds
         self._clock = clock
-        self._free = threading.BoundedSemaphore(most)
+        self._free = threading.BoundedSemaphore(limit)
         self._lock = threading.Lock()
         self._since: dict[socket.socket, float] = {}
+        """When each connection was opened."""
 
     def add(self, connection: socket.socket) -> bool:
-        """Add a connection, if need be in place of the oldest. False if there is no room even then."""
+        """Add a connection; at the limit, close the oldest one first. False if that one's thread does not end in
+        time."""
         if not self._free.acquire(blocking=False):
             self.close_oldest()
             if not self._free.acquire(timeout=END_SECONDS):
@@ -145,7 +150,7 @@ class Connections:
         return True
 
     def remove(self, connection: socket.socket) -> None:
-        """The thread of the connection calls this when it ends."""
+        """Called by the thread of the connection when it ends."""
         with self._lock:
             self._since.pop(connection, None)
         self._free.release()
@@ -166,7 +171,8 @@ class Connections:
     def _close(self, connection: socket.socket) -> None:
         with self._lock:
             self._since.pop(connection, None)
-        # Shut down and not closed: that ends the blocking read of its thread. The client may have closed it.
+        # Shut down, not close: that ends the blocking read of the connection's thread. If the client has closed the
+        # connection, it raises OSError.
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
@@ -180,14 +186,15 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = MAX_CONNECTIONS
-    """The default is 5, and while the queue is full a probe needs a second or more to connect."""
+    """Length of the queue of connections to accept. The default is 5, and while the queue is full, a probe takes a
+    second or more to connect."""
 
     def __init__(self, *arguments: Any) -> None:
         self._connections = Connections(MAX_CONNECTIONS, REQUEST_SECONDS)
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        # The base class looks up the host's name, which can take seconds.
+        # Not WSGIServer.server_bind, which looks up the host's name: that can take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -198,13 +205,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         except OSError as error:
             if not exhausted(error):
                 raise
-        # The oldest connection's descriptor is free only once its thread has noticed, hence the reserve.
+        # The oldest connection's descriptor becomes free only when its thread ends, so accept with a reserved one.
         self._connections.close_oldest()
         try:
             with reserve():
                 return super().get_request()
         except OSError:
-            # The caller would retry at once, in a busy loop.
+            # The caller would retry immediately, in a busy loop.
             time.sleep(RETRY_SECONDS)
             raise
 
@@ -229,7 +236,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._connections.close_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnects in the middle is not an error."""
+        """Ignore errors of a connection: a client that disconnects early is not an error of the service."""
 
 
 class _Server6(_Server):

@@ -1,4 +1,5 @@
-"""What a service reports to the launcher, in a file: its state, and as modification time its loop's latest turn."""
+"""The status file by which a service reports to the launcher: its content is the service's state, its modification time
+the latest turn of the service's loop."""
 
 import os
 import time
@@ -10,29 +11,29 @@ from typing import Literal, Protocol
 import msgspec
 
 STATUS_VARIABLE = "SLUICE_STATUS_FILE"
-"""Names the file; set by the launcher in the environment of each service."""
-# Between two touches of the status file: far less than the launcher's freeze_timeout, far more than a step.
+"""Environment variable with the path of the file, which the launcher sets for each service."""
+# Interval between touches of the status file: far shorter than the launcher's freeze_timeout, far longer than a step.
 TOUCH_SECONDS = 1.0
 
 State = Literal["starting", "ready", "draining"]
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):
-    # Until there is a file, the service is starting.
+    # While there is no file, the service is starting.
     state: State = "starting"
     address: str = ""
-    """Where it listens: host:port of a router's gRPC server, else the address of the inbox."""
+    """Where the service listens: host:port of a router's gRPC server, otherwise the address of the inbox."""
     epoch: int = 0
-    """Of an engine or a detokenizer, as in its heartbeats."""
+    """Epoch of an engine or a detokenizer, as in its heartbeats."""
     peers: dict[str, int] = {}
-    """Of a router: the epochs of the live engines and detokenizers, by name."""
+    """For a router: the epochs of the live engines and detokenizers, by name."""
 
 
 STARTING = ServiceStatus()
 
 
 class StatusFile:
-    """The writing end. Not thread-safe. Does nothing in a process that no launcher started."""
+    """Writes the status file. Not thread-safe. Does nothing in a process that was not started by a launcher."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         path = environment.get(STATUS_VARIABLE)
@@ -56,7 +57,7 @@ class StatusFile:
         self.report(msgspec.structs.replace(self._status, state=state, peers=peers))
 
     def touch(self) -> None:
-        """Show that the loop turns. Also retries a write that failed."""
+        """Record a turn of the loop in the modification time. Also retries a write that failed."""
         if self._status != self._written:
             self._write()
         elif self._path is not None:
@@ -66,17 +67,18 @@ class StatusFile:
     def _write(self) -> None:
         if self._path is None:
             return
-        # The folder goes with the launcher, and a full disk or a lack of descriptors must not end the service.
+        # A launcher that ends removes the folder. Neither that, nor a full disk, nor a lack of file descriptors may end
+        # the service.
         with suppress(OSError):
             new = self._path.with_suffix(".new")
             new.write_bytes(msgspec.json.encode(self._status))
-            # The launcher reads the old status or the new one, never half of one.
+            # Atomic: the launcher reads the old status or the new one, never a part of one.
             new.replace(self._path)
             self._written = self._status
 
 
 class ProgressBeacon:
-    """Shows that a service's loop turns. One thread touches it, any may read."""
+    """Records turns and progress of a service's loop. One thread touches it, any thread may read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, status_file: StatusFile | None = None) -> None:
         self.turns = 0
@@ -96,7 +98,7 @@ class ProgressBeacon:
         return self._clock() - self._moved_at
 
     def touch(self, moving: bool = True) -> None:
-        """The loop has turned. `moving`: and made progress with its work, if there was any."""
+        """Record a turn of the loop. `moving`: it has made progress, or there was no work."""
         self.turns += 1
         now = self._turned_at = self._clock()
         if moving:
@@ -107,30 +109,30 @@ class ProgressBeacon:
 
 
 Version = tuple[int, int]
-"""Changes with each report of a service and with each touch."""
+"""Version of a service's report: changes with each report and with each touch."""
 NO_VERSION: Version = (0, 0)
 
 
 class StatusSource(Protocol):
-    """Where the reports of one service are read."""
+    """Reads the reports of one service."""
 
     def read(self, seen: Version) -> tuple[Version, bytes] | None:
-        """The latest report; None if there is none, or none after `seen`."""
+        """The latest report; None if there is none, or none newer than `seen`."""
 
     def reset(self) -> None:
-        """Forget the reports so far: a new process begins."""
+        """Delete the report before a new process of the service is started."""
 
 
 class StatusFileReader:
-    """A `StatusSource` on the machine of the service."""
+    """A `StatusSource` that reads the status file, on the machine of the service."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self, seen: Version) -> tuple[Version, bytes] | None:
         with suppress(FileNotFoundError):
-            found = self._path.stat()
-            version = (found.st_mtime_ns, found.st_ino)
+            stat = self._path.stat()
+            version = (stat.st_mtime_ns, stat.st_ino)
             if version != seen:
                 return version, self._path.read_bytes()
         return None
@@ -140,29 +142,29 @@ class StatusFileReader:
 
 
 class StatusReader:
-    """The launcher's end: what one service reports. Times are of the caller's clock. Not thread-safe."""
+    """The launcher's view of one service's reports. Times are on the caller's clock. Not thread-safe."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
         self.status = STARTING
-        """As of the latest `poll`."""
+        """The status read by the latest `poll`."""
         self.turned_at: float | None = None
-        """When the loop was last seen to have turned; None before its service was ready."""
+        """When `poll` last saw that the loop had turned; None until the first report."""
         self._version = NO_VERSION
 
     def poll(self, now: float) -> None:
-        """Read the report if it has changed since the last time."""
-        found = self._source.read(self._version)
-        if found is not None:
-            self._version, content = found
+        """Read the report if it has changed since the last poll."""
+        report = self._source.read(self._version)
+        if report is not None:
+            self._version, content = report
             self.status, self.turned_at = msgspec.json.decode(content, type=ServiceStatus), now
 
     def forgive(self, seconds: float, now: float) -> None:
-        """Do not count these seconds as a standstill of the service."""
+        """Exclude these seconds, in which the launcher itself was paused, from the time since the latest turn."""
         if self.turned_at is not None:
             self.turned_at = min(now, self.turned_at + seconds)
 
     def reset(self) -> None:
-        """A new process begins."""
+        """Call before a new process of the service is started."""
         self._source.reset()
         self.status, self.turned_at, self._version = STARTING, None, NO_VERSION

@@ -1,4 +1,4 @@
-"""What /status.json of a service says. One shape for all three: a service fills the parts that it knows."""
+"""The content of /status.json. All services share one schema, and fill in the parts that apply to them."""
 
 from typing import Literal
 
@@ -8,22 +8,24 @@ from sluice.ring.stats import StepStats
 from sluice.telemetry.histogram import Histogram
 
 PeerState = Literal["serving", "draining", "stalled", "unreachable", "lost", "unknown"]
-"""`unreachable`: its connection has ended; `lost`: it has fallen silent; `unknown`: it has sent no heartbeat yet."""
+"""`unreachable`: the peer's connection has ended; `lost`: the peer has fallen silent; `unknown`: the peer has sent no
+heartbeat yet."""
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """An engine, by itself or as a router sees it. Numbers as in sluice.v1.EngineStats, which explains them."""
+    """An engine, described by itself or by a router. sluice.v1.EngineStats explains the numbers."""
 
     id: str
     state: PeerState
     address: str
     heartbeat_age: float | None = None
-    """Seconds since its latest heartbeat; None: there was none, or the engine reports about itself."""
+    """Seconds since its latest heartbeat; None: there was none, or the engine describes itself."""
     version: str = ""
-    """Of its build."""
+    """Version of the engine's build."""
     model: str = ""
     """Fingerprint of weights, configuration and dtype."""
     model_version: str = ""
+    """The operator's label for the model, or empty."""
     iteration: int = 0
     active_requests: int = 0
     max_requests: int = 0
@@ -43,17 +45,17 @@ class EngineReport(msgspec.Struct, frozen=True):
 
 
 class DetokenizerReport(msgspec.Struct, frozen=True):
-    """A detokenizer, by itself or as a router sees it."""
+    """A detokenizer, described by itself or by a router."""
 
     id: str
     state: PeerState
     address: str
     heartbeat_age: float | None = None
-    """As of an engine."""
+    """See `EngineReport`."""
     version: str = ""
     streams: int = 0
     queue_depth: int = 0
-    """Messages and rows that wait."""
+    """Messages and rows that wait to be processed."""
     tokens_per_second: float = 0.0
 
 
@@ -63,10 +65,10 @@ class RequestReport(msgspec.Struct, frozen=True):
     id: str
     tenant: str
     state: str
-    """Its phase while it is open, then its outcome."""
+    """The phase of an open request, the outcome of an ended one."""
     open: bool
     seconds: float
-    """From its arrival until now, or until its end."""
+    """Time from its arrival until now, or until its end."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -79,15 +81,15 @@ class TenantReport(msgspec.Struct, frozen=True):
     """The requests of one tenant in a router."""
 
     tenant: str
-    """Empty: of callers without a tenant."""
+    """Empty for requests without a tenant."""
     open: int
     waiting: int
-    """For admission."""
+    """Requests that wait for admission."""
     admitted: int
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Counts since the start, by bucket; the last bucket has no bound."""
+    """Counts since the start, by bucket; the last bucket is unbounded."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -103,18 +105,20 @@ class RouterReport(msgspec.Struct, frozen=True):
     open: int
     on_ring: int
     waiting: int
-    """For admission, as the next."""
+    """Requests that wait for admission."""
     waiting_tokens: int
+    """Tokens of the requests that wait for admission."""
     admitted: int
     admitted_limit: int
     between_attempts: int
     refused: int
-    """Because the queue was full."""
+    """Requests refused because the queue was full."""
     serving_version: str
-    """Of the engines that new requests go to; empty: any."""
+    """Model version of the engines that get new requests; empty: any version."""
     outcomes: dict[str, int]
+    """Ended requests by outcome."""
     recoveries: dict[str, int]
-    """By reason."""
+    """Recoveries by reason."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -123,20 +127,21 @@ class RouterReport(msgspec.Struct, frozen=True):
 
 
 class ServiceReport(msgspec.Struct, frozen=True):
-    """What a service says about itself and those that it knows; None: it knows of no such thing."""
+    """A service's description of itself and of the peers that it knows. A part is None if it does not apply to the
+    service."""
 
     address: str
-    """Where it listens."""
+    """Where the service listens."""
     router: RouterReport | None = None
     engines: list[EngineReport] | None = None
     detokenizers: list[DetokenizerReport] | None = None
     tenants: list[TenantReport] | None = None
     requests: list[RequestReport] | None = None
-    """The latest, newest first."""
+    """The latest requests, newest first."""
 
 
 class StatusReport(msgspec.Struct, frozen=True):
-    """The whole of /status.json."""
+    """The complete content of /status.json."""
 
     service: str
     """router, engine or detok."""
@@ -150,6 +155,6 @@ class StatusReport(msgspec.Struct, frozen=True):
     live: bool
     ready: bool
     reason: str
-    """Why it is not live or not ready; empty if it is both."""
+    """Why the service is not live or not ready; empty if it is both."""
     report: ServiceReport | None
-    """None while it starts."""
+    """None while the service is starting."""

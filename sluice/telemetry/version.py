@@ -3,10 +3,11 @@
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTION = "sluice-serve"
-"""On PyPI, where another project has the package's name."""
+"""Name on PyPI, where another project is called sluice."""
 
 
 def build_version() -> str:
+    """The installed version; "unknown" in a checkout that is not installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:

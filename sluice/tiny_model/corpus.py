@@ -1,4 +1,4 @@
-"""The Python standard library's own source, as training documents, and the batches cut from their tokens."""
+"""The source of Python's standard library as training documents, and the batches cut from their tokens."""
 
 import ast
 import random
@@ -16,7 +16,7 @@ from sluice.tiny_model.tokenizer import END_OF_TEXT
 
 Message = dict[str, str]
 
-# Tests are repetitive; the others are tables and prose rather than code.
+# Tests are repetitive; the other folders contain tables and prose rather than code.
 _SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "encodings", "__pycache__"}
 _HELD_OUT_SHARE = 0.03
 _CHAT_SHARE = 0.1
@@ -101,7 +101,7 @@ def pack(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> Tenso
 
 
 class Windows:
-    """Endless random batches of a token stream: each epoch cuts it anew, in a new order."""
+    """Endless random batches of a token stream. Each epoch cuts the stream at other positions, and in another order."""
 
     def __init__(self, tokens: Tensor, seed: int) -> None:
         self._tokens = tokens
@@ -110,7 +110,7 @@ class Windows:
         self._length = 0
 
     def next(self, length: int, count: int) -> Tensor:
-        """int64 [count, length + 1]: inputs and, shifted by one, their targets."""
+        """A batch, int64 [count, length + 1]: inputs and, shifted by one, their targets."""
         if length != self._length:
             self._length, self._epoch = length, iter(())
         batch = next(self._epoch, None)
@@ -120,7 +120,7 @@ class Windows:
         return batch
 
     def _cut(self, length: int, count: int) -> Iterator[Tensor]:
-        # Another offset each epoch, so that a document is not always cut at the same tokens.
+        # A different offset in each epoch, so that documents are not always cut at the same tokens.
         offset = int(torch.randint(length, (), generator=self._generator))
         starts = torch.arange(offset, len(self._tokens) - length, length)
         starts = starts[torch.randperm(len(starts), generator=self._generator)]
@@ -128,7 +128,7 @@ class Windows:
 
 
 def in_order(tokens: Tensor, length: int, count: int) -> Iterator[Tensor]:
-    """Complete batches of the stream from its start: int64 [count, length + 1] each."""
+    """The stream's complete batches from its start, each int64 [count, length + 1]."""
     return _batches(tokens, torch.arange(0, len(tokens) - length, length), length, count)
 
 

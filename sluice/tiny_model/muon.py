@@ -11,7 +11,7 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalized updates, for the matrices [out, in] of hidden layers.
+    """Momentum with orthogonalized updates, for the weight matrices [out, in] of hidden layers.
 
     Keller Jordan et al., https://kellerjordan.github.io/posts/muon/. The update is scaled to AdamW's as in Liu et al.,
     "Muon is Scalable for LLM Training", arXiv 2502.16982, so that both optimizers share a learning rate.
@@ -26,8 +26,9 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # no closure
         for group in self.param_groups:
-            for shape, same in groupby(group["params"], key=lambda weight: weight.shape):
-                weights = list(same)
+            # Matrices of the same shape are orthogonalized as one batch.
+            for shape, same_shape in groupby(group["params"], key=lambda weight: weight.shape):
+                weights = list(same_shape)
                 updates = _orthogonal(torch.stack([self._momentum(weight, group["momentum"]) for weight in weights]))
                 for weight, update in zip(weights, updates, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])

@@ -32,7 +32,8 @@ _CHAT_TEMPLATE = """\
 
 
 def train(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """The three special tokens get the last ids. There is no normalizer, so any text survives a round trip."""
+    """Train a tokenizer. The three special tokens get the last ids. There is no normalizer, so that decoding an encoded
+    text returns the same text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

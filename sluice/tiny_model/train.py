@@ -19,7 +19,7 @@ from sluice.tiny_model.muon import Muon
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
-# Tokens per row on the plateau; the decay trains at MAX_LENGTH. Shorter rows make cheaper steps.
+# Tokens per row on the plateau. Shorter rows make cheaper steps; only the decay trains with rows of MAX_LENGTH.
 WINDOW = 512
 BATCH_TOKENS = 4096
 LEARNING_RATE = 3e-3
@@ -93,7 +93,7 @@ def held_out_loss(model: Qwen3ForCausalLM, tokens: Tensor, max_batches: int | No
 
 
 def train_step(model: Qwen3ForCausalLM, steppers: Optimizers, batch: Tensor, rate: float) -> float:
-    """One update at `rate` times the peak learning rate; returns the loss before it."""
+    """One update at `rate` times the peak learning rate; returns the loss before the update."""
     loss = loss_of(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -113,9 +113,9 @@ class Schedule:
         self._plateau_ends = time.monotonic() + 60 * minutes * (1 - DECAY_SHARE)
 
     def observe(self, step: int) -> None:
-        """After each step, with the number of steps so far."""
+        """Call after each step, with the number of steps so far."""
         if self.total is None and step > WARMUP_STEPS and time.monotonic() >= self._plateau_ends:
-            # Fixed from here on, so that a run with `steps` set to this total is the same.
+            # Fix the total now, so that a later run with `steps` set to it trains the same model.
             self.total = round(step / (1 - DECAY_SHARE))
 
     def decaying(self, step: int) -> bool:
@@ -153,9 +153,10 @@ class TrainingRun:
         while not self.schedule.done(step):
             length = MAX_LENGTH if self.schedule.decaying(step) else WINDOW
             batch = windows.next(length, BATCH_TOKENS // length)
-            now = train_step(self.model, steppers, batch, self.schedule.rate(step))
+            step_loss = train_step(self.model, steppers, batch, self.schedule.rate(step))
             step += 1
-            loss = loss + (now - loss) * max(0.01, 1 / step)
+            # A moving average over about 100 steps.
+            loss = loss + (step_loss - loss) * max(0.01, 1 / step)
             self.schedule.observe(step)
             self.progress.update(task, completed=step, total=self.schedule.total, loss=loss)
             if time.monotonic() - saved > SAVE_EVERY_S:
@@ -164,7 +165,7 @@ class TrainingRun:
         self.save(step, loss)
 
     def save(self, step: int, train_loss: float, max_batches: int | None = None) -> None:
-        """Write the checkpoint as bfloat16, with training.json beside it."""
+        """Write the checkpoint as bfloat16, and training.json."""
         record = Record(
             seed=self.seed,
             python=platform.python_version(),
@@ -177,7 +178,7 @@ class TrainingRun:
             train_loss=round(train_loss, 4),
             held_out_loss=round(held_out_loss(self.model, self.held_out_tokens, max_batches), 4),
         )
-        # A copy: training continues in float32.
+        # Convert a copy: training continues in float32.
         half = Qwen3ForCausalLM(self.model.config).bfloat16()
         half.load_state_dict(self.model.state_dict())
         half.generation_config = self.model.generation_config

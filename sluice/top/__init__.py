@@ -1,1 +1,1 @@
-"""`sluice top`: the ring on a terminal."""
+"""`sluice top`: a live view of the ring in a terminal."""

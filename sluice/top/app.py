@@ -1,4 +1,4 @@
-"""The screen of `sluice top`. Alone imports the optional package textual."""
+"""The screen of `sluice top`. The only module that imports the optional package textual."""
 
 import time
 from collections import deque
@@ -16,12 +16,12 @@ from textual.worker import get_current_worker
 from sluice.top.panels import DETOKENIZERS, ENGINES, ORDERS, PANELS, REQUESTS, ROUTERS, TENANTS, Panel
 from sluice.top.snapshot import Snapshot
 
-KEPT = 120
+SPARKLINE_SNAPSHOTS = 120
 """Snapshots in the line of tokens per second."""
 
 
 class TopApp(App[None]):
-    """Asks again every `interval` seconds, in a thread; what does not answer keeps nothing else from being shown."""
+    """Reads a snapshot every `interval` seconds, in a thread, and shows it."""
 
     CSS = """
     Screen { background: $background; }
@@ -44,7 +44,7 @@ class TopApp(App[None]):
     .-narrow Horizontal DataTable { width: 1fr; margin-right: 0; }
     .-low Sparkline, .-low #tenants { display: none; }
     """
-    # Panels are side by side only where they are whole. textual declares neither as ClassVar.
+    # Panels are side by side only where the terminal is wide enough. textual declares neither attribute as ClassVar.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (118, "-medium"), (160, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = False
@@ -57,7 +57,7 @@ class TopApp(App[None]):
     def __init__(self, read: Callable[[], Snapshot], interval: float) -> None:
         super().__init__()
         self._read, self._interval = read, interval
-        self._speeds: deque[float] = deque([0.0], maxlen=KEPT)
+        self._speeds: deque[float] = deque([0.0], maxlen=SPARKLINE_SNAPSHOTS)
         self._latest: Snapshot | None = None
         self._order = ORDERS[0]
         self._paused = False
@@ -73,10 +73,10 @@ class TopApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._ask()
+        self._poll()
 
     def action_pause(self) -> None:
-        """What is shown stays as it is, until the key is pressed again."""
+        """Stop or resume updating the panels. Snapshots are still read, for the line of tokens per second."""
         self._paused = not self._paused
         self._show()
 
@@ -85,46 +85,46 @@ class TopApp(App[None]):
         self._show()
 
     @work(thread=True, exclusive=True)
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         worker = get_current_worker()
         while not worker.is_cancelled:
-            found = self._read()
+            snapshot = self._read()
             if not worker.is_cancelled:
-                self.call_from_thread(self._on_snapshot, found)
+                self.call_from_thread(self._on_snapshot, snapshot)
             end = time.monotonic() + self._interval
-            # In small pieces, so that the end of the program need not wait for it.
+            # Sleep in short pieces, so that quitting does not wait for a whole interval.
             while not worker.is_cancelled and (left := end - time.monotonic()) > 0:
                 time.sleep(min(left, 0.05))
 
-    def _on_snapshot(self, found: Snapshot) -> None:
-        # An answer may arrive while the program ends, whose widgets go one after the other.
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        # A snapshot may arrive while the program is ending and widgets have already been removed.
         if not self.is_running:
             return
-        self._speeds.append(found.tokens_per_second)
+        self._speeds.append(snapshot.tokens_per_second)
         if not self._paused or self._latest is None:
-            self._latest = found
+            self._latest = snapshot
             self._show()
 
     def _show(self) -> None:
-        found = self._latest
-        self.query_one("#head", Static).update(self._head(found))
-        if found is None:
+        snapshot = self._latest
+        self.query_one("#head", Static).update(self._head(snapshot))
+        if snapshot is None:
             return
         self.query_one(Sparkline).data = list(self._speeds)
         for panel in PANELS:
             table = self.query_one(f"#{panel.name}", DataTable)
-            rows, at = panel.rows(found, self._order), table.scroll_offset.y
+            rows, at = panel.rows(snapshot, self._order), table.scroll_offset.y
             table.clear()
             for row in rows:
                 table.add_row(*(_cell(column.cell(row), column.right) for column in panel.columns))
             table.scroll_to(y=at, animate=False)
             table.border_title = f"{panel.name}  {len(rows)}"
 
-    def _head(self, found: Snapshot | None) -> Text:
-        if found is None:
+    def _head(self, snapshot: Snapshot | None) -> Text:
+        if snapshot is None:
             return Text("sluice top")
-        when = time.strftime("%H:%M:%S", time.localtime(found.time))
-        parts = ["sluice top", ", ".join(found.models), f"{found.tokens_per_second:,.0f} tokens/s", when]
+        when = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
+        parts = ["sluice top", ", ".join(snapshot.models), f"{snapshot.tokens_per_second:,.0f} tokens/s", when]
         head = Text(" · ".join(filter(None, parts)))
         head.append(f" · by {self._order}", style="dim")
         if self._paused:

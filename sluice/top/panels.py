@@ -1,4 +1,4 @@
-"""The panels of `sluice top`: which columns they have, and in which order their rows come."""
+"""The panels of `sluice top`: their columns, and the order of their rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,15 +8,16 @@ from rich.text import Text
 from sluice.top.snapshot import DetokenizerRow, EngineRow, RequestRow, RouterRow, Snapshot, TenantRow
 
 ORDERS = ("name", "load", "speed")
-"""`s` goes from one to the next."""
+"""Orders of the rows. The key `s` switches to the next one."""
 STYLES = {
     "serving": "green", "draining": "yellow", "stalled": "red", "unreachable": "red", "lost": "red",
     "no answer": "red", "unknown": "yellow", "on_ring": "cyan", "recovering": "yellow", "paused": "yellow",
 }  # fmt: skip
 BAR_CELLS = 10
 FINGERPRINT_CHARACTERS = 8
-"""Enough to tell apart the few models of a ring."""
-GONE = ("lost", "unknown", "no answer")
+"""Characters of a fingerprint that are shown: enough to distinguish the few models of a ring."""
+WITHOUT_NUMBERS = ("lost", "unknown", "no answer")
+"""States in which a peer's numbers are outdated or missing."""
 
 
 class Column(NamedTuple):
@@ -29,20 +30,20 @@ class Panel(NamedTuple):
     name: str
     columns: tuple[Column, ...]
     rows: Callable[[Snapshot, str], Sequence[Any]]
-    """In an order of ORDERS."""
+    """(snapshot, order) -> rows in this order, one of ORDERS."""
 
 
 def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
     return Text(row.state.replace("_", " "), style=STYLES.get(row.state, ""))
 
 
-def bar(part: float) -> Text:
-    full = round(BAR_CELLS * min(part, 1.0))
-    return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_CELLS - full), "bright_black"), f" {part:4.0%}")
+def bar(fraction: float) -> Text:
+    full = round(BAR_CELLS * min(fraction, 1.0))
+    return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_CELLS - full), "bright_black"), f" {fraction:4.0%}")
 
 
 def model(row: EngineRow) -> Text:
-    """Its name, and what tells it from others of that name."""
+    """The model's name, and its version label or the beginning of its fingerprint."""
     exact = row.model_version or row.model_fingerprint[:FINGERPRINT_CHARACTERS]
     return Text.assemble(row.model, " ", (exact, "dim")) if exact else Text(row.model)
 
@@ -53,33 +54,33 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
-def _heard(cell: Callable[[Any], str | Text]) -> Callable[[Any], str | Text]:
-    """Of a peer that says nothing any more, its last numbers would be untrue."""
-    return lambda row: "–" if row.state in GONE else cell(row)
+def _number(cell: Callable[[Any], str | Text]) -> Callable[[Any], str | Text]:
+    """A cell with a number of a peer: a dash if the number is outdated or missing."""
+    return lambda row: "–" if row.state in WITHOUT_NUMBERS else cell(row)
 
 
-def _engines(found: Snapshot, order: str) -> Sequence[EngineRow]:
+def _engines(snapshot: Snapshot, order: str) -> Sequence[EngineRow]:
     by = {"load": lambda row: -row.active, "speed": lambda row: -row.tokens_per_second}
-    return sorted(found.engines, key=by[order]) if order in by else found.engines
+    return sorted(snapshot.engines, key=by[order]) if order in by else snapshot.engines
 
 
-def _detokenizers(found: Snapshot, order: str) -> Sequence[DetokenizerRow]:
+def _detokenizers(snapshot: Snapshot, order: str) -> Sequence[DetokenizerRow]:
     by = {"load": lambda row: -row.streams, "speed": lambda row: -row.tokens_per_second}
-    return sorted(found.detokenizers, key=by[order]) if order in by else found.detokenizers
+    return sorted(snapshot.detokenizers, key=by[order]) if order in by else snapshot.detokenizers
 
 
-def _routers(found: Snapshot, order: str) -> Sequence[RouterRow]:
-    return found.routers if order == "name" else sorted(found.routers, key=lambda row: -row.open)
+def _routers(snapshot: Snapshot, order: str) -> Sequence[RouterRow]:
+    return snapshot.routers if order == "name" else sorted(snapshot.routers, key=lambda row: -row.open)
 
 
-def _tenants(found: Snapshot, order: str) -> Sequence[TenantRow]:
-    return found.tenants if order != "name" else sorted(found.tenants, key=lambda row: row.tenant)
+def _tenants(snapshot: Snapshot, order: str) -> Sequence[TenantRow]:
+    return snapshot.tenants if order != "name" else sorted(snapshot.tenants, key=lambda row: row.tenant)
 
 
-def _requests(found: Snapshot, order: str) -> Sequence[RequestRow]:
-    """By name: the newest first."""
+def _requests(snapshot: Snapshot, order: str) -> Sequence[RequestRow]:
+    """In the order "name", the newest come first."""
     by = {"load": lambda row: -row.seconds, "speed": lambda row: -row.completion_tokens}
-    return sorted(found.requests, key=by[order]) if order in by else found.requests
+    return sorted(snapshot.requests, key=by[order]) if order in by else snapshot.requests
 
 
 ENGINES = Panel(
@@ -87,13 +88,13 @@ ENGINES = Panel(
     (
         Column("engine", lambda row: Text(row.id), right=False),
         Column("state", state, right=False),
-        Column("requests", _heard(lambda row: f"{row.active} of {row.max_active}")),
-        Column("queued", _heard(lambda row: str(row.queued))),
-        Column("paused", _heard(lambda row: str(row.paused))),
-        Column("KV cache", _heard(lambda row: bar(row.kv_part))),
-        Column("reuse", _heard(lambda row: f"{row.reuse:.0%}")),
-        Column("step", _heard(lambda row: seconds(row.step_seconds))),
-        Column("tokens/s", _heard(lambda row: f"{row.tokens_per_second:,.0f}")),
+        Column("requests", _number(lambda row: f"{row.active} of {row.max_active}")),
+        Column("queued", _number(lambda row: str(row.queued))),
+        Column("paused", _number(lambda row: str(row.paused))),
+        Column("KV cache", _number(lambda row: bar(row.kv_fraction))),
+        Column("reuse", _number(lambda row: f"{row.reuse:.0%}")),
+        Column("step", _number(lambda row: seconds(row.step_seconds))),
+        Column("tokens/s", _number(lambda row: f"{row.tokens_per_second:,.0f}")),
         Column("model", model, right=False),
         Column("version", lambda row: Text(row.version), right=False),
     ),
@@ -104,9 +105,9 @@ DETOKENIZERS = Panel(
     (
         Column("detokenizer", lambda row: Text(row.id), right=False),
         Column("state", state, right=False),
-        Column("streams", _heard(lambda row: f"{row.streams:,}")),
-        Column("queue", _heard(lambda row: f"{row.queue:,}")),
-        Column("tokens/s", _heard(lambda row: f"{row.tokens_per_second:,.0f}")),
+        Column("streams", _number(lambda row: f"{row.streams:,}")),
+        Column("queue", _number(lambda row: f"{row.queue:,}")),
+        Column("tokens/s", _number(lambda row: f"{row.tokens_per_second:,.0f}")),
     ),
     _detokenizers,
 )
@@ -115,10 +116,10 @@ ROUTERS = Panel(
     (
         Column("router", lambda row: Text(row.id or row.address), right=False),
         Column("state", state, right=False),
-        Column("open", _heard(lambda row: f"{row.open:,}")),
-        Column("waiting", _heard(lambda row: f"{row.waiting:,}")),
-        Column("admitted", _heard(lambda row: f"{row.admitted:,} of {row.max_admitted:,}")),
-        Column("recoveries", _heard(lambda row: f"{row.recoveries:,}")),
+        Column("open", _number(lambda row: f"{row.open:,}")),
+        Column("waiting", _number(lambda row: f"{row.waiting:,}")),
+        Column("admitted", _number(lambda row: f"{row.admitted:,} of {row.max_admitted:,}")),
+        Column("recoveries", _number(lambda row: f"{row.recoveries:,}")),
     ),
     _routers,
 )

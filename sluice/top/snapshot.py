@@ -1,7 +1,7 @@
-"""What `sluice top` shows: the answers of all routers at one moment, as one picture of the ring."""
+"""What `sluice top` shows: the answers of all routers at one moment, combined into one view of the ring."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ class RouterRow(msgspec.Struct, frozen=True):
     state: str
     """serving, draining or no answer."""
     error: str = ""
+    """Why there is no answer."""
     id: str = ""
     version: str = ""
     open: int = 0
@@ -23,7 +24,7 @@ class RouterRow(msgspec.Struct, frozen=True):
     max_admitted: int = 0
     recovering: int = 0
     recoveries: int = 0
-    """Since the start, as the next."""
+    """Since the router's start, like `ended`."""
     ended: int = 0
 
 
@@ -31,12 +32,12 @@ class EngineRow(msgspec.Struct, frozen=True):
     id: str
     state: str
     version: str = ""
-    """Of its build."""
+    """Version of the engine's build."""
     model: str = ""
-    """Its name at the router; empty as the next while nothing has been heard of the engine."""
+    """The served name; empty, like the fingerprint, until the router has received a heartbeat of the engine."""
     model_fingerprint: str = ""
     model_version: str = ""
-    """The version label that the operator set; otherwise empty."""
+    """The version label, if the operator has set one."""
     active: int = 0
     max_active: int = 0
     queued: int = 0
@@ -48,7 +49,8 @@ class EngineRow(msgspec.Struct, frozen=True):
     tokens_per_second: float = 0.0
 
     @property
-    def kv_part(self) -> float:
+    def kv_fraction(self) -> float:
+        """Fraction of the KV cache blocks that are in use."""
         return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else 0.0
 
 
@@ -95,7 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     detokenizers: list[DetokenizerRow]
     tenants: list[TenantRow]
     requests: list[RequestRow]
-    """The open ones, then those that have ended; the newest first."""
+    """Open requests, then ended ones, each with the newest first."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -103,7 +105,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Of one router."""
+    """A router's answers, or why there are none."""
 
     address: str
     info: pb.GetServerInfoResponse | None = None
@@ -111,16 +113,21 @@ class Answer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def ask(client: Client) -> Answer:
-    """`client` has one address."""
+def _message(error: SluiceError, address: str) -> str:  # noqa: ARG001 - one way to describe an error
+    return error.message
+
+
+def query(client: Client, describe: Callable[[SluiceError, str], str] = _message) -> Answer:
+    """Ask the one router of `client`. describe: (error, address) -> text for `Answer.error`."""
     (address,) = client.addresses
     try:
         return Answer(address, client.server_info(), client.stats())
     except SluiceError as error:
-        return Answer(address, error=error.message)
+        return Answer(address, error=describe(error, address))
 
 
 def combine(answers: Sequence[Answer], now: float | None = None) -> Snapshot:
+    """One view of the ring from the answers of its routers. now: Unix time, by default the present."""
     engines: dict[str, EngineRow] = {}
     detokenizers: dict[str, DetokenizerRow] = {}
     tenants: dict[str, TenantRow] = {}
@@ -132,10 +139,10 @@ def combine(answers: Sequence[Answer], now: float | None = None) -> Snapshot:
         models |= dict.fromkeys(model.name for model in answer.info.models)
         _keep_best(engines, _engines(answer.info, answer.stats))
         _keep_best(detokenizers, _detokenizers(answer.info, answer.stats))
-        for each in answer.stats.tenants:
-            tenants[each.tenant] = _sum(tenants.get(each.tenant), each)
-        requests += (_request(each, answer.info.router_id) for each in answer.stats.requests)
-    # Stable: those of one router that have ended stay in their order.
+        for tenant in answer.stats.tenants:
+            tenants[tenant.tenant] = _sum(tenants.get(tenant.tenant), tenant)
+        requests += (_request(request, answer.info.router_id) for request in answer.stats.requests)
+    # A stable sort: the ended requests of a router keep their order.
     requests.sort(key=lambda row: (not row.open, row.seconds if row.open else 0.0))
     return Snapshot(
         time.time() if now is None else now,
@@ -148,11 +155,11 @@ def combine(answers: Sequence[Answer], now: float | None = None) -> Snapshot:
     )
 
 
-def _keep_best(found: dict[str, Row], rows: Iterable[Row]) -> None:
-    """Of an engine that one router has lost and another one hears, what the latter says."""
+def _keep_best(rows_by_id: dict[str, Row], rows: Iterable[Row]) -> None:
+    """Add another router's rows. If routers disagree about a peer, a row with the state "serving" is kept."""
     for row in rows:
-        if row.id not in found or found[row.id].state != "serving":
-            found[row.id] = row
+        if row.id not in rows_by_id or rows_by_id[row.id].state != "serving":
+            rows_by_id[row.id] = row
 
 
 def _router(answer: Answer) -> RouterRow:
@@ -176,10 +183,10 @@ def _router(answer: Answer) -> RouterRow:
 
 
 def _engines(info: pb.GetServerInfoResponse, stats: pb.Stats) -> Iterable[EngineRow]:
-    heard = {each.engine_id: each for each in stats.engines}
+    stats_by_id = {engine.engine_id: engine for engine in stats.engines}
     served = ", ".join(model.name for model in info.models)
     for engine in info.engines:
-        found = heard.get(engine.engine_id, pb.EngineStats())
+        numbers = stats_by_id.get(engine.engine_id, pb.EngineStats())
         yield EngineRow(
             engine.engine_id,
             _state(engine.state),
@@ -187,29 +194,29 @@ def _engines(info: pb.GetServerInfoResponse, stats: pb.Stats) -> Iterable[Engine
             served if engine.model_fingerprint else "",
             engine.model_fingerprint,
             engine.model_version,
-            found.active_requests,
-            found.max_requests,
-            found.queued_requests,
-            found.paused_requests,
-            found.used_kv_blocks,
-            found.max_kv_blocks,
-            found.prefix_cache_hit_ratio,
-            found.step_time.ToNanoseconds() / 1e9,
-            found.tokens_per_second,
+            numbers.active_requests,
+            numbers.max_requests,
+            numbers.queued_requests,
+            numbers.paused_requests,
+            numbers.used_kv_blocks,
+            numbers.max_kv_blocks,
+            numbers.prefix_cache_hit_ratio,
+            numbers.step_time.ToNanoseconds() / 1e9,
+            numbers.tokens_per_second,
         )
 
 
 def _detokenizers(info: pb.GetServerInfoResponse, stats: pb.Stats) -> Iterable[DetokenizerRow]:
-    heard = {each.detokenizer_id: each for each in stats.detokenizers}
-    for each in info.detokenizers:
-        found = heard.get(each.detokenizer_id, pb.DetokenizerStats())
+    stats_by_id = {detokenizer.detokenizer_id: detokenizer for detokenizer in stats.detokenizers}
+    for detokenizer in info.detokenizers:
+        numbers = stats_by_id.get(detokenizer.detokenizer_id, pb.DetokenizerStats())
         yield DetokenizerRow(
-            each.detokenizer_id,
-            _state(each.state),
-            each.version,
-            found.streams,
-            found.queue_depth,
-            found.tokens_per_second,
+            detokenizer.detokenizer_id,
+            _state(detokenizer.state),
+            detokenizer.version,
+            numbers.streams,
+            numbers.queue_depth,
+            numbers.tokens_per_second,
         )
 
 
@@ -217,13 +224,14 @@ def _state(state: pb.PeerState.ValueType) -> str:
     return pb.PeerState.Name(state).removeprefix("PEER_STATE_").lower()
 
 
-def _sum(before: TenantRow | None, stats: pb.TenantStats) -> TenantRow:
-    old = before or TenantRow(stats.tenant, 0, 0, 0)
+def _sum(row: TenantRow | None, stats: pb.TenantStats) -> TenantRow:
+    """Add one router's numbers of a tenant to those of the other routers."""
+    others = row or TenantRow(stats.tenant, 0, 0, 0)
     return TenantRow(
         stats.tenant,
-        old.open + stats.open_requests,
-        old.waiting + stats.waiting_requests,
-        old.admitted + stats.admitted_requests,
+        others.open + stats.open_requests,
+        others.waiting + stats.waiting_requests,
+        others.admitted + stats.admitted_requests,
     )
 
 

@@ -1,6 +1,7 @@
-"""The names of tensorrt_llm.bindings.executor over `sluice.executor`: `import sluice.trtllm as trtllm`.
+"""The API of tensorrt_llm.bindings.executor over `sluice.executor`: `import sluice.trtllm as trtllm`.
 
-See docs/trtllm.md for what each name does here, and what is refused.
+Classes and fields have TensorRT-LLM's names and defaults. docs/trtllm.md describes how each maps to Sluice, and which
+options are unsupported.
 """
 
 from sluice import __version__

@@ -1,4 +1,4 @@
-"""The KV cache and its retention priorities."""
+"""The configuration of the KV cache, and retention priorities of its blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -16,7 +16,7 @@ PRIORITY = from_to(0, 100)
 
 @dataclass
 class RuntimeDefaults:
-    """A model's own values for fields of `KvCacheConfig` that are not set."""
+    """A model's values for fields of `KvCacheConfig` that are not set."""
 
     max_attention_window: list[int] | None = None
     sink_token_length: int | None = None
@@ -24,6 +24,8 @@ class RuntimeDefaults:
 
 @dataclass
 class KvCacheConfig(Checked):
+    """The KV cache of each engine. Raises OptionError for a value out of range."""
+
     enable_block_reuse: bool = True
     max_tokens: int | None = None
     max_attention_window: list[int] | None = None
@@ -36,7 +38,7 @@ class KvCacheConfig(Checked):
     event_buffer_max_size: int = 0
     _: KW_ONLY
     enable_partial_reuse: bool = True
-    """Only whole blocks are reused, whatever this and `copy_on_partial_reuse` say."""
+    """No effect, like `copy_on_partial_reuse`: only whole blocks are reused."""
     copy_on_partial_reuse: bool = True
     use_uvm: bool = False
     attention_dp_events_gather_period_ms: int = 5
@@ -65,7 +67,7 @@ class KvCacheConfig(Checked):
 
 @dataclass
 class TokenRangeRetentionConfig(Checked):
-    """Priority of the blocks of the prompt tokens [token_start, token_end)."""
+    """Retention priority, from 0 to 100, of the blocks of the prompt tokens [token_start, token_end)."""
 
     token_start: int
     token_end: int | None
@@ -77,7 +79,10 @@ class TokenRangeRetentionConfig(Checked):
 
 @dataclass
 class KvCacheRetentionConfig(Checked):
-    """Ranges are sorted. Raises OptionError for ranges that are empty or overlap."""
+    """Retention priorities of a request's blocks. The ranges become sorted.
+
+    Raises OptionError for an empty range, or for ranges that overlap.
+    """
 
     token_range_retention_configs: Sequence[TokenRangeRetentionConfig]
     decode_retention_priority: int = DEFAULT_PRIORITY
@@ -89,15 +94,15 @@ class KvCacheRetentionConfig(Checked):
     LIMITS: ClassVar[Mapping[str, Limit]] = {"decode_retention_priority": PRIORITY}
 
     def __post_init__(self) -> None:
-        ranges = sorted(self.token_range_retention_configs, key=lambda each: each.token_start)
-        self.token_range_retention_configs = ranges
-        for each, following in zip_longest(ranges, ranges[1:]):
-            _check_range(each, following)
+        configs = sorted(self.token_range_retention_configs, key=lambda config: config.token_start)
+        self.token_range_retention_configs = configs
+        for config, following in zip_longest(configs, configs[1:]):
+            _check_range(config, following)
 
 
-def _check_range(each: TokenRangeRetentionConfig, following: TokenRangeRetentionConfig | None) -> None:
-    shown = f"the token range [{each.token_start}, {each.token_end})"
-    if each.token_start < 0 or (each.token_end is not None and each.token_start >= each.token_end):
-        raise OptionError(f"{shown} must begin at 0 or later and not be empty")
-    if following is not None and (each.token_end is None or each.token_end > following.token_start):
-        raise OptionError(f"{shown} overlaps the one from {following.token_start} on")
+def _check_range(config: TokenRangeRetentionConfig, following: TokenRangeRetentionConfig | None) -> None:
+    name = f"the token range [{config.token_start}, {config.token_end})"
+    if config.token_start < 0 or (config.token_end is not None and config.token_start >= config.token_end):
+        raise OptionError(f"{name} must start at 0 or later and must not be empty")
+    if following is not None and (config.token_end is None or config.token_end > following.token_start):
+        raise OptionError(f"{name} overlaps the range that starts at {following.token_start}")

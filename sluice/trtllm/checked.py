@@ -1,4 +1,4 @@
-"""Options whose values are checked whenever they are set, in the constructor and later."""
+"""Options whose values are checked when they are set, in the constructor and later."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -8,7 +8,9 @@ from sluice.trtllm.errors import OptionError
 
 class Limit(NamedTuple):
     holds: Callable[[Any], bool]
+    """Whether a value is within the limit."""
     text: str
+    """The limit in words, after "must be"."""
 
 
 POSITIVE = Limit(lambda value: value > 0, "above 0")
@@ -27,7 +29,7 @@ def from_to(low: int, high: int) -> Limit:
 
 
 class Checked:
-    """Raises OptionError for a value outside of its limit; None is always allowed."""
+    """Base of options with LIMITS. Setting a field to a value out of its limit raises OptionError; None is allowed."""
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {}
 

@@ -14,11 +14,13 @@ from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig, SpeculativeDecodingConfig
 
 Processor = Callable[..., None] | str
-"""A function, or the name of one that the engine can import: "module:function"."""
+"""A logits post-processor: a function, or the name "module:function" of a function that the engine can import."""
 
 
 @dataclass
 class PeftCacheConfig:
+    """The memory of each engine for LoRA adapters."""
+
     num_host_module_layer: int = 0
     num_device_module_layer: int = 0
     optimal_adapter_size: int = 8
@@ -35,15 +37,19 @@ class PeftCacheConfig:
 
 @dataclass
 class NoAdapters(PeftCacheConfig):
-    """Of an `ExecutorConfig` that was given none: its engines serve no adapters."""
+    """The default of `ExecutorConfig.peft_cache_config`: engines serve no adapters."""
 
 
 @dataclass
 class LogitsPostProcessorConfig:
+    """Functions that change logits before a token is sampled. See docs/processors.md."""
+
     processor_map: dict[str, Processor] | None = None
+    """Functions `(request_id, logits, token_ids, stream, client_id)` by the name that requests use for them."""
     processor_batched: Processor | None = None
+    """A function for all requests of a step that use it, with a list of each argument but `stream`."""
     replicate: bool = True
-    """Whether the other ranks call them too; on one rank it changes nothing."""
+    """Whether all ranks of a tensor-parallel engine call the functions that they can import, not only rank 0."""
 
 
 @dataclass
@@ -69,12 +75,15 @@ class CacheTransceiverConfig:
     kv_transfer_timeout_ms: int | None = None
     kv_transfer_sender_future_timeout_ms: int | None = None
     max_num_tokens: int | None = None
-    """Former name of `max_tokens_in_buffer`."""
+    """Deprecated name of `max_tokens_in_buffer`."""
 
 
 @dataclass
 class ExecutorConfig(Checked):
-    """May be changed until an `Executor` is made of it, which raises UnsupportedOptionError for what it cannot do."""
+    """The configuration of an `Executor`, which raises UnsupportedOptionError for unsupported options.
+
+    Raises OptionError for a value out of range.
+    """
 
     max_beam_width: int = 1
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -110,7 +119,7 @@ class ExecutorConfig(Checked):
 
     @property
     def logits_post_processor_map(self) -> dict[str, Processor] | None:
-        """Former name of `logits_post_processor_config.processor_map`."""
+        """Deprecated name of `logits_post_processor_config.processor_map`."""
         config = self.logits_post_processor_config
         return None if config is None else config.processor_map
 
@@ -121,7 +130,7 @@ class ExecutorConfig(Checked):
 
     @property
     def logits_post_processor_batched(self) -> Processor | None:
-        """Former name of `logits_post_processor_config.processor_batched`."""
+        """Deprecated name of `logits_post_processor_config.processor_batched`."""
         config = self.logits_post_processor_config
         return None if config is None else config.processor_batched
 

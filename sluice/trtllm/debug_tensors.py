@@ -1,4 +1,4 @@
-"""Arrays of engines' steps, which an executor's engines write to files."""
+"""Debug tensors: arrays of an engine's steps, which the engine writes to files."""
 
 import logging
 import shutil
@@ -20,7 +20,10 @@ log = logging.getLogger("sluice.trtllm")
 
 
 def debug_names(config: DebugConfig | None) -> list[str]:
-    """Raises UnsupportedOptionError for a name that is not known, OptionError for a number of iterations below 0."""
+    """Names of the arrays that `config` requests.
+
+    Raises UnsupportedOptionError for an unknown name, OptionError for a negative number of iterations.
+    """
     if config is None:
         return []
     if config.debug_tensors_max_iterations < 0:
@@ -30,7 +33,7 @@ def debug_names(config: DebugConfig | None) -> list[str]:
     known = (*DEBUG_INPUTS, *DEBUG_OUTPUTS)
     for name in named:
         if name not in known:
-            reason = f"an engine has no such tensor; it has {', '.join(known)}"
+            reason = f"unknown tensor; engines can write {', '.join(known)}"
             raise UnsupportedOptionError(f"DebugConfig.debug_tensor_names: {name!r}", reason)
     inputs = DEBUG_INPUTS if config.debug_input_tensors else ()
     outputs = DEBUG_OUTPUTS if config.debug_output_tensors else ()
@@ -38,33 +41,35 @@ def debug_names(config: DebugConfig | None) -> list[str]:
 
 
 class DebugFolder:
-    """A folder of this executor's own. With a number of iterations it is a queue of the newest steps, and removed at
-    the end; without, it stays."""
+    """The folder to which the engines of one executor write debug tensors.
+
+    With `max_iterations` above 0, it is a queue of the newest steps, which `close` removes. Otherwise its files stay.
+    """
 
     def __init__(self, names: list[str], max_iterations: int) -> None:
-        """Raises OSError."""
+        """Create the folder. Raises OSError."""
         self._path = Path(tempfile.mkdtemp(prefix="sluice_debug_"))
         self._is_queue = max_iterations > 0
         self.engine_args: dict[str, Any] = {"debug_tensors": names, "debug_folder": str(self._path)}
         if self._is_queue:
             self.engine_args["debug_max_steps"] = max_iterations
-            # Programs need not shut an executor down.
+            # A finalizer, since programs need not shut an executor down.
             self._remove = weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
         else:
-            log.warning("debug tensors are written to %s", self._path)
+            log.warning("writing debug tensors to %s", self._path)
 
     @staticmethod
     def of(config: DebugConfig | None) -> "DebugFolder | None":
-        """None if no tensors are wanted. Raises as `debug_names`."""
+        """Create the folder, unless `config` requests no tensors. Raises like `debug_names`, and OSError."""
         names = debug_names(config)
         return DebugFolder(names, config.debug_tensors_max_iterations) if config is not None and names else None
 
     def take(self) -> list[DebugTensorsPerIteration]:
-        """The newest steps since the last call, oldest first; empty if they are kept as files."""
+        """The newest steps since the last call, oldest first; empty if the folder is not a queue."""
         return list(self._taken()) if self._is_queue else []
 
     def close(self) -> None:
-        """Once no engine runs."""
+        """Remove the folder if it is a queue. Call it once no engine runs."""
         if self._is_queue:
             self._remove()
 
@@ -72,7 +77,7 @@ class DebugFolder:
         for step in sorted(self._path.glob(f"*/{DEBUG_STEP}*"), key=lambda path: (path.parent.name, _number(path))):
             taken = step.with_name(f"taken_{step.name}")
             try:
-                # From here on its engine does not remove it.
+                # Renamed first, so that its engine does not remove it while it is read.
                 step.rename(taken)
             except FileNotFoundError:
                 continue

@@ -1,4 +1,4 @@
-"""Enumerations, with the names and numbers of tensorrt_llm.bindings.executor."""
+"""Enumerations with the names and values of tensorrt_llm.bindings.executor."""
 
 from enum import Enum
 
@@ -66,10 +66,10 @@ class CacheTransceiverBackendType(Enum):
 
     @staticmethod
     def from_string(name: str) -> "CacheTransceiverBackendType":
-        """Raises OptionError."""
-        for each in CacheTransceiverBackendType:
-            if name in (each.name, each.name.lower()):
-                return each
+        """The member of this name, in upper or lower case. Raises OptionError."""
+        for member in CacheTransceiverBackendType:
+            if name in (member.name, member.name.lower()):
+                return member
         raise OptionError(f"Invalid backend type: {name}")
 
 

@@ -1,15 +1,18 @@
-"""Errors of options: values out of range, and options that have no meaning here."""
+"""Errors of options: values out of range, and unsupported options."""
 
 from dataclasses import fields
 from typing import Any
 
 
 class OptionError(RuntimeError, ValueError):
-    """A value out of range. TensorRT-LLM raises RuntimeError for these."""
+    """An option's value is out of range. Also a RuntimeError, which TensorRT-LLM raises."""
 
 
 class UnsupportedOptionError(NotImplementedError):
-    """An option that is not honoured here, or only by its default value; the message names it and the reason."""
+    """An option of TensorRT-LLM that Sluice does not support, or supports only with its default value.
+
+    The message names the option and the reason.
+    """
 
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"{option}: {reason}")
@@ -17,17 +20,17 @@ class UnsupportedOptionError(NotImplementedError):
 
 
 def refuse_changed(owner: object, defaults: object, reasons: dict[str, str]) -> None:
-    """Raise UnsupportedOptionError for the first attribute in `reasons` that differs from that of `defaults`."""
+    """Raise UnsupportedOptionError for the first attribute in `reasons` whose value differs from that of `defaults`."""
     for name, reason in reasons.items():
         value, default = getattr(owner, name), getattr(defaults, name)
-        # Tensors compare by element.
+        # `value != default` is evaluated last, because tensors compare by element.
         if value is not default and (default is None or value != default):
             raise UnsupportedOptionError(f"{type(owner).__name__}.{name} = {value!r}", reason)
 
 
 def refuse_added(owner: Any) -> None:
-    """Raise UnsupportedOptionError for an attribute that is no field of this dataclass: a program set it."""
-    names = {each.name for each in fields(owner)}
+    """Raise UnsupportedOptionError for an attribute that a program has set and that is not a field of the dataclass."""
+    names = {field.name for field in fields(owner)}
     for name, value in vars(owner).items():
         if name not in names:
-            raise UnsupportedOptionError(f"{type(owner).__name__}.{name} = {value!r}", "there is no such option")
+            raise UnsupportedOptionError(f"{type(owner).__name__}.{name} = {value!r}", "unknown option")

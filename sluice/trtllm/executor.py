@@ -1,9 +1,10 @@
-"""tensorrt_llm.bindings.executor.Executor over `sluice.executor`."""
+"""`Executor`: the API of tensorrt_llm.bindings.executor.Executor over `sluice.executor`."""
 
 import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, overload
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sluice import executor
 from sluice.executor import GenerationExecutor, GenerationResult
+from sluice.executor.request_processors import RequestProcessors
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.debug_tensors import DebugFolder
@@ -19,6 +21,7 @@ from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.kv_cache_events import KVCacheEventManager
 from sluice.trtllm.lora_tasks import LoraTasks
 from sluice.trtllm.open_request import OpenRequest
+from sluice.trtllm.processors import DYNAMIC, request_processor
 from sluice.trtllm.read_statistics import read_request, read_step, step_number
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
@@ -28,18 +31,23 @@ from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
 from sluice.trtllm.words import Words
 
 Timeout = timedelta | float | None
-"""A number is seconds."""
+"""A number is in seconds; None: no timeout."""
 
 
 class Executor:
-    """Starts a ring on this machine for the checkpoint at `model_path`. Thread-safe.
+    """Starts a ring on this machine for a checkpoint, and runs requests on it. Thread-safe.
 
-    Raises UnsupportedOptionError for an option that cannot be honoured, OptionError for a path without a folder.
+    Shut it down with `shutdown` or by using it as a context manager.
     """
 
     def __init__(
         self, model_path: str | PathLike[str], model_type: ModelType, executor_config: ExecutorConfig, *more: Any
     ) -> None:
+        """Start the ring and wait until it is ready. `model_path` is the folder of a checkpoint.
+
+        Raises UnsupportedOptionError for an unsupported option, OptionError if the folder does not exist, and the
+        exceptions of `GenerationExecutor.create`.
+        """
         if more or model_type is not ModelType.DECODER_ONLY or isinstance(model_path, bytes):
             raise UnsupportedOptionError(
                 "Executor", "only Executor(model_path, ModelType.DECODER_ONLY, executor_config) is implemented"
@@ -59,30 +67,40 @@ class Executor:
             Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width, self._tasks
         )
         self._open: dict[int, GenerationResult] = {}
-        # By result, not by id: another thread may still hold a part of a request whose end was read.
+        # Keyed by result, not by id: another thread may still process a response of a request whose end has been read.
         self._requests: WeakKeyDictionary[GenerationResult, OpenRequest] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._last_id = 0
         self._shut_down = False
+        self._processors = RequestProcessors()
+        arguments["logits_processors"] = {**arguments.get("logits_processors", {}), DYNAMIC: self._processors}
         self._debug = DebugFolder.of(executor_config.debug_config)
         if self._debug is not None:
             arguments["engine_args"] |= self._debug.engine_args
         self._executor = GenerationExecutor.create(str(path), **arguments)
 
     def enqueue_request(self, request: Request) -> int:
-        """Raises UnsupportedOptionError; RuntimeError once shut down."""
+        """Start a request, and return its id for `await_responses`.
+
+        Raises UnsupportedOptionError for an unsupported option, OptionError for a value out of range, RuntimeError
+        after `shutdown`.
+        """
         self._check_running()
         translated = self._translator.translate(request)
-        # Locked, so that a response in another thread finds its request.
+        submit = partial(self._executor.submit, translated)
+        if (function := request_processor(request)) is not None:
+            submit = partial(self._processors.submit, submit, function)
+        # Under the lock, so that another thread cannot process a response of a request that is not registered yet.
         with self._lock:
             arrival = time.time()
-            result = self._executor.submit(translated)
+            result = submit()
             self._open[result.request_id] = result
             self._requests[result] = OpenRequest(request, len(result.outputs), arrival)
             self._last_id = max(self._last_id, result.request_id)
         return result.request_id
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
+        """Start requests in order, and return their ids."""
         return [self.enqueue_request(request) for request in requests]
 
     @overload
@@ -95,8 +113,11 @@ class Executor:
     def await_responses(self, ids: Sequence[int], timeout: Timeout = None) -> list[list[Response]]: ...
 
     def await_responses(self, *args: Any, **kwargs: Any) -> list[Response] | list[list[Response]]:
-        """Wait for responses of any request, of one, or of each of several. Empty at the timeout, and when a shutdown
-        in another thread ends the wait. Raises RuntimeError once shut down, ValueError for an unknown id."""
+        """Wait for responses of any request, of one request (an id), or of each of several (ids).
+
+        Returns an empty list at the timeout (seconds or a timedelta), or if `shutdown` in another thread ends the wait.
+        Raises ValueError for an unknown id, RuntimeError after `shutdown`.
+        """
         which, timeout = _parse(args, kwargs)
         self._check_running()
         if which is None:
@@ -104,49 +125,57 @@ class Executor:
         if isinstance(which, int):
             return self._await_one(which, timeout)
         deadline = executor.Deadline(timeout)
-        return [self._await_one(each, deadline.left) for each in which]
+        return [self._await_one(request_id, deadline.left) for request_id in which]
 
     def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
+        """Number of responses, of one request or of all, that `await_responses` would return without waiting."""
         self._check_running()
         with self._lock:
-            found = self._open.values() if id is None else filter(None, [self._open.get(id)])
-            return sum(self._requests[each].num_ready(each) for each in found)
+            results = self._open.values() if id is None else filter(None, [self._open.get(id)])
+            return sum(self._requests[result].num_ready(result) for result in results)
 
     def cancel_request(self, id: int) -> None:  # noqa: A002
-        """Its outputs end with CANCELLED. Without effect on a request that has ended."""
+        """Cancel a request: its outputs end with CANCELLED. Has no effect on a request that has already ended."""
         self._check_running()
         self._executor.abort_request(id)
 
     def can_enqueue_requests(self) -> bool:
+        """Whether requests can be enqueued: False after `shutdown`."""
         return self._executor.can_enqueue_requests()
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
-        """Steps since the last call, oldest first. Engines report twice a second."""
+        """Return the steps since the last call, oldest first. Engines report them twice a second."""
         self._check_running()
         steps = self._executor.get_latest_iteration_stats() if self._keeps_steps else []
         return [read_step(step, self._is_static) for step in steps]
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
-        """The latest statistics of each request since the last call. Needs request_stats_max_iterations above 0."""
+        """Return the latest statistics of each request that changed since the last call.
+
+        Empty unless `ExecutorConfig.request_stats_max_iterations` is above 0.
+        """
         self._check_running()
         if not self._max_request_stats:
             return []
-        found = self._executor.get_latest_request_stats()[-self._max_request_stats :]
-        requests = [read_request(each, each.id) for each in found if each.id is not None]
+        latest = self._executor.get_latest_request_stats()[-self._max_request_stats :]
+        requests = [read_request(stats, stats.id) for stats in latest if stats.id is not None]
         return [RequestStatsPerIteration(step_number(self._executor.latest_iteration), requests)] if requests else []
 
     def get_latest_debug_tensors(self) -> list[DebugTensorsPerIteration]:
-        """Steps since the last call, oldest first. Empty with debug_tensors_max_iterations = 0: they stay files."""
+        """Return the steps since the last call, oldest first.
+
+        Empty with `DebugConfig.debug_tensors_max_iterations` = 0, which leaves them in files.
+        """
         self._check_running()
         return [] if self._debug is None else self._debug.take()
 
     def get_kv_cache_event_manager(self) -> KVCacheEventManager | None:
-        """None with an event_buffer_max_size of 0."""
+        """The events of the engines' KV caches; None if `KvCacheConfig.event_buffer_max_size` is 0."""
         self._check_running()
         return KVCacheEventManager(self._executor) if self._keeps_events else None
 
     def shutdown(self) -> None:
-        """Wait for the requests that run, then stop the ring. Idempotent."""
+        """Wait for the running requests, then stop the ring. Idempotent."""
         self._end(abort=False)
 
     def __enter__(self) -> Self:
@@ -168,16 +197,16 @@ class Executor:
     def _await_any(self, timeout: Timeout) -> list[Response]:
         deadline = executor.Deadline(timeout)
         responses: list[Response] = []
-        # What was received may be held back, and then is no response yet.
+        # In a loop, because everything that was read may be held back for now.
         while not responses:
             try:
-                found = self._executor.read_any(deadline.left)
+                batch = self._executor.read_any(deadline.left)
             except RuntimeError:
-                # The executor was shut down meanwhile.
+                # Another thread has shut the executor down.
                 return []
-            if not found:
+            if not batch:
                 break
-            responses = [each for result, received in found for each in self._read(result, received)]
+            responses = [response for result, received in batch for response in self._read(result, received)]
         return responses
 
     def _await_one(self, request_id: int, timeout: Timeout) -> list[Response]:
@@ -199,8 +228,9 @@ class Executor:
             request = self._requests[result]
             if result.done:
                 self._open.pop(result.request_id, None)
+                self._processors.forget(result.request_id)
         size = self._executor.tokens_per_block
-        return [each for response in received for each in request.read(result, response, size)]
+        return [translated for response in received for translated in request.read(result, response, size)]
 
     def _check_running(self) -> None:
         if self._shut_down:
@@ -208,15 +238,15 @@ class Executor:
 
 
 def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | Sequence[int] | None, Timeout]:
-    """The id or ids, and the timeout, of any overload of `await_responses`. Raises TypeError."""
+    """The id or ids, and the timeout, in the arguments of any overload of `await_responses`. Raises TypeError."""
     unknown = set(kwargs) - {"id", "ids", "timeout"}
     if unknown or len(args) + len(kwargs) > 2:
-        raise TypeError(f"await_responses takes id or ids, and timeout; not {args} with {kwargs}")
+        raise TypeError(f"await_responses accepts id or ids, and timeout; got {args} and {kwargs}")
     rest = list(args)
     which = kwargs.get("id", kwargs.get("ids"))
     if which is None and rest and not isinstance(rest[0], timedelta | float | None):
         which = rest.pop(0)
     timeout = rest.pop(0) if rest else kwargs.get("timeout")
     if rest or not isinstance(timeout, timedelta | float | int | None):
-        raise TypeError(f"await_responses takes id or ids, and timeout; not {args} with {kwargs}")
+        raise TypeError(f"await_responses accepts id or ids, and timeout; got {args} and {kwargs}")
     return which, timeout

@@ -1,4 +1,4 @@
-"""Constraints on outputs."""
+"""Guided decoding: constraints on outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ class GuidedDecodingBackend(Enum):
 
 @dataclass
 class GuidedDecodingParams:
+    """A constraint on the output of a request. Raises OptionError for a type without its guide."""
+
     guide_type: GuideType
     guide: str | None = None
 
@@ -35,7 +37,7 @@ class GuidedDecodingParams:
 
 @dataclass
 class GuidedDecodingConfig:
-    """Every ring can follow guides, by llguidance and with the checkpoint's own tokenizer and end tokens."""
+    """No effect: guided decoding is always enabled, with llguidance, the checkpoint's tokenizer and its end tokens."""
 
     backend: GuidedDecodingBackend
     encoded_vocab: Sequence[str] | None = None

@@ -1,4 +1,4 @@
-"""The names of tensorrt_llm.bindings.executor.kv_cache, where newer versions have the events of the KV cache."""
+"""The names of tensorrt_llm.bindings.executor.kv_cache, where newer versions define the events of the KV cache."""
 
 from sluice.executor import (
     KVCacheCreatedData,

@@ -1,4 +1,4 @@
-"""KVCacheEventManager: the events of all engines of an executor."""
+"""`KVCacheEventManager`: the KV cache events of all engines of an executor."""
 
 from datetime import timedelta
 
@@ -6,15 +6,18 @@ from sluice.executor import GenerationExecutor, KVCacheEvent
 
 
 class KVCacheEventManager:
+    """Reads the KV cache events of all engines of an executor. See `Executor.get_kv_cache_event_manager`."""
+
     def __init__(self, executor: GenerationExecutor) -> None:
         self._executor = executor
-        # From now on events are received, so that a call that does not wait finds some.
+        # Events are received from now on, so that a call that does not wait can return some.
         executor.follow_kv_cache_events()
 
     def get_latest_events(self, timeout_ms: timedelta | float | None = None) -> list[KVCacheEvent]:
-        """Events since the last call; waits for the first, at most so long. A number is milliseconds, as there.
+        """Return the events since the last call. Waits up to `timeout_ms` (None: without limit) for the first.
 
-        Raises RuntimeError once shut down and everything is read.
+        A number is in milliseconds. Raises RuntimeError after the executor's `shutdown`, once every event has been
+        read.
         """
         timeout = timedelta(milliseconds=timeout_ms) if isinstance(timeout_ms, int | float) else timeout_ms
         return self._executor.get_kv_cache_events(timeout)

@@ -1,4 +1,4 @@
-"""The LoRA adapters of an executor by task id: weights come with a task's first request, later ones name it."""
+"""The LoRA adapters of an executor by task id. A task's first request brings its weights; later ones only name it."""
 
 import logging
 import threading
@@ -21,15 +21,18 @@ THEIR_CONFIG, THEIR_WEIGHTS = "model.lora_config.npy", "model.lora_weights.npy"
 
 
 def not_cached(task_id: int) -> str:
-    """TensorRT-LLM's error, at which programs send the weights."""
+    """TensorRT-LLM's error message, which tells programs to send the weights."""
     return f"LoRA task {task_id} not found in cache. Please send LoRA weights with request"
 
 
 class LoraTasks:
-    """Thread-safe. Files are kept on disk, so that what a server has lost can be uploaded again."""
+    """The adapters' files, kept on disk so that they can be uploaded again if the server drops them. Thread-safe."""
 
     def __init__(self, model: Mapping[str, Any], prefetch_dir: str | None = None) -> None:
-        """`model`: its config.json. Raises OptionError, UnsupportedOptionError."""
+        """`model` is the model's config.json; `prefetch_dir` has a folder with an adapter for each of some task ids.
+
+        Raises OptionError, UnsupportedOptionError.
+        """
         self._model = model
         self._folder = Path(mkdtemp(prefix="sluice-lora-"))
         self._remove = finalize(self, rmtree, self._folder, ignore_errors=True)
@@ -38,21 +41,25 @@ class LoraTasks:
         if prefetch_dir is not None:
             self._read_all(Path(prefetch_dir))
 
-    def find(self, given: LoraConfig) -> LoRARequest:
-        """Without a path if no weights are known. Raises OptionError, UnsupportedOptionError."""
-        task_id = int(given.task_id)
-        if given.weights is None:
+    def find(self, config: LoraConfig) -> LoRARequest:
+        """The adapter that a request uses, after its weights, if it has any, were stored.
+
+        It has no path if the weights are unknown. Raises OptionError, UnsupportedOptionError.
+        """
+        task_id = int(config.task_id)
+        if config.weights is None:
             return self._tasks.get(task_id) or LoRARequest(str(task_id), task_id)
-        files = to_peft(given, self._model)
+        files = to_peft(config, self._model)
         with self._lock:
             known = self._tasks.get(task_id)
             if known is None:
                 known = self._tasks[task_id] = self._write(task_id, files)
             elif files != _read(Path(known.path)):
-                raise OptionError(f"LoraConfig.task_id {task_id} stands for other weights: choose another task_id")
+                raise OptionError(f"LoraConfig.task_id {task_id} already has other weights: choose another task_id")
         return known
 
     def close(self) -> None:
+        """Remove the files."""
         self._remove()
 
     def _write(self, task_id: int, files: PeftFiles) -> LoRARequest:
@@ -65,16 +72,16 @@ class LoraTasks:
     def _read_all(self, folder: Path) -> None:
         if not folder.is_dir():
             raise OptionError(f"PeftCacheConfig.lora_prefetch_dir is {str(folder)!r}, must be a folder")
-        for each in sorted(folder.iterdir()):
-            if not each.is_dir():
+        for adapter in sorted(folder.iterdir()):
+            if not adapter.is_dir():
                 continue
-            if not (each.name.isascii() and each.name.isdigit()):
-                log.warning("lora_prefetch_dir: %s is skipped, its name is no task id", each.name)
+            if not (adapter.name.isascii() and adapter.name.isdigit()):
+                log.warning("lora_prefetch_dir: skipping %s, whose name is not a task id", adapter.name)
                 continue
-            if (each / CONFIG).is_file():
-                self._tasks[int(each.name)] = LoRARequest(each.name, int(each.name), str(each))
+            if (adapter / CONFIG).is_file():
+                self._tasks[int(adapter.name)] = LoRARequest(adapter.name, int(adapter.name), str(adapter))
             else:
-                self.find(_load(each))
+                self.find(_load(adapter))
 
 
 def _read(folder: Path) -> PeftFiles:
@@ -82,11 +89,14 @@ def _read(folder: Path) -> PeftFiles:
 
 
 def _load(folder: Path) -> LoraConfig:
-    """As hf_lora_convert.py of TensorRT-LLM saves it: arrays with a first dimension of 1. Raises OptionError."""
+    """Load an adapter saved by TensorRT-LLM's hf_lora_convert.py, whose arrays have a leading dimension of 1.
+
+    Raises OptionError.
+    """
     import numpy as np
 
     try:
         weights, config = (np.load(folder / name, allow_pickle=False) for name in (THEIR_WEIGHTS, THEIR_CONFIG))
     except (OSError, ValueError) as error:
-        raise OptionError(f"lora_prefetch_dir: {folder} has no adapter: {error}") from error
-    return LoraConfig(int(folder.name), *(each.reshape(each.shape[-2:]) for each in (weights, config)))
+        raise OptionError(f"lora_prefetch_dir: cannot load an adapter from {folder}: {error}") from error
+    return LoraConfig(int(folder.name), *(array.reshape(array.shape[-2:]) for array in (weights, config)))

@@ -1,4 +1,4 @@
-"""Measurements of one request."""
+"""Performance metrics of one request."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -8,6 +8,8 @@ ZERO = timedelta(0)
 
 @dataclass
 class TimingMetrics:
+    """Times of the request's events, since 1970; zero for events that have not happened."""
+
     arrival_time: timedelta = ZERO
     first_scheduled_time: timedelta = ZERO
     first_token_time: timedelta = ZERO
@@ -19,6 +21,8 @@ class TimingMetrics:
 
 @dataclass
 class KvCacheMetrics:
+    """KV cache blocks of the request's prompt."""
+
     num_total_allocated_blocks: int = 0
     num_new_allocated_blocks: int = 0
     num_reused_blocks: int = 0
@@ -35,9 +39,14 @@ class SpeculativeDecodingMetrics:
 
 @dataclass
 class RequestPerfMetrics:
+    """Requested with `OutputConfig.return_perf_metrics`."""
+
     timing_metrics: TimingMetrics = field(default_factory=TimingMetrics)
     kv_cache_metrics: KvCacheMetrics = field(default_factory=KvCacheMetrics)
     speculative_decoding: SpeculativeDecodingMetrics = field(default_factory=SpeculativeDecodingMetrics)
     first_iter: int | None = None
+    """Number of the request's first step."""
     last_iter: int | None = None
+    """Number of the request's last step; None before the end."""
     iter: int | None = None
+    """Number of the step of the latest token."""

@@ -1,5 +1,5 @@
-"""Inputs of a request beside its tokens. All can be made and pickled; an executor accepts LoraConfig and
-PromptTuningConfig."""
+"""Inputs of a request other than its tokens. An executor supports LoraConfig and PromptTuningConfig, and refuses the
+others with UnsupportedOptionError."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,18 @@ from sluice.trtllm.errors import OptionError
 
 @dataclass(eq=False)
 class LoraConfig:
-    """Raises OptionError for tensors of a wrong shape."""
+    """A LoRA adapter, with one row of `weights` and `config` per adapted linear layer.
+
+    Raises OptionError for tensors of a wrong shape.
+    """
 
     task_id: int
+    """Identifies the adapter."""
     weights: Any = None
-    """[rows, values]: of each row A [r, inputs], then B [outputs, r], then padding. None: an earlier request had it."""
+    """Tensor [rows, values]; each row has A [r, inputs], B [outputs, r] and padding. None: an earlier request of the
+    task had the weights."""
     config: Any = None
-    """[rows, 3]: module id, layer, r; [rows, 4] with whether it is DoRA."""
+    """Tensor [rows, 3] of module id, layer and r, or [rows, 4] with a flag for DoRA."""
 
     def __post_init__(self) -> None:
         if self.weights is None:
@@ -32,10 +37,12 @@ class LoraConfig:
 
 @dataclass(eq=False)
 class PromptTuningConfig:
+    """Embeddings for virtual tokens of the prompt. See docs/prompt_tables.md."""
+
     embedding_table: Any
-    """[virtual tokens, hidden size]: the input ids from the size of the vocabulary on stand for its rows."""
+    """Tensor [virtual tokens, hidden size]. Input id vocab_size + i stands for row i."""
     input_token_extra_ids: Sequence[int] | None = None
-    """One per input id. Cached blocks are shared where they are equal, and the rows too."""
+    """One per input id. Requests share cached blocks only where these, and the rows, are equal."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A request from its start to its end: what the executor received, as TensorRT-LLM's responses."""
+"""One request from its start to its end: translates the executor's responses to TensorRT-LLM's."""
 
 import threading
 from dataclasses import dataclass, field
@@ -31,23 +31,25 @@ class Token(NamedTuple):
 @dataclass(slots=True)
 class Output:
     tokens: list[Token] = field(default_factory=list)
-    """Returned."""
+    """Tokens that were returned."""
     held: list[Token] = field(default_factory=list)
-    """Received and not returned: one that may be the last, and those whose tensors have not come."""
+    """Tokens that were received but are held back: a possible last token, and those whose tensors are missing."""
 
 
 class OpenRequest:
-    """In a stream each response has one token. An output that ended by `end_id` ends before that token.
+    """Translates the responses of one request.
 
-    The server may say that an output has ended just after its last token. So that this token's response is the final
-    one, a token that may be the last is held back until more arrives; others until their tensors have.
+    In a stream, each response has one token. An output that ends by `end_id` does not include that token. The response
+    of an output's last token is its final response; but the server may report the end of an output after its last
+    token. So a token that may be the last is held back until more is received, and other tokens until their tensors
+    have been received.
     """
 
     def __init__(self, request: Request, num_outputs: int, arrival: float) -> None:
-        """`arrival`: Unix time."""
-        searches = request.sampling_config.beam_width > 1
-        self._streaming = request.streaming and not searches
-        self._whole = request.return_all_generated_tokens
+        """`arrival`: when the request was submitted, in seconds since 1970."""
+        uses_beams = request.sampling_config.beam_width > 1
+        self._streaming = request.streaming and not uses_beams
+        self._returns_all = request.return_all_generated_tokens
         self._log_probs = request.output_config.return_log_probs
         with_prompt = not request.streaming and not request.output_config.exclude_input_from_output
         self._arrival = arrival
@@ -58,12 +60,12 @@ class OpenRequest:
         self._task_id = None if request.lora_config is None else request.lora_config.task_id
         self._tensors = WantedTensors(request.output_config, len(request.input_token_ids))
         self._outputs = [Output() for _ in range(num_outputs)]
-        self._beams: list[Result] | None = [] if searches else None
-        """Of a beam search, which is one result: the outputs that have ended."""
+        self._beams: list[Result] | None = [] if uses_beams else None
+        """The ended outputs of a beam search, which are returned as one result; None without beam search."""
         self._lock = threading.Lock()
 
     def num_ready(self, result: GenerationResult) -> int:
-        """Responses that could be read without waiting."""
+        """Number of responses that could be read without waiting."""
         unread = result.unread()
         received: dict[int, list[int]] = {chunk.index: [] for chunk in unread.chunks}
         for chunk in unread.chunks:
@@ -83,28 +85,29 @@ class OpenRequest:
                 for index, ids in received.items()
             )
 
-    def _num_ready(self, index: int, received: list[int], ended: bool, most: int) -> int:
-        """`most`: tokens of the output that may be returned."""
+    def _num_ready(self, index: int, received: list[int], ended: bool, num_complete: int) -> int:
+        """Number of responses of one output. `num_complete`: tokens whose tensors have been received."""
         output = self._outputs[index]
         ids = [*(token.id for token in output.held), *received]
         if ended:
             return max(1, len(ids))
         ready = len(ids) - self._may_end(len(output.tokens) + len(ids), ids[-1:])
-        return min(ready, max(0, most - len(output.tokens)))
+        return min(ready, max(0, num_complete - len(output.tokens)))
 
     def read(self, result: GenerationResult, response: executor.Response, tokens_per_block: int) -> list[Response]:
+        """Translate one response that was read from `result`; empty if its tokens are held back."""
         if response.error is not None:
             return [Response(response.request_id, self._message(response.error.error), response.client_id)]
         assert response.result is not None  # noqa: S101  # it has one or the other
         with self._lock:
             results = self._results(result, response.result, _reason(result, response.result))
             if self._beams is not None:
-                results = self._joined(self._beams, results)
+                results = self._join_beams(self._beams, results)
             if self._perf_metrics and result.stats is not None:
-                for each in results:
-                    each.request_perf_metrics = self._metrics(result.stats, each, tokens_per_block)
-                    each.avg_decoded_tokens_per_iter = tokens_per_step(result.stats)
-        return [Response(response.request_id, each, response.client_id) for each in results]
+                for translated in results:
+                    translated.request_perf_metrics = self._metrics(result.stats, translated, tokens_per_block)
+                    translated.avg_decoded_tokens_per_iter = tokens_per_step(result.stats)
+        return [Response(response.request_id, translated, response.client_id) for translated in results]
 
     def _message(self, error: Exception) -> str:
         if self._task_id is not None and isinstance(error, AdapterNotFound | AdapterMissing):
@@ -132,8 +135,8 @@ class OpenRequest:
             results[-1].is_final = received.is_final
         return results
 
-    def _joined(self, beams: list[Result], results: list[Result]) -> list[Result]:
-        """One result, once all beams have ended."""
+    def _join_beams(self, beams: list[Result], results: list[Result]) -> list[Result]:
+        """Add the ended outputs to `beams`; once all beams have ended, return one result with all of them."""
         beams += [result for result in results if result.is_sequence_final]
         if len(beams) < len(self._outputs):
             return []
@@ -156,29 +159,29 @@ class OpenRequest:
         return read_metrics(stats, self._arrival, tokens_per_block, num_tokens, is_final=result.is_final)
 
     def _may_end(self, num_tokens: int, last: list[int]) -> bool:
-        """`num_tokens`: of the output, with `last`, which is empty or its last token."""
+        """Whether an output of `num_tokens` may have ended with the token in `last`, which is empty if it has none."""
         return bool(last) and (num_tokens >= self._max_tokens or last[0] in self._last_ids)
 
     def _result(self, index: int, part: list[Token], source: GenerationResult) -> Result:
         output = self._outputs[index]
-        start = 0 if self._whole else len(output.tokens)
+        start = 0 if self._returns_all else len(output.tokens)
         output.tokens += part
         log_probs = [token.log_prob or 0.0 for token in output.tokens]
-        found = Result(
-            output_token_ids=[self._prompt + [token.id for token in (output.tokens if self._whole else part)]],
+        result = Result(
+            output_token_ids=[self._prompt + [token.id for token in (output.tokens if self._returns_all else part)]],
             cum_log_probs=[sum(log_probs)] if self._log_probs else None,
             log_probs=[log_probs] if self._log_probs else None,
             finish_reasons=[FinishReason.NOT_FINISHED],
             sequence_index=index,
             decoding_iter=len(output.tokens),
         )
-        self._tensors.fill(found, source.outputs, start, len(output.tokens), streaming=self._streaming)
-        return found
+        self._tensors.fill(result, source.outputs, start, len(output.tokens), streaming=self._streaming)
+        return result
 
 
 def _tokens(received: executor.Result) -> list[Token]:
     ids, log_probs = received.output_token_ids[0], received.log_probs[0]
-    return [Token(each, log_probs[i][each].logprob if log_probs else None) for i, each in enumerate(ids)]
+    return [Token(token, log_probs[i][token].logprob if log_probs else None) for i, token in enumerate(ids)]
 
 
 def _reason(result: GenerationResult, received: executor.Result) -> FinishReason:

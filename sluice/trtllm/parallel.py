@@ -1,4 +1,4 @@
-"""Where the processes of an executor run."""
+"""Options for the processes of an executor. Only the defaults, and orchestrator mode, are supported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from sluice.trtllm.enums import CommunicationMode, CommunicationType
 
 @dataclass
 class OrchestratorConfig:
-    """An executor always starts its services as child processes, which is what an orchestrator does."""
+    """No effect with its defaults: an executor always starts its services as child processes, like an orchestrator."""
 
     is_orchestrator: bool = True
     worker_executable_path: str = ""
-    """Of TensorRT-LLM's worker; here the services are Sluice's own."""
+    """No effect: the services are Sluice's, not TensorRT-LLM's worker."""
     orch_leader_comm: Any = None
     spawn_processes: bool = True
 

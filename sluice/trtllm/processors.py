@@ -1,4 +1,4 @@
-"""Logits post-processors of a program, in the form that the executor's engines call."""
+"""Logits post-processors in the form that `GenerationExecutor.create` expects."""
 
 import inspect
 from collections.abc import Callable
@@ -6,38 +6,75 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.executor.callbacks import Processor, module_name
 from sluice.executor.submissions import request_number
-from sluice.trtllm.errors import UnsupportedOptionError
+from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.request import Request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+DYNAMIC = "dynamic"
+"""Name of the processor that calls `Request.logits_post_processor`. TensorRT-LLM reserves this name too."""
 DEFAULT_STREAM = 0
-"""Of CUDA: logits are in host memory, so any stream will do."""
+"""The CUDA stream that functions receive: any one will do, since the logits are in host memory."""
 ARGUMENTS = 5
-"""Older versions of TensorRT-LLM pass all but the last, the client id."""
+"""Older versions of TensorRT-LLM pass one less: they have no client id."""
 
 
-def processor(option: str, given: object) -> Processor | str:
-    """Its name if the engine can import it, else what the engine calls in this program. Raises
-    UnsupportedOptionError."""
-    if isinstance(given, str):
-        return given
-    if not callable(given):
-        raise UnsupportedOptionError(f"LogitsPostProcessorConfig.{option} = {given!r}", "it must be a function")
-    complete = _takes(given, ARGUMENTS)
-    name = module_name(given) if complete else None
-    return name or (_one(given, complete) if option != "processor_batched" else _batched(given, complete))
+def processor(option: str, function: object) -> Processor | str:
+    """The name of a function that the engine can import; for others, a function for the engine to call in this program.
+
+    Raises UnsupportedOptionError for anything but a function or a name.
+    """
+    return _importable(option, function) or _single(_callable(option, function))
 
 
-def _one(function: Callable[..., Any], complete: bool) -> Processor:
+def batched_processor(option: str, function: object) -> Processor | str:
+    """Like `processor`, for a function that is called with lists."""
+    return _importable(option, function) or _batched(_callable(option, function))
+
+
+def request_processor(request: Request) -> Processor | None:
+    """The function of a single request, which the engine calls in this program.
+
+    Raises UnsupportedOptionError for anything but a function, OptionError if the request also names one.
+    """
+    if request.logits_post_processor is None:
+        return None
+    if request.logits_post_processor_name is not None:
+        raise OptionError("Request.logits_post_processor and logits_post_processor_name cannot be combined")
+    function = _callable("Request.logits_post_processor", request.logits_post_processor)
+    # The import takes seconds, and the engine's call has a time limit.
+    import torch  # noqa: F401
+
+    return _single(function)
+
+
+def _importable(option: str, function: object) -> str | None:
+    if isinstance(function, str):
+        return function
+    found = _callable(option, function)
+    return module_name(found) if _has_client_id(found) else None
+
+
+def _callable(option: str, function: object) -> Callable[..., Any]:
+    if not callable(function):
+        raise UnsupportedOptionError(f"{option} = {function!r}", "it must be a function")
+    return function
+
+
+def _single(function: Callable[..., Any]) -> Processor:
+    has_client_id = _has_client_id(function)
+
     def call(name: str, logits: "Tensor", ids: list[list[int]], _stream: None, client_id: int | None) -> None:
         arguments = request_number(name), logits, ids, DEFAULT_STREAM, client_id
-        function(*(arguments if complete else arguments[:-1]))
+        function(*(arguments if has_client_id else arguments[:-1]))
 
     return call
 
 
-def _batched(function: Callable[..., Any], complete: bool) -> Processor:
+def _batched(function: Callable[..., Any]) -> Processor:
+    has_client_id = _has_client_id(function)
+
     def call(
         names: list[str],
         logits: "list[Tensor]",
@@ -46,17 +83,17 @@ def _batched(function: Callable[..., Any], complete: bool) -> Processor:
         client_ids: list[int | None],
     ) -> None:
         arguments = list(map(request_number, names)), logits, ids, DEFAULT_STREAM, client_ids
-        function(*(arguments if complete else arguments[:-1]))
+        function(*(arguments if has_client_id else arguments[:-1]))
 
     return call
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
+def _has_client_id(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function).bind(*range(count))
+        inspect.signature(function).bind(*range(ARGUMENTS))
     except TypeError:
         return False
     except ValueError:
-        # Some functions in C do not tell.
+        # Some functions written in C have no signature.
         return True
     return True

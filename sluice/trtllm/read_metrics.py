@@ -1,4 +1,4 @@
-"""An engine's statistics of a request as TensorRT-LLM's metrics."""
+"""Translates an engine's statistics of a request to TensorRT-LLM's performance metrics."""
 
 from datetime import timedelta
 
@@ -16,26 +16,29 @@ from sluice.trtllm.read_statistics import step_number
 def read_metrics(
     stats: executor.RequestStats, arrival: float, tokens_per_block: int, num_tokens: int | None, *, is_final: bool
 ) -> RequestPerfMetrics:
-    """`arrival`: Unix time at which the request was enqueued. `num_tokens`: tokens so far, with the response that the
-    metrics are for; None: there are several outputs. Times are since 1970."""
-    found = RequestPerfMetrics(_timing(stats, arrival), _kv_cache(stats, tokens_per_block), _speculation(stats))
+    """The metrics for one response.
+
+    `arrival`: when the request was enqueued, in seconds since 1970. `num_tokens`: tokens up to and including the
+    response; None if the request has several outputs.
+    """
+    metrics = RequestPerfMetrics(_timing(stats, arrival), _kv_cache(stats, tokens_per_block), _speculation(stats))
     if stats.first_iter is not None:
-        found.first_iter = step_number(stats.first_iter)
+        metrics.first_iter = step_number(stats.first_iter)
         if is_final:
-            found.iter = found.last_iter = step_number(stats.iter)
+            metrics.iter = metrics.last_iter = step_number(stats.iter)
         elif num_tokens is not None:
-            # Between two reports each step brings a token.
+            # Assumes one token per step since the engine's latest report.
             number = step_number(stats.iter) + num_tokens - stats.num_generated_tokens
-            found.iter = max(found.first_iter, number)
+            metrics.iter = max(metrics.first_iter, number)
     if not is_final:
-        found.timing_metrics.last_token_time = ZERO
-    return found
+        metrics.timing_metrics.last_token_time = ZERO
+    return metrics
 
 
 def _timing(stats: executor.RequestStats, arrival: float) -> TimingMetrics:
     scheduled = stats.first_scheduled
     return TimingMetrics(
-        # Clocks of two processes: one of them may have been set meanwhile.
+        # At most the time of scheduling: the clock may have been set between the two readings.
         arrival_time=_time(arrival if scheduled is None else min(arrival, scheduled)),
         first_scheduled_time=_time(scheduled),
         first_token_time=_time(stats.first_token),
@@ -48,7 +51,7 @@ def _time(seconds: float | None) -> timedelta:
 
 
 def _kv_cache(stats: executor.RequestStats, tokens_per_block: int) -> KvCacheMetrics:
-    """Of the prompt's blocks, the last of which may be full in part."""
+    """Metrics of the prompt's blocks, including a last block that is only partly filled."""
     blocks, reused = (-(-tokens // tokens_per_block) for tokens in (stats.num_prompt_tokens, stats.num_cached_tokens))
     missed = blocks - reused
     return KvCacheMetrics(

@@ -1,4 +1,4 @@
-"""The executor's statistics under TensorRT-LLM's names."""
+"""Translates the executor's statistics to TensorRT-LLM's."""
 
 from datetime import datetime
 
@@ -24,12 +24,12 @@ IN_STEPS = (RequestStage.CONTEXT_IN_PROGRESS, RequestStage.GENERATION_IN_PROGRES
 
 
 def step_number(iteration: int) -> int:
-    """TensorRT-LLM counts an engine's steps from 0."""
+    """TensorRT-LLM's number of a step: it counts an engine's steps from 0."""
     return max(0, iteration - 1)
 
 
 def read_step(step: executor.IterationStats, is_static: bool) -> IterationStats:
-    """`is_static`: the batches are static."""
+    """`is_static`: whether the engine uses static batching."""
     return IterationStats(
         timestamp=datetime.fromtimestamp(step.timestamp).strftime(TIMESTAMP),
         iter=step_number(step.iter),
@@ -123,7 +123,7 @@ def read_request(stats: executor.RequestStats, request_id: int) -> RequestStats:
 
 
 def tokens_per_step(stats: executor.RequestStats) -> float:
-    # Each step of a request yields one token and the drafts that it accepts.
+    # Each step of a request yields one token, and the draft tokens that were accepted.
     steps = stats.num_generated_tokens - stats.num_accepted_draft_tokens
     return stats.num_generated_tokens / steps if steps else 0.0
 

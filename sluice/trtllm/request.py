@@ -1,13 +1,12 @@
-"""A request."""
+"""`Request`: a prompt with its options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
 from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, VECTOR, Checked, Limit
-from sluice.trtllm.config import Processor
 from sluice.trtllm.enums import RequestType
 from sluice.trtllm.errors import OptionError
 from sluice.trtllm.guided import GuidedDecodingParams
@@ -21,26 +20,29 @@ BOTH_PHASES = RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION
 
 @dataclass(eq=False)
 class Request(Checked):
-    """Raises OptionError for values out of range; `Executor.enqueue_request` for what cannot be done."""
+    """A prompt of token ids with its options, for `Executor.enqueue_request`, which refuses unsupported options.
+
+    Raises OptionError for a value out of range.
+    """
 
     input_token_ids: Sequence[int]
     max_tokens: int = cast(int, None)
-    """Required, here or by its former name."""
+    """Most tokens to generate. Required, here or as `max_new_tokens`."""
     _: KW_ONLY
     max_new_tokens: InitVar[int | None] = None
-    """Former name of `max_tokens`."""
+    """Deprecated name of `max_tokens`."""
     streaming: bool = False
     sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
     output_config: OutputConfig = field(default_factory=OutputConfig)
     end_id: int | None = None
-    """None or -1: the output ends at max_tokens, not at the model's end token."""
+    """Token that ends the output. None or -1: the output ends at `max_tokens`, not at the model's end token."""
     pad_id: int | None = None
-    """Nothing is padded, so this changes nothing."""
+    """No effect, since nothing is padded."""
     position_ids: Sequence[int] | None = None
     bad_words: Sequence[Sequence[int]] | None = None
     stop_words: Sequence[Sequence[int]] | None = None
     embedding_bias: Any = None
-    """[vocab]: added to the logits."""
+    """Tensor [vocabulary] to add to the logits."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     prompt_tuning_config: PromptTuningConfig | None = None
     multimodal_input: MultimodalInput | None = None
@@ -50,26 +52,29 @@ class Request(Checked):
     lookahead_config: LookaheadDecodingConfig | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     logits_post_processor_name: str | None = None
-    logits_post_processor: Processor | None = None
+    """Name of a function in `ExecutorConfig.logits_post_processor_config`, or `Request.BATCHED_POST_PROCESSOR_NAME`."""
+    logits_post_processor: Callable[..., None] | None = None
+    """Function `(request_id, logits, token_ids, stream, client_id)` of this request, which runs in this program and
+    changes the logits [1, 1, vocabulary] in place. Cannot be combined with `logits_post_processor_name`."""
     encoder_input_token_ids: Sequence[int] | None = None
     client_id: int | None = None
     return_all_generated_tokens: bool = False
     priority: float = DEFAULT_PRIORITY
-    """0 to 1: below the default is low, above it is high."""
+    """From 0 to 1. Values below the default are low priority, values above it high priority."""
     type: InitVar[RequestType] = BOTH_PHASES
     context_phase_params: ContextPhaseParams | None = None
     encoder_input_features: Any = None
     encoder_output_length: int | None = None
     cross_attention_mask: Any = None
     num_return_sequences: int = 1
-    """Former name of `sampling_config.num_return_sequences`, which goes first."""
+    """Deprecated name of `sampling_config.num_return_sequences`, which takes precedence."""
     eagle_config: EagleConfig | None = None
     skip_cross_attn_blocks: Any = None
     guided_decoding_params: GuidedDecodingParams | None = None
     language_adapter_uid: int | None = None
     allotted_time_ms: timedelta | None = None
     cache_salt_id: int | None = None
-    """Only requests with the same one share cached blocks."""
+    """Only requests with the same salt share cached blocks."""
     request_type: RequestType = field(init=False)
 
     BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
@@ -84,7 +89,7 @@ class Request(Checked):
 
     def __post_init__(self, max_new_tokens: int | None, type: RequestType) -> None:  # noqa: A002
         if (self.max_tokens is None) == (max_new_tokens is None):
-            raise TypeError("a Request needs max_tokens, or max_new_tokens, which is its former name")
+            raise TypeError("a Request needs either max_tokens or max_new_tokens, its deprecated name")
         if max_new_tokens is not None:
             self.max_tokens = max_new_tokens
         self.request_type = type

@@ -1,4 +1,4 @@
-"""Responses."""
+"""Responses to requests, and their results."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,40 +12,47 @@ from sluice.trtllm.speculation import SpeculativeDecodingFastLogitsInfo
 
 @dataclass(eq=False)
 class AdditionalOutput:
+    """A tensor that `OutputConfig.additional_model_outputs` requested."""
+
     name: str
     output: Any
 
 
 @dataclass(eq=False)
 class Result:
-    """New tokens of one output. Lists have one entry per beam."""
+    """New tokens of one output. The lists have one entry per beam."""
 
     is_final: bool = False
-    """The last result of the request."""
+    """Whether this is the last result of the request."""
     output_token_ids: list[list[int]] = field(default_factory=list)
+    """New token ids; without streaming, they follow those of the prompt unless `exclude_input_from_output` is set."""
     cum_log_probs: list[float] | None = None
-    """Sum over all tokens so far."""
+    """Sum of the log-probabilities of all tokens so far."""
     log_probs: list[list[float]] | None = None
-    """Of all tokens so far."""
+    """Log-probabilities of all tokens so far."""
     context_logits: Any = None
+    """Tensor [prompt tokens, vocabulary]."""
     generation_logits: Any = None
+    """Tensor [1, tokens, vocabulary]; in a stream [tokens, 1, vocabulary]."""
     spec_dec_fast_logits_info: SpeculativeDecodingFastLogitsInfo | None = None
     encoder_output: Any = None
     finish_reasons: list[FinishReason] = field(default_factory=list)
     sequence_index: int = 0
+    """Index of the output among the returned sequences."""
     is_sequence_final: bool = False
+    """Whether this is the last result of the output."""
     decoding_iter: int = 0
     """Number of tokens so far."""
     avg_decoded_tokens_per_iter: float | None = None
-    """Above 1 with accepted drafts. None: not known, see `request_perf_metrics`."""
+    """Mean tokens per step, above 1 if draft tokens were accepted; None without `request_perf_metrics`."""
     context_phase_params: ContextPhaseParams | None = None
     request_perf_metrics: RequestPerfMetrics | None = None
     additional_outputs: list[AdditionalOutput] = field(default_factory=list)
 
 
 def deserialize_result(data: bytes) -> Result:  # noqa: ARG001
-    """Of TensorRT-LLM's own format. Raises UnsupportedOptionError."""
-    raise UnsupportedOptionError("deserialize_result", "results have no binary form here, but can be pickled")
+    """Not supported: raises UnsupportedOptionError."""
+    raise UnsupportedOptionError("deserialize_result", "results have no binary format, but can be pickled")
 
 
 class Response:
@@ -60,26 +67,27 @@ class Response:
         result: Result | None = None,
         error_msg: str | None = None,
     ) -> None:
-        given = [each for each in (outcome, result, error_msg) if each is not None]
-        if len(given) != 1:
-            raise TypeError("a Response has either a result or an error_msg")
+        outcomes = [value for value in (outcome, result, error_msg) if value is not None]
+        if len(outcomes) != 1:
+            raise TypeError("a Response needs either a result or an error_msg")
         self.request_id = request_id
         self.client_id = client_id
-        self._outcome = given[0]
+        self._outcome = outcomes[0]
 
     def has_error(self) -> bool:
+        """Whether the request failed."""
         return isinstance(self._outcome, str)
 
     @property
     def error_msg(self) -> str:
-        """Raises RuntimeError if there is no error."""
+        """Why the request failed. Raises RuntimeError if it did not."""
         if isinstance(self._outcome, str):
             return self._outcome
         raise RuntimeError(f"the response of request {self.request_id} has no error")
 
     @property
     def result(self) -> Result:
-        """Raises RuntimeError if the request failed."""
+        """The result. Raises RuntimeError if the request failed."""
         if isinstance(self._outcome, Result):
             return self._outcome
         raise RuntimeError(f"request {self.request_id} failed and has no result: {self._outcome}")

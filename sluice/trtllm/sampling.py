@@ -1,4 +1,4 @@
-"""How the next token is chosen, and what is returned beside tokens."""
+"""How tokens are sampled, and what is returned in addition to them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -20,7 +20,11 @@ MAX_BEAM_WIDTH = 1024
 
 @dataclass
 class SamplingConfig(Checked):
-    """None is TensorRT-LLM's default: greedy without `top_k` and `top_p`, temperature 1, seed 0."""
+    """How tokens are sampled. None is TensorRT-LLM's default: greedy unless `top_k` or `top_p` is set, with temperature
+    1 and seed 0 otherwise.
+
+    Raises OptionError for a value out of range.
+    """
 
     beam_width: int = 1
     _: KW_ONLY
@@ -60,25 +64,31 @@ class SamplingConfig(Checked):
     }
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `beam_width` is the first field, so it is set before.
+        # `beam_width` is the first field, so it has been set.
         if name == "num_return_sequences" and value is not None and 1 < self.beam_width < value:
-            raise OptionError(f"num_return_sequences is {value}, must be at most beam_width, {self.beam_width}")
+            width = f"beam_width, which is {self.beam_width}"
+            raise OptionError(f"num_return_sequences is {value}, must be at most {width}")
         super().__setattr__(name, value)
 
 
 @dataclass
 class AdditionalModelOutput:
+    """A named tensor of the model to return."""
+
     name: str
     gather_context: bool = False
+    """Whether to return its rows for prompt positions too."""
 
 
 @dataclass
 class OutputConfig:
+    """What is returned in addition to tokens."""
+
     return_log_probs: bool = False
     return_context_logits: bool = False
     return_generation_logits: bool = False
     exclude_input_from_output: bool = False
-    """Without streaming, outputs begin with the prompt unless this is set. Streams never repeat it."""
+    """Whether to omit the prompt, with which outputs begin otherwise. Streams never include the prompt."""
     return_encoder_output: bool = False
     return_perf_metrics: bool = False
     additional_model_outputs: list[AdditionalModelOutput] | None = None

@@ -1,4 +1,4 @@
-"""Which requests may hold memory, and which run in a step."""
+"""The configuration of the scheduler: which requests hold KV cache memory, and which run in a step."""
 
 from dataclasses import dataclass
 

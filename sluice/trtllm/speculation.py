@@ -1,4 +1,4 @@
-"""Drafts, and modes of decoding."""
+"""Draft tokens, and decoding modes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,14 @@ from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 
 @dataclass(eq=False)
 class ExternalDraftTokensConfig(Checked):
-    """The expected output, from its first token on; `logits`: [tokens, vocabulary], what each was drawn from."""
+    """Draft tokens of a request. Raises OptionError for a value out of range, or for logits of a wrong shape."""
 
     tokens: Sequence[int]
+    """The expected output, from its first token on."""
     logits: Any = None
+    """Tensor [tokens, vocabulary] of the logits that the draft tokens were sampled from."""
     acceptance_threshold: float | None = None
+    """In (0, 1]; effective only with `logits`."""
     fast_logits: bool | None = None
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {
@@ -26,7 +29,7 @@ class ExternalDraftTokensConfig(Checked):
 
     def __post_init__(self) -> None:
         if self.logits is not None and not self.fast_logits and len(self.logits) != len(self.tokens):
-            raise OptionError(f"logits has {len(self.logits)} rows, must have {len(self.tokens)}: one for each token")
+            raise OptionError(f"logits has {len(self.logits)} rows, must have {len(self.tokens)}, one for each token")
 
 
 @dataclass
@@ -46,7 +49,7 @@ class LookaheadDecodingConfig(Checked):
             raise OptionError("max_ngram_size=1 needs max_window_size=1 and max_verification_set_size=0")
 
     def calculate_speculative_resource(self) -> tuple[int, int, int, int]:
-        """Most tokens per step, longest path, most draft tokens, longest path of drafts."""
+        """Maximum (tokens per step, path length, draft tokens, draft path length)."""
         sizes = (self.max_window_size, self.max_ngram_size, self.max_verification_set_size)
         return LookaheadDecodingConfig.calculate_speculative_resource_tuple(*sizes)
 
@@ -90,8 +93,8 @@ class SpeculativeDecodingFastLogitsInfo:
     draft_participant_id: int = 0
 
     def to_tensor(self) -> Any:
-        """Raises UnsupportedOptionError."""
-        raise UnsupportedOptionError("SpeculativeDecodingFastLogitsInfo", "there is no draft model in another process")
+        """Not supported: raises UnsupportedOptionError."""
+        raise UnsupportedOptionError("SpeculativeDecodingFastLogitsInfo", "no draft model runs in another process")
 
 
 class _Mode(IntFlag):
@@ -109,7 +112,7 @@ _BOTH = _Mode.TOP_K | _Mode.TOP_P
 
 
 class DecodingMode:
-    """Made by its static methods."""
+    """How tokens are decoded. Create one with a static method, such as `DecodingMode.TopK()`."""
 
     def __init__(self, mode: _Mode) -> None:
         self._mode = mode
@@ -182,7 +185,7 @@ class DecodingMode:
         return _Mode.EAGLE in self._mode
 
     def useVariableBeamWidthSearch(self, use: bool) -> "DecodingMode":
-        """Raises UnsupportedOptionError if it is used."""
+        """Not supported: raises UnsupportedOptionError if `use` is true."""
         if use:
             name = "DecodingMode.useVariableBeamWidthSearch"
             raise UnsupportedOptionError(name, "the width of a beam search is constant")
@@ -206,7 +209,8 @@ class DecodingMode:
 
 @dataclass
 class DecodingConfig:
-    """Setting the configuration of a mode, later than in the constructor, sets the mode too."""
+    """The decoding mode and its configuration. Assigning `lookahead_decoding_config`, `medusa_choices` or
+    `eagle_config` also sets `decoding_mode`."""
 
     decoding_mode: DecodingMode | None = None
     lookahead_decoding_config: LookaheadDecodingConfig | None = None

@@ -1,4 +1,4 @@
-"""Statistics of steps and requests; None is what engines do not report."""
+"""Statistics of steps and requests. Fields that engines do not report are None."""
 
 import json
 from dataclasses import dataclass, field, fields
@@ -94,7 +94,7 @@ class RequestStats:
     id: int = 0
     stage: RequestStage = RequestStage.QUEUED
     context_prefill_position: int | None = 0
-    """Prompt tokens computed; None while the prompt is being computed."""
+    """Number of prompt tokens that have been computed; None, unknown, while the prompt is being computed."""
     num_generated_tokens: int = 0
     avg_num_decoded_tokens_per_iter: float = 0.0
     scheduled: bool = False
@@ -112,9 +112,10 @@ class RequestStats:
 
 @dataclass
 class RequestStatsPerIteration:
-    """`iter` is the newest step that was known when these statistics were read."""
+    """The latest statistics of requests."""
 
     iter: int = 0
+    """Number of the newest step that was known when these statistics were read."""
     request_stats: list[RequestStats] = field(default_factory=list)
 
     def to_json_str(self) -> str:
@@ -126,13 +127,13 @@ JSON_NAMES = {"specdec_stats": "specDecodingStats"}
 
 def _as_json(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
-        return {_json_name(each.name): _as_json(getattr(value, each.name)) for each in fields(value)}
+        return {_json_name(field.name): _as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list):
-        return [_as_json(each) for each in value]
+        return [_as_json(item) for item in value]
     return value.name if isinstance(value, Enum) else value
 
 
 def _json_name(name: str) -> str:
-    """iter_latency_ms: iterLatencyMS."""
+    """A field's name in TensorRT-LLM's JSON: iter_latency_ms becomes iterLatencyMS."""
     first, *others = JSON_NAMES.get(name, name).split("_")
     return first + "".join("MS" if part == "ms" else part.capitalize() for part in others)

@@ -1,4 +1,4 @@
-"""A `Request` as the executor's `GenerationRequest`."""
+"""Translates a `Request` to the executor's `GenerationRequest`."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_add
 from sluice.trtllm.guided import GuidedDecodingParams, GuideType
 from sluice.trtllm.lora_tasks import LoraTasks
 from sluice.trtllm.model_inputs import PromptTuningConfig
+from sluice.trtllm.processors import DYNAMIC
 from sluice.trtllm.request import DEFAULT_PRIORITY, Request
 from sluice.trtllm.sampling import OutputConfig, SamplingConfig
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
@@ -22,16 +23,17 @@ from sluice.trtllm.words import Words
 log = logging.getLogger("sluice.trtllm")
 NO_END = -1
 DECODER_ONLY = "only decoder-only models are served"
-NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is given"
-EMBEDDINGS = "images and other modalities are not implemented"
-MODEL_DRAFTS = "only the drafts of external_draft_tokens_config and of engines' n-grams are implemented"
+NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is set"
+MULTIMODAL = "images and other modalities are not implemented"
+MODEL_DRAFTS = (
+    "draft tokens can only come from external_draft_tokens_config, or from the engine's n-grams or draft model"
+)
 REQUEST_REASONS = {
-    "multimodal_input": EMBEDDINGS,
-    "multimodal_embedding": EMBEDDINGS,
-    "mrope_config": EMBEDDINGS,
+    "multimodal_input": MULTIMODAL,
+    "multimodal_embedding": MULTIMODAL,
+    "mrope_config": MULTIMODAL,
     "lookahead_config": MODEL_DRAFTS,
     "eagle_config": MODEL_DRAFTS,
-    "logits_post_processor": "name one of ExecutorConfig.logits_post_processor_config in logits_post_processor_name",
     "encoder_input_token_ids": DECODER_ONLY,
     "encoder_input_features": DECODER_ONLY,
     "encoder_output_length": DECODER_ONLY,
@@ -49,7 +51,7 @@ SAMPLING_REASONS = {
 OUTPUT_REASONS = {
     "return_encoder_output": DECODER_ONLY,
 }
-FAST_LOGITS_REASON = "there is no draft model in another process; give logits as a tensor"
+FAST_LOGITS_REASON = "no draft model runs in another process; give logits as a tensor"
 GUIDES = {
     GuideType.JSON_SCHEMA: "json",
     GuideType.REGEX: "regex",
@@ -60,7 +62,7 @@ GUIDES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidParams(SamplingParams):
-    """Fails its request, by its response."""
+    """Parameters that fail their request, with `reason` as the error of its response."""
 
     reason: str
 
@@ -70,7 +72,7 @@ class InvalidParams(SamplingParams):
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """Raises UnsupportedOptionError for what cannot be done, OptionError for a beam width above the executor's."""
+    """Translates the requests of one executor."""
 
     words: Words
     vocab_size: int
@@ -79,10 +81,12 @@ class Translator:
     """None: the executor serves no adapters."""
 
     def translate(self, request: Request) -> GenerationRequest:
+        """Raises UnsupportedOptionError for an unsupported option, OptionError for an invalid one."""
         _check(request)
         beam_width = request.sampling_config.beam_width
         if beam_width > self.max_beam_width:
-            raise OptionError(f"beam_width is {beam_width}, must be at most max_beam_width, {self.max_beam_width}")
+            limit = f"ExecutorConfig.max_beam_width, which is {self.max_beam_width}"
+            raise OptionError(f"SamplingConfig.beam_width is {beam_width}, must be at most {limit}")
         return GenerationRequest(
             list(map(int, request.input_token_ids)),
             self._sampling_params(request),
@@ -110,7 +114,7 @@ class Translator:
             _sampling(request.sampling_config, request.num_return_sequences),
             max_tokens=request.max_tokens,
             end_id=NO_END if request.end_id is None else request.end_id,
-            logits_processor=request.logits_post_processor_name,
+            logits_processor=request.logits_post_processor_name if request.logits_post_processor is None else DYNAMIC,
             guided_decoding=_guide(request.guided_decoding_params),
             **self._words(request),
             **_outputs(request.output_config),
@@ -141,7 +145,7 @@ def _check(request: Request) -> None:
         raise UnsupportedOptionError(f"SamplingConfig.top_p_decay = {decay}", "top_p does not decay")
     positions = request.position_ids
     if positions is not None and list(positions) != list(range(len(request.input_token_ids))):
-        raise UnsupportedOptionError("Request.position_ids", "positions are always 0, 1, 2, …")
+        raise UnsupportedOptionError("Request.position_ids", "the positions of a prompt are always 0, 1, 2, …")
 
 
 def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingParams:
@@ -180,8 +184,8 @@ def _or(value: float | None, default: float) -> float:
 
 def _outputs(config: OutputConfig) -> dict[str, Any]:
     tensors = [
-        executor.AdditionalModelOutput(name=each.name, gather_context=each.gather_context)
-        for each in config.additional_model_outputs or ()
+        executor.AdditionalModelOutput(name=tensor.name, gather_context=tensor.gather_context)
+        for tensor in config.additional_model_outputs or ()
     ]
     return {
         "logprobs": 0 if config.return_log_probs else None,
@@ -215,13 +219,13 @@ def _drafts(config: ExternalDraftTokensConfig | None) -> dict[str, Any]:
         return {}
     if config.fast_logits:
         raise UnsupportedOptionError("ExternalDraftTokensConfig.fast_logits", FAST_LOGITS_REASON)
-    found = {"draft_token_ids": list(config.tokens), "draft_logits": config.logits}
+    drafts = {"draft_token_ids": list(config.tokens), "draft_logits": config.logits}
     if config.logits is not None:
-        return found | {"acceptance_threshold": config.acceptance_threshold}
+        return drafts | {"acceptance_threshold": config.acceptance_threshold}
     if config.acceptance_threshold is not None:
-        # TensorRT-LLM ignores it too: it then compares tokens.
+        # TensorRT-LLM ignores it too: without logits it compares tokens.
         log.warning("ExternalDraftTokensConfig.acceptance_threshold has no effect without logits")
-    return found
+    return drafts
 
 
 def _table(config: PromptTuningConfig | None) -> dict[str, Any] | None:
@@ -234,11 +238,12 @@ def _retention(config: KvCacheRetentionConfig | None) -> executor.KvCacheRetenti
     if config is None:
         return None
     if config.transfer_mode is not KvCacheTransferMode.DRAM or config.directory:
-        raise UnsupportedOptionError("KvCacheRetentionConfig.transfer_mode", "evicted blocks go to main memory alone")
+        reason = "evicted blocks can only be kept in main memory"
+        raise UnsupportedOptionError("KvCacheRetentionConfig.transfer_mode", reason)
     return executor.KvCacheRetentionConfig(
         [
-            executor.TokenRangeRetentionConfig(each.token_start, each.token_end, each.priority, each.duration_ms)
-            for each in config.token_range_retention_configs
+            executor.TokenRangeRetentionConfig(part.token_start, part.token_end, part.priority, part.duration_ms)
+            for part in config.token_range_retention_configs
         ],
         config.decode_retention_priority,
         config.decode_duration_ms,

@@ -1,4 +1,4 @@
-"""An `ExecutorConfig` as arguments of `GenerationExecutor.create`."""
+"""Translates an `ExecutorConfig` to arguments of `GenerationExecutor.create`."""
 
 import logging
 from collections.abc import Sequence
@@ -16,34 +16,35 @@ from sluice.trtllm.config import (
 )
 from sluice.trtllm.debug_tensors import debug_names
 from sluice.trtllm.enums import BatchingType, CapacitySchedulerPolicy
-from sluice.trtllm.errors import UnsupportedOptionError, refuse_added, refuse_changed
+from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
-from sluice.trtllm.processors import processor
+from sluice.trtllm.processors import DYNAMIC, batched_processor, processor
 from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig
 
 log = logging.getLogger("sluice.trtllm")
 
-OUTPUTS = "of a model's own, hidden_states and layers.N; functions of yours are the engine's setting output_tensors"
+OWNER = LogitsPostProcessorConfig.__name__
+OUTPUTS = "a model has hidden_states and layers.N; the engine's setting output_tensors defines functions of your own"
 CONFIG_REASONS = {
     "use_gpu_direct_storage": "it is not implemented",
-    "gpu_weights_percent": "weights are always whole on the device",
+    "gpu_weights_percent": "all weights are always on the device",
     "cache_transceiver_config": "context and generation always run in the same engine",
-    "mm_embedding_offloading": "prompt embeddings are not implemented",
-    "fail_fast_on_attention_window_too_large": "windows are never shortened: a request that does not fit is refused",
+    "mm_embedding_offloading": "multimodal embeddings are not implemented",
+    "fail_fast_on_attention_window_too_large": "windows are never reduced: a request that does not fit is refused",
 }
 KV_CACHE_REASONS = {
     "sink_token_length": "attention sinks are not implemented",
     "onboard_blocks": "blocks in host memory are always copied back before use",
     "cross_kv_cache_fraction": "only decoder-only models are served",
-    "secondary_offload_min_priority": "blocks of every priority go to host memory",
+    "secondary_offload_min_priority": "blocks of every priority are offloaded to host memory",
     "use_uvm": "it is not implemented",
-    "max_gpu_total_bytes": "the size of the cache is max_tokens or free_gpu_memory_fraction",
+    "max_gpu_total_bytes": "set the size of the cache with max_tokens or free_gpu_memory_fraction",
 }
 PARALLEL_REASONS = {
     "device_ids": "set CUDA_VISIBLE_DEVICES",
     "participant_ids": "there are no MPI ranks: the executor starts its own services",
-    "num_nodes": "an executor starts its ring on this machine; GenerationExecutor.connect uses others",
+    "num_nodes": "an executor starts its ring on this machine; GenerationExecutor.connect uses a ring on others",
 }
 ORCHESTRATOR_REASONS = {
     "is_orchestrator": "every executor starts its own services",
@@ -54,32 +55,34 @@ PEFT_REASONS = {
     "max_pages_per_block_host": "pages are not grouped into blocks",
     "max_pages_per_block_device": "pages are not grouped into blocks",
 }
-SPEED_ONLY = ("recv_poll_period_ms", "max_seq_idle_microseconds")
-PEFT_SPEED_ONLY = ("num_ensure_workers", "num_copy_streams")
-"""Adapters are copied to the device with the step that needs them."""
-KV_CACHE_SPEED_ONLY = ("attention_dp_events_gather_period_ms",)
+NO_EFFECT = ("recv_poll_period_ms", "max_seq_idle_microseconds")
+"""Options that affect only TensorRT-LLM's speed; setting them is logged."""
+PEFT_NO_EFFECT = ("num_ensure_workers", "num_copy_streams")
+"""Adapters are copied to the device in the step that needs them."""
+KV_CACHE_NO_EFFECT = ("attention_dp_events_gather_period_ms",)
 
 
 def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
-    """Raises UnsupportedOptionError."""
+    """Arguments of `GenerationExecutor.create`. Raises UnsupportedOptionError."""
     _check(config)
     processors = _processors(config.logits_post_processor_config)
     engine_args = _replicates(config.logits_post_processor_config, processors)
     if config.enable_trt_overlap:
         engine_args["overlap"] = True
-    layers = {layer for each in config.additional_model_outputs or () if (layer := _layer(each.name)) is not None}
+    outputs = config.additional_model_outputs or ()
+    layers = {layer for output in outputs if (layer := _layer(output.name)) is not None}
     if layers:
         engine_args["output_layers"] = sorted(layers)
     router_args = {} if config.max_queue_size is None else {"max_waiting": config.max_queue_size}
     return {
         "max_batch_size": config.max_batch_size,
         "max_num_tokens": config.max_num_tokens,
-        # The default, False, leaves it to the engine: chunks change no token.
+        # False, the default, leaves the choice to the engine: chunking does not change the tokens.
         "enable_chunked_context": config.enable_chunked_context or None,
         "kv_cache_config": _kv_cache(config.kv_cache_config),
         "scheduler_config": _scheduler(config.scheduler_config, _policy(config)),
         "peft_cache_config": _adapters(config.peft_cache_config) if has_adapters(config) else None,
-        # At least one, since requests may want their metrics.
+        # At least one, because requests may ask for their performance metrics.
         "iter_stats_max_iterations": max(1, config.iter_stats_max_iterations, config.request_stats_max_iterations),
         **processors,
         "engine_args": engine_args,
@@ -88,16 +91,18 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
 
 
 def has_adapters(config: ExecutorConfig) -> bool:
+    """Whether engines serve LoRA adapters."""
     return config.peft_cache_config != NoAdapters()
 
 
 def _layer(name: str) -> int | None:
-    """N of layers.N; None: the name is another."""
+    """The N of a name layers.N; None for other names."""
     number = name.removeprefix(LAYER_PREFIX)
     return int(number) if number != name and number.isascii() and number.isdigit() else None
 
 
 def is_static(config: ExecutorConfig) -> bool:
+    """Whether engines use static batching."""
     policy = config.scheduler_config.capacity_scheduler_policy
     return config.batching_type is BatchingType.STATIC or policy is CapacitySchedulerPolicy.STATIC_BATCH
 
@@ -109,7 +114,7 @@ def _policy(config: ExecutorConfig) -> CapacitySchedulerPolicy:
             raise UnsupportedOptionError(f"ExecutorConfig.max_beam_width = {config.max_beam_width}", reason)
         return CapacitySchedulerPolicy.STATIC_BATCH
     if config.max_beam_width > 1:
-        # The only one that knows of forks. A pause, which the default rules out, changes no token.
+        # The only policy that supports beams. It may preempt requests, unlike the default, but that changes no token.
         return CapacitySchedulerPolicy.MAX_UTILIZATION
     return config.scheduler_config.capacity_scheduler_policy
 
@@ -117,33 +122,33 @@ def _policy(config: ExecutorConfig) -> CapacitySchedulerPolicy:
 def _check(config: ExecutorConfig) -> None:
     refuse_added(config)
     defaults = ExecutorConfig()
-    # Logits and outputs of the model are there whether or not they were announced.
+    # Logits and hidden states can be requested whether or not the configuration announces them.
     refuse_changed(config, defaults, CONFIG_REASONS)
-    for each in config.additional_model_outputs or ():
-        if each.name != HIDDEN_STATES and _layer(each.name) is None:
-            raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {each.name!r}", OUTPUTS)
+    for output in config.additional_model_outputs or ():
+        if output.name != HIDDEN_STATES and _layer(output.name) is None:
+            raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {output.name!r}", OUTPUTS)
     if config.spec_dec_config is not None and config.spec_dec_config.fast_logits:
-        raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "drafts have no logits here")
+        raise UnsupportedOptionError("SpeculativeDecodingConfig.fast_logits", "no draft model runs in another process")
     debug_names(config.debug_config)
     _check_decoding(config.decoding_config)
     _check_parallel(config.parallel_config)
-    _mention_speed(config)
+    _log_without_effect(config)
 
 
-def _mention_speed(config: ExecutorConfig) -> None:
-    """Options that change no result, and have no counterpart."""
+def _log_without_effect(config: ExecutorConfig) -> None:
+    """Log options that are set, affect no result, and have no counterpart."""
     knobs = config.extended_runtime_perf_knob_config
     changed = [
-        *_changed("", config, ExecutorConfig(), SPEED_ONLY),
-        *_changed("peft_cache_config.", config.peft_cache_config, PeftCacheConfig(), PEFT_SPEED_ONLY),
-        *_changed("kv_cache_config.", config.kv_cache_config, KvCacheConfig(), KV_CACHE_SPEED_ONLY),
+        *_changed("", config, ExecutorConfig(), NO_EFFECT),
+        *_changed("peft_cache_config.", config.peft_cache_config, PeftCacheConfig(), PEFT_NO_EFFECT),
+        *_changed("kv_cache_config.", config.kv_cache_config, KvCacheConfig(), KV_CACHE_NO_EFFECT),
     ]
     if knobs != ExtendedRuntimePerfKnobConfig():
         changed.append("extended_runtime_perf_knob_config")
     if config.guided_decoding_config is not None and config.guided_decoding_config.stop_token_ids is not None:
         changed.append("guided_decoding_config.stop_token_ids")
     for name in changed:
-        log.warning("ExecutorConfig.%s has no effect here", name)
+        log.warning("ExecutorConfig.%s has no effect", name)
 
 
 def _changed(prefix: str, owner: object, defaults: object, names: Sequence[str]) -> list[str]:
@@ -157,7 +162,7 @@ def _check_decoding(config: DecodingConfig | None) -> None:
     if mode.isMedusa() or mode.isLookahead() or mode.isExplicitDraftTokens() or mode.isEagle():
         raise UnsupportedOptionError(
             f"DecodingConfig.decoding_mode = {mode!r}",
-            "engines draft by n-grams, by the setting draft_model, or with the drafts of a request",
+            "draft tokens can only come from n-grams, from the engine's setting draft_model, or with a request",
         )
 
 
@@ -183,12 +188,12 @@ def _kv_cache(config: KvCacheConfig) -> executor.KvCacheConfig:
 
 def _adapters(config: PeftCacheConfig) -> executor.PeftCacheConfig:
     refuse_changed(config, PeftCacheConfig(), PEFT_REASONS)
-    # lora_prefetch_dir is read here: its folders may have TensorRT-LLM's files.
+    # Without lora_prefetch_dir, which this process reads (LoraTasks): its folders may have TensorRT-LLM's files.
     return executor.PeftCacheConfig(
         max_adapter_size=config.max_adapter_size,
         optimal_adapter_size=config.optimal_adapter_size,
         device_cache_percent=config.device_cache_percent,
-        # As there, 0 is unset.
+        # 0 means unset, as in TensorRT-LLM.
         num_device_module_layer=config.num_device_module_layer or None,
         host_cache_size=config.host_cache_size,
         num_host_module_layer=config.num_host_module_layer or None,
@@ -211,17 +216,21 @@ def _scheduler(config: SchedulerConfig, policy: CapacitySchedulerPolicy) -> exec
 def _processors(config: LogitsPostProcessorConfig | None) -> dict[str, Any]:
     if config is None:
         return {}
-    named = {name: processor(f"processor_map[{name!r}]", each) for name, each in (config.processor_map or {}).items()}
+    functions = config.processor_map or {}
+    if DYNAMIC in functions:
+        raise OptionError(f"{OWNER}.processor_map: the name {DYNAMIC!r} is reserved for Request.logits_post_processor")
+    named = {name: processor(f"{OWNER}.processor_map[{name!r}]", function) for name, function in functions.items()}
     batched = None
     if config.processor_batched is not None:
-        batched = processor("processor_batched", config.processor_batched)
+        batched = batched_processor(f"{OWNER}.processor_batched", config.processor_batched)
     return {"logits_processors": named, "logits_processor_batched": batched}
 
 
-def _replicates(config: LogitsPostProcessorConfig | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Processors of this program are called for rank 0 alone: there is nothing to replicate."""
-    found = [*given.get("logits_processors", {}).values(), given.get("logits_processor_batched")]
-    found = [each for each in found if each is not None]
-    if config is None or not found:
+def _replicates(config: LogitsPostProcessorConfig | None, processors: dict[str, Any]) -> dict[str, Any]:
+    """The engine's setting for `replicate`: off if any function runs in this program, which only rank 0 calls."""
+    functions = [*processors.get("logits_processors", {}).values(), processors.get("logits_processor_batched")]
+    functions = [function for function in functions if function is not None]
+    if config is None or not functions:
         return {}
-    return {"logits_processor_replicate": config.replicate and all(isinstance(each, str) for each in found)}
+    importable = all(isinstance(function, str) for function in functions)
+    return {"logits_processor_replicate": config.replicate and importable}

@@ -3,9 +3,10 @@
 isort:skip_file
 Models, adapters, statistics and operations.
 
-ModelService is for every caller; what changes something needs an administrator's token where callers have tokens.
-AdminService answers on the main port only if something protects it, else on a port of its own (docs/operations.md).
-Both are about the ring as the answering router sees it; calls that concern one router alone say so.
+ModelService is open to every caller, except that loading and unloading adapters needs a token marked admin if callers
+have tokens. AdminService is on the main port only if that is on loopback or protected by tokens; with the setting
+admin_port it is on a separate port (docs/operations.md). Both describe the ring as the called router sees it; calls
+that affect only the called router say so.
 """
 
 from collections import abc as _abc
@@ -36,35 +37,35 @@ class _PeerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeerState.V
     PEER_STATE_UNSPECIFIED: _PeerState.ValueType  # 0
     """Not set."""
     PEER_STATE_SERVING: _PeerState.ValueType  # 1
-    """It takes work."""
+    """It accepts work."""
     PEER_STATE_DRAINING: _PeerState.ValueType  # 2
-    """It takes no new work."""
+    """It drains and accepts no new work."""
     PEER_STATE_STALLED: _PeerState.ValueType  # 3
     """It sends heartbeats, but its loop makes no progress."""
     PEER_STATE_UNREACHABLE: _PeerState.ValueType  # 4
-    """It sends heartbeats, but the connection to it has ended."""
+    """It sends heartbeats, but the router's connection to it has ended."""
     PEER_STATE_LOST: _PeerState.ValueType  # 5
-    """It has fallen silent."""
+    """It has stopped sending heartbeats."""
     PEER_STATE_UNKNOWN: _PeerState.ValueType  # 6
-    """Nothing has been heard of it yet."""
+    """It has not sent a heartbeat yet."""
 
 class PeerState(_PeerState, metaclass=_PeerStateEnumTypeWrapper):
-    """What a router knows about the life of an engine or a detokenizer."""
+    """State of an engine or a detokenizer, as a router sees it."""
 
 PEER_STATE_UNSPECIFIED: PeerState.ValueType  # 0
 """Not set."""
 PEER_STATE_SERVING: PeerState.ValueType  # 1
-"""It takes work."""
+"""It accepts work."""
 PEER_STATE_DRAINING: PeerState.ValueType  # 2
-"""It takes no new work."""
+"""It drains and accepts no new work."""
 PEER_STATE_STALLED: PeerState.ValueType  # 3
 """It sends heartbeats, but its loop makes no progress."""
 PEER_STATE_UNREACHABLE: PeerState.ValueType  # 4
-"""It sends heartbeats, but the connection to it has ended."""
+"""It sends heartbeats, but the router's connection to it has ended."""
 PEER_STATE_LOST: PeerState.ValueType  # 5
-"""It has fallen silent."""
+"""It has stopped sending heartbeats."""
 PEER_STATE_UNKNOWN: PeerState.ValueType  # 6
-"""Nothing has been heard of it yet."""
+"""It has not sent a heartbeat yet."""
 Global___PeerState: _TypeAlias = PeerState  # noqa: Y015
 
 class _CacheTier:
@@ -78,17 +79,17 @@ class _CacheTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheTier.V
     CACHE_TIER_DEVICE: _CacheTier.ValueType  # 1
     """In the memory of the device that computes the model."""
     CACHE_TIER_HOST: _CacheTier.ValueType  # 2
-    """In host memory, from where it is loaded when it is needed."""
+    """In host memory, from which it is copied to the device when it is reused."""
 
 class CacheTier(_CacheTier, metaclass=_CacheTierEnumTypeWrapper):
-    """Where a block is."""
+    """Memory tier of a block."""
 
 CACHE_TIER_UNSPECIFIED: CacheTier.ValueType  # 0
 """Not set."""
 CACHE_TIER_DEVICE: CacheTier.ValueType  # 1
 """In the memory of the device that computes the model."""
 CACHE_TIER_HOST: CacheTier.ValueType  # 2
-"""In host memory, from where it is loaded when it is needed."""
+"""In host memory, from which it is copied to the device when it is reused."""
 Global___CacheTier: _TypeAlias = CacheTier  # noqa: Y015
 
 class _RequestStage:
@@ -100,29 +101,29 @@ class _RequestStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     REQUEST_STAGE_UNSPECIFIED: _RequestStage.ValueType  # 0
     """Not set."""
     REQUEST_STAGE_QUEUED: _RequestStage.ValueType  # 1
-    """Not scheduled yet."""
+    """The request waits for its first step."""
     REQUEST_STAGE_CONTEXT: _RequestStage.ValueType  # 2
     """Its prompt is being computed."""
     REQUEST_STAGE_GENERATION: _RequestStage.ValueType  # 3
     """Tokens are being generated."""
     REQUEST_STAGE_PAUSED: _RequestStage.ValueType  # 4
-    """Preempted: its memory was given to others, and it will be resumed."""
+    """It was preempted and waits for memory."""
     REQUEST_STAGE_ENDED: _RequestStage.ValueType  # 5
     """It has ended."""
 
 class RequestStage(_RequestStage, metaclass=_RequestStageEnumTypeWrapper):
-    """Progress of a request."""
+    """Stage of a request in an engine."""
 
 REQUEST_STAGE_UNSPECIFIED: RequestStage.ValueType  # 0
 """Not set."""
 REQUEST_STAGE_QUEUED: RequestStage.ValueType  # 1
-"""Not scheduled yet."""
+"""The request waits for its first step."""
 REQUEST_STAGE_CONTEXT: RequestStage.ValueType  # 2
 """Its prompt is being computed."""
 REQUEST_STAGE_GENERATION: RequestStage.ValueType  # 3
 """Tokens are being generated."""
 REQUEST_STAGE_PAUSED: RequestStage.ValueType  # 4
-"""Preempted: its memory was given to others, and it will be resumed."""
+"""It was preempted and waits for memory."""
 REQUEST_STAGE_ENDED: RequestStage.ValueType  # 5
 """It has ended."""
 Global___RequestStage: _TypeAlias = RequestStage  # noqa: Y015
@@ -136,9 +137,9 @@ class ListModelsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, up to 1000. Default 100."""
+    """Largest number of models to return, at most 1,000. Default 100."""
     page_token: _builtins.str
-    """next_page_token of the page before. Empty: from the start."""
+    """next_page_token of the previous page. Default: the first page."""
     def __init__(
         self,
         *,
@@ -162,7 +163,7 @@ class ListModelsResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty: this is the last one."""
+    """Token of the next page. Empty on the last page."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
         """The served models, by name."""
@@ -183,7 +184,7 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """A model."""
+    """A served model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -201,24 +202,26 @@ class Model(_message.Message):
     name: _builtins.str
     """Name to use in requests."""
     max_context_tokens: _builtins.int
-    """Maximum length of prompt plus output, in tokens."""
+    """Context length: the largest number of tokens of prompt and output together."""
     vocab_size: _builtins.int
     """Number of token ids."""
     dtype: _builtins.str
-    """Type of the weights, such as "bfloat16"."""
+    """Type of the weights in the checkpoint, such as "bfloat16"."""
     tokenizer_fingerprint: _builtins.str
     """Hash of the tokenizer files, for client-side caches."""
     hidden_size: _builtins.int
-    """Length of the rows of Embeddings. 0: this model takes none, or no engine is known."""
+    """Length of the rows of Embeddings. 0 if the model does not support embeddings, or no engine is known."""
     image_tokens: _builtins.int
-    """Tokens of a prompt that an image stands for, at most if its size decides it. 0: this model takes none, or no engine is known."""
+    """Number of prompt tokens per image; the maximum, if the number depends on the size of the image. 0 if the model does
+    not support images, or no engine is known.
+    """
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"lora", "images", ..."""
+        """Optional features, such as "lora" and "images"."""
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The model's end-of-sequence tokens."""
+        """The model's EOS tokens."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -259,7 +262,7 @@ class GetModelInfoRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty is the default model."""
+    """Name of the model. Default: the served model."""
     def __init__(
         self,
         *,
@@ -308,14 +311,14 @@ class LoadLoraRequest(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.str
-    """Chosen by the caller: up to 256 of [A-Za-z0-9._:/-], and not the model's name."""
+    """Id for the adapter, chosen by the caller: 1 to 256 characters of [A-Za-z0-9._:/-], not the model's name."""
     path: _builtins.str
-    """A folder on the engines' machines, below one of their setting lora_folders."""
+    """A folder on the engines' machines, below one of the folders in their setting lora_folders."""
     model: _builtins.str
-    """Model; empty is the default."""
+    """Name of the base model. Default: the served model."""
     @_builtins.property
     def weights(self) -> _generation_pb2.LoraWeights:
-        """Its files."""
+        """The files themselves."""
 
     def __init__(
         self,
@@ -344,7 +347,7 @@ class LoadLoraResponse(_message.Message):
     LORA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lora(self) -> Global___Lora:
-        """The adapter."""
+        """The loaded adapter."""
 
     def __init__(
         self,
@@ -370,11 +373,11 @@ class Lora(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.str
-    """The id."""
+    """Id that requests can name."""
     path: _builtins.str
-    """Folder it was loaded from; empty if its files were uploaded."""
+    """Folder that the adapter was loaded from. Empty if its files were uploaded."""
     rank: _builtins.int
-    """The highest rank of its matrices."""
+    """Highest rank of its matrices."""
     version: _builtins.str
     """Hash of its files."""
     def __init__(
@@ -402,10 +405,10 @@ class UploadLoraRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Then the next bytes of adapter_model.safetensors, at least once."""
+    """The following messages, at least one: consecutive bytes of adapter_model.safetensors."""
     @_builtins.property
     def header(self) -> Global___UploadLoraHeader:
-        """First."""
+        """The first message of the stream."""
 
     def __init__(
         self,
@@ -425,7 +428,7 @@ Global___UploadLoraRequest: _TypeAlias = UploadLoraRequest  # noqa: Y015
 
 @_typing.final
 class UploadLoraHeader(_message.Message):
-    """What precedes the bytes of an upload."""
+    """First part of an upload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -433,9 +436,9 @@ class UploadLoraHeader(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.str
-    """As in LoadLoraRequest."""
+    """As LoadLoraRequest.lora_id."""
     model: _builtins.str
-    """Model; empty is the default."""
+    """Name of the base model. Default: the served model."""
     config_json: _builtins.bytes
     """adapter_config.json, at most 1 MiB."""
     def __init__(
@@ -462,7 +465,7 @@ class UploadLoraResponse(_message.Message):
     LORA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lora(self) -> Global___Lora:
-        """The adapter."""
+        """The loaded adapter."""
 
     def __init__(
         self,
@@ -485,7 +488,7 @@ class UnloadLoraRequest(_message.Message):
 
     LORA_ID_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.str
-    """The id."""
+    """Id of the adapter."""
     def __init__(
         self,
         *,
@@ -525,9 +528,9 @@ class ListLorasRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, up to 1000. Default 100."""
+    """Largest number of adapters to return, at most 1,000. Default 100."""
     page_token: _builtins.str
-    """next_page_token of the page before. Empty: from the start."""
+    """next_page_token of the previous page. Default: the first page."""
     def __init__(
         self,
         *,
@@ -551,10 +554,10 @@ class ListLorasResponse(_message.Message):
     LORAS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty: this is the last one."""
+    """Token of the next page. Empty on the last page."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lora]:
-        """Loaded adapters, by id."""
+        """The loaded adapters, by id."""
 
     def __init__(
         self,
@@ -582,20 +585,20 @@ class LoadPromptAdapterRequest(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     prompt_adapter_id: _builtins.str
-    """Chosen by the caller: up to 256 of [A-Za-z0-9._:/-]."""
+    """Id for the prompt adapter, chosen by the caller: 1 to 256 characters of [A-Za-z0-9._:/-]."""
     path: _builtins.str
-    """A folder that peft saved, on the machine of the router that gets this call, below one of its setting
+    """A folder saved by peft, on the machine of the called router, below one of the folders in its setting
     prompt_adapter_folders.
     """
     model: _builtins.str
-    """Model; empty is the default."""
+    """Name of the model. Default: the served model."""
     @_builtins.property
     def files(self) -> Global___PromptAdapterFiles:
         """The files of such a folder."""
 
     @_builtins.property
     def rows(self) -> _generation_pb2.Embeddings:
-        """The rows."""
+        """The rows themselves."""
 
     def __init__(
         self,
@@ -618,7 +621,7 @@ Global___LoadPromptAdapterRequest: _TypeAlias = LoadPromptAdapterRequest  # noqa
 
 @_typing.final
 class PromptAdapterFiles(_message.Message):
-    """The two files of a prompt that peft has tuned (PROMPT_TUNING)."""
+    """The two files of peft's prompt tuning (peft_type PROMPT_TUNING)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -651,7 +654,7 @@ class LoadPromptAdapterResponse(_message.Message):
     PROMPT_ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def prompt_adapter(self) -> Global___PromptAdapter:
-        """The prompt adapter."""
+        """The loaded prompt adapter."""
 
     def __init__(
         self,
@@ -677,13 +680,13 @@ class PromptAdapter(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     prompt_adapter_id: _builtins.str
-    """The id."""
+    """Id that requests can name."""
     path: _builtins.str
-    """Folder it was loaded from; empty if it was uploaded."""
+    """Folder that the prompt adapter was loaded from. Empty if its files or rows were uploaded."""
     rows: _builtins.int
-    """Its virtual tokens."""
+    """Number of rows (virtual tokens)."""
     version: _builtins.str
-    """Hash of its rows."""
+    """Hash of the rows."""
     def __init__(
         self,
         *,
@@ -708,7 +711,7 @@ class UnloadPromptAdapterRequest(_message.Message):
 
     PROMPT_ADAPTER_ID_FIELD_NUMBER: _builtins.int
     prompt_adapter_id: _builtins.str
-    """The id."""
+    """Id of the prompt adapter."""
     def __init__(
         self,
         *,
@@ -748,9 +751,9 @@ class ListPromptAdaptersRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, up to 1000. Default 100."""
+    """Largest number of prompt adapters to return, at most 1,000. Default 100."""
     page_token: _builtins.str
-    """next_page_token of the page before. Empty: from the start."""
+    """next_page_token of the previous page. Default: the first page."""
     def __init__(
         self,
         *,
@@ -774,10 +777,10 @@ class ListPromptAdaptersResponse(_message.Message):
     PROMPT_ADAPTERS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty: this is the last one."""
+    """Token of the next page. Empty on the last page."""
     @_builtins.property
     def prompt_adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptAdapter]:
-        """Loaded prompt adapters, by id."""
+        """The loaded prompt adapters, by id."""
 
     def __init__(
         self,
@@ -826,28 +829,30 @@ class GetServerInfoResponse(_message.Message):
     DETOKENIZERS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """Version of this build."""
+    """Version of the called router."""
     draining: _builtins.bool
-    """Whether the server has stopped admitting requests."""
+    """Whether it has stopped admitting requests."""
     serving_version: _builtins.str
-    """Label of the engines that new requests go to: of the latest SetServingVersion, or the setting `serving_version`.
-    Empty: any.
+    """Label of the engines that get new requests: that of the latest SetServingVersion, else the setting
+    `serving_version`. Empty: all engines get new requests.
     """
     serving_engines: _builtins.int
-    """Engines with that label that take work; all that take work if it is empty. At 0, new requests go to the others."""
+    """Number of available engines with that label, or of all available engines if the label is empty. While it is 0, new
+    requests go to engines with other labels.
+    """
     router_id: _builtins.str
     """Id of the router."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the process started."""
+        """When its process started."""
 
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineInfo]:
-        """Engines that are configured or were found, by id."""
+        """Engines that are configured or were discovered, by id."""
 
     @_builtins.property
     def detokenizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DetokenizerInfo]:
-        """Detokenizers, likewise."""
+        """Detokenizers that are configured or were discovered, by id."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
@@ -876,7 +881,7 @@ Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
 @_typing.final
 class EngineInfo(_message.Message):
-    """An engine."""
+    """An engine, as a router sees it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -888,20 +893,20 @@ class EngineInfo(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_AGE_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
-    """Its id; its address while nothing has been heard of it."""
+    """Id of the engine; its address until its first heartbeat."""
     address: _builtins.str
-    """Of its ring inbox, as the router is configured."""
+    """Address of its ring inbox, as configured in the router."""
     state: Global___PeerState.ValueType
-    """Its state."""
+    """State of the engine."""
     version: _builtins.str
-    """Version of its build."""
+    """Version of the engine's software."""
     model_fingerprint: _builtins.str
-    """As in EngineStats."""
+    """As EngineStats.model_fingerprint."""
     model_version: _builtins.str
-    """As in EngineStats."""
+    """As EngineStats.model_version."""
     @_builtins.property
     def heartbeat_age(self) -> _duration_pb2.Duration:
-        """Time since its latest heartbeat. Unset: there was none."""
+        """Time since its latest heartbeat. Unset before the first one."""
 
     def __init__(
         self,
@@ -924,7 +929,7 @@ Global___EngineInfo: _TypeAlias = EngineInfo  # noqa: Y015
 
 @_typing.final
 class DetokenizerInfo(_message.Message):
-    """A detokenizer."""
+    """A detokenizer, as a router sees it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -934,16 +939,16 @@ class DetokenizerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_AGE_FIELD_NUMBER: _builtins.int
     detokenizer_id: _builtins.str
-    """As in EngineInfo, like the other fields."""
+    """Id of the detokenizer; its address until its first heartbeat."""
     address: _builtins.str
-    """Of its ring inbox."""
+    """Address of its ring inbox, as configured in the router."""
     state: Global___PeerState.ValueType
-    """Its state."""
+    """State of the detokenizer."""
     version: _builtins.str
-    """Version of its build."""
+    """Version of the detokenizer's software."""
     @_builtins.property
     def heartbeat_age(self) -> _duration_pb2.Duration:
-        """Time since its latest heartbeat. Unset: there was none."""
+        """Time since its latest heartbeat. Unset before the first one."""
 
     def __init__(
         self,
@@ -1053,7 +1058,7 @@ Global___StreamStatsResponse: _TypeAlias = StreamStatsResponse  # noqa: Y015
 
 @_typing.final
 class Stats(_message.Message):
-    """Snapshot of the whole system."""
+    """A snapshot of the ring, from the latest heartbeats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1065,7 +1070,7 @@ class Stats(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     SERVING_MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     serving_model_fingerprint: _builtins.str
-    """EngineStats.model_fingerprint of the engines that get new requests. Empty if all do, or there is no engine."""
+    """EngineStats.model_fingerprint of the engines that get new requests. Empty if all engines do, or there is none."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When the snapshot was taken."""
@@ -1080,15 +1085,15 @@ class Stats(_message.Message):
 
     @_builtins.property
     def router(self) -> Global___RouterStats:
-        """The router that answers."""
+        """The called router."""
 
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStats]:
-        """Tenants with open requests at this router, the busiest first, at most 64."""
+        """Tenants with open requests at this router, those with the most first, at most 64."""
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """The latest requests of this router: the open ones, then those that have ended, the newest first, at most 32."""
+        """The latest requests of this router: open requests, then ended ones, the newest first, at most 32."""
 
     def __init__(
         self,
@@ -1128,7 +1133,7 @@ class RouterStats(_message.Message):
     router_id: _builtins.str
     """Id of the router."""
     open_requests: _builtins.int
-    """Requests whose answer has not ended."""
+    """Requests whose response has not ended."""
     ring_requests: _builtins.int
     """Requests with an attempt on the ring."""
     waiting_requests: _builtins.int
@@ -1136,11 +1141,11 @@ class RouterStats(_message.Message):
     admitted_requests: _builtins.int
     """Requests that are admitted."""
     max_admitted_requests: _builtins.int
-    """Requests that may be admitted at once."""
+    """Largest number of requests that may be admitted at the same time."""
     recovering_requests: _builtins.int
     """Requests that wait for another attempt."""
     recoveries: _builtins.int
-    """Attempts given up for another one, since the start."""
+    """Attempts that were given up and replaced by another one, since the start."""
     ended_requests: _builtins.int
     """Requests that have ended, since the start."""
     completion_tokens: _builtins.int
@@ -1178,9 +1183,9 @@ class TenantStats(_message.Message):
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     ADMITTED_REQUESTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """Its name; empty: callers without a tenant."""
+    """Name of the tenant. Empty for callers without a tenant."""
     open_requests: _builtins.int
-    """Requests whose answer has not ended."""
+    """Requests whose response has not ended."""
     waiting_requests: _builtins.int
     """Requests that wait for admission."""
     admitted_requests: _builtins.int
@@ -1219,28 +1224,28 @@ class RequestSummary(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     DETOKENIZER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The caller's id."""
+    """GenerationSpec.request_id, or the id that the router created."""
     tenant: _builtins.str
-    """Its tenant; empty: none."""
+    """Name of the tenant. Empty: none."""
     state: _builtins.str
-    """While it is open, the word for its phase, such as "ON_RING"; then its finish reason or error code."""
+    """Phase of an open request, such as "ON_RING"; finish reason or error code of an ended one."""
     open: _builtins.bool
-    """Whether its answer has not ended."""
+    """Whether the response has not ended."""
     prompt_tokens: _builtins.int
     """Prompt tokens."""
     cached_tokens: _builtins.int
-    """Of those, from the prefix cache."""
+    """Prompt tokens that came from the prefix cache."""
     completion_tokens: _builtins.int
-    """Tokens generated."""
+    """Generated tokens."""
     attempts: _builtins.int
-    """Attempts so far."""
+    """Number of attempts so far."""
     engine_id: _builtins.str
-    """Of the latest attempt; empty: none yet."""
+    """Engine of the latest attempt. Empty before the first one."""
     detokenizer_id: _builtins.str
-    """Of the latest attempt; empty: none yet."""
+    """Detokenizer of the latest attempt. Empty before the first one."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """Time from its arrival until now, or until its end."""
+        """Time from the request's arrival until now, or until its end."""
 
     def __init__(
         self,
@@ -1309,51 +1314,51 @@ class EngineStats(_message.Message):
     max_requests: _builtins.int
     """Maximum number of live requests."""
     queued_requests: _builtins.int
-    """Requests waiting for memory."""
+    """Requests that wait for memory."""
     scheduled_requests: _builtins.int
     """Requests in this step."""
     context_requests: _builtins.int
-    """Of those, with prompt tokens still to compute."""
+    """Scheduled requests in the context phase."""
     generation_requests: _builtins.int
-    """Of those, generating."""
+    """Scheduled requests in the generation phase."""
     paused_requests: _builtins.int
-    """Preempted for lack of memory, to be resumed."""
+    """Preempted requests, which wait for memory."""
     total_context_tokens: _builtins.int
     """Prompt tokens computed in this step."""
     micro_batch_id: _builtins.int
-    """Index of the micro batch if several are in flight."""
+    """Index of the micro batch, if several are in flight."""
     total_generation_tokens: _builtins.int
-    """Static batching: tokens generated since the batch started."""
+    """With static batching: tokens generated since the batch started."""
     empty_generation_slots: _builtins.int
-    """Static batching: slots of ended sequences."""
+    """With static batching: slots of sequences that have ended."""
     max_kv_blocks: _builtins.int
     """KV cache blocks on the device."""
     free_kv_blocks: _builtins.int
-    """Of those, free, or cached and not in use."""
+    """Device blocks that are free, or cached and not in use."""
     used_kv_blocks: _builtins.int
-    """Of those, in use by live sequences."""
+    """Device blocks that live sequences use."""
     tokens_per_kv_block: _builtins.int
     """Tokens per block."""
     prefix_cache_hit_ratio: _builtins.float
-    """Cached prompt tokens over prompt tokens, since the start, [0, 1]."""
+    """Cached prompt tokens divided by prompt tokens, since the start. [0, 1]."""
     tokens_per_second: _builtins.float
-    """Tokens generated over the last second."""
+    """Tokens generated during the last second."""
     draining: _builtins.bool
-    """Whether it takes no new requests."""
+    """Whether the engine drains and accepts no new requests."""
     max_host_blocks: _builtins.int
-    """Blocks of the host tier."""
+    """KV cache blocks in host memory."""
     used_host_blocks: _builtins.int
-    """Of those, in use."""
+    """Host blocks in use."""
     drafting_requests: _builtins.int
-    """Outputs in this step with draft tokens."""
+    """Outputs with draft tokens in this step."""
     draft_tokens: _builtins.int
-    """Draft tokens that this step checked."""
+    """Draft tokens that this step verified."""
     accepted_draft_tokens: _builtins.int
-    """Of those, accepted."""
+    """Draft tokens that this step accepted."""
     model_fingerprint: _builtins.str
-    """Hash of weights and configuration. The engines of a ring should agree on it."""
+    """Hash of the model's weights and configuration. It should be the same for all engines of a ring."""
     model_version: _builtins.str
-    """The operator's label of its model, for SetServingVersion; empty: none."""
+    """Label of the model, for SetServingVersion: the engine's setting `model_version`. Empty: none."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """End of the step."""
@@ -1422,7 +1427,7 @@ Global___StreamStepsRequest: _TypeAlias = StreamStepsRequest  # noqa: Y015
 
 @_typing.final
 class StreamStepsResponse(_message.Message):
-    """What has happened since the previous response."""
+    """Steps and requests since the previous response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1430,11 +1435,13 @@ class StreamStepsResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStats]:
-        """Steps, oldest first per engine. A gap in `iteration` means the engine was too fast or a heartbeat was lost."""
+        """Steps, the oldest first per engine. A gap in `iteration` means that the caller or the heartbeats were too slow, or
+        a heartbeat was lost.
+        """
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStats]:
-        """Requests that ended or changed."""
+        """Requests whose statistics have changed."""
 
     def __init__(
         self,
@@ -1458,7 +1465,7 @@ class StreamCacheEventsRequest(_message.Message):
 
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
-    """Id of the engine; empty: all."""
+    """Id of the engine. Default: all engines of the router."""
     def __init__(
         self,
         *,
@@ -1484,10 +1491,12 @@ class StreamCacheEventsResponse(_message.Message):
     engine_id: _builtins.str
     """Id of the engine."""
     engine_epoch: _builtins.int
-    """Random, another one after each start of the engine, whose events then begin with number 0 and an empty cache."""
+    """A random number that identifies one run of the engine. A restarted engine has another number; its events begin with
+    number 0 and an empty cache.
+    """
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheEvent]:
-        """At least one."""
+        """At least one event."""
 
     def __init__(
         self,
@@ -1506,7 +1515,7 @@ Global___StreamCacheEventsResponse: _TypeAlias = StreamCacheEventsResponse  # no
 
 @_typing.final
 class CacheEvent(_message.Message):
-    """One change of a prefix cache. A block is named by the first 8 bytes of its hash, as a big-endian number."""
+    """A change of a prefix cache. A block is identified by the first 8 bytes of its hash, as a big-endian number."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1517,24 +1526,24 @@ class CacheEvent(_message.Message):
     REMOVED_FIELD_NUMBER: _builtins.int
     UPDATED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
-    """Number of this event in its engine, from 0, without gaps."""
+    """Number of this event in its engine, from 0."""
     dropped: _builtins.int
-    """How many events before this one were dropped, because the engine's buffer had no room left for them."""
+    """Number of events just before this one that were dropped because the engine's buffer was full."""
     @_builtins.property
     def created(self) -> Global___CacheCreated:
-        """The engine has started. Its first event."""
+        """The first event of an engine."""
 
     @_builtins.property
     def stored(self) -> Global___CacheStored:
-        """A block can be reused now."""
+        """A block was added and can be reused."""
 
     @_builtins.property
     def removed(self) -> Global___CacheRemoved:
-        """Blocks cannot be reused any more: they have left all tiers."""
+        """Blocks were removed from all tiers and cannot be reused any more."""
 
     @_builtins.property
     def updated(self) -> Global___CacheUpdated:
-        """A block moved to another tier, or changed its priority."""
+        """A block was moved to another tier, or its priority changed."""
 
     def __init__(
         self,
@@ -1558,7 +1567,7 @@ Global___CacheEvent: _TypeAlias = CacheEvent  # noqa: Y015
 
 @_typing.final
 class CacheCreated(_message.Message):
-    """The size of the cache."""
+    """Size of a cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1584,7 +1593,7 @@ Global___CacheCreated: _TypeAlias = CacheCreated  # noqa: Y015
 
 @_typing.final
 class CacheStored(_message.Message):
-    """A new block."""
+    """A block that was added."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1595,18 +1604,18 @@ class CacheStored(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     ADAPTER_VERSION_FIELD_NUMBER: _builtins.int
     block_hash: _builtins.int
-    """Its name."""
+    """Hash of the block."""
     parent_hash: _builtins.int
-    """Name of the block before it; unset for the first block of a prompt."""
+    """Hash of the preceding block. Unset for the first block of a prompt."""
     tier: Global___CacheTier.ValueType
-    """Where it is."""
+    """Tier of the block."""
     priority: _builtins.int
-    """Retention priority, from 0 (evicted first) to 100."""
+    """Retention priority, 0 (evicted first) to 100 (evicted last)."""
     adapter_version: _builtins.str
-    """Hash of the LoRA adapter's weights; empty: none."""
+    """Version of the LoRA adapter that computed the block (Lora.version). Empty: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its tokens, as many as a block has."""
+        """Token ids of the block, EngineStats.tokens_per_kv_block in number."""
 
     def __init__(
         self,
@@ -1630,14 +1639,14 @@ Global___CacheStored: _TypeAlias = CacheStored  # noqa: Y015
 
 @_typing.final
 class CacheRemoved(_message.Message):
-    """Removed blocks."""
+    """Blocks that were removed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Their names, at most 1,024."""
+        """Hashes of the blocks, at most 1,024."""
 
     def __init__(
         self,
@@ -1654,7 +1663,7 @@ Global___CacheRemoved: _TypeAlias = CacheRemoved  # noqa: Y015
 
 @_typing.final
 class CacheUpdated(_message.Message):
-    """A changed block. What did not change has the same old and new value."""
+    """A block whose tier or priority changed. For the property that did not change, old and new value are equal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1664,15 +1673,15 @@ class CacheUpdated(_message.Message):
     OLD_PRIORITY_FIELD_NUMBER: _builtins.int
     NEW_PRIORITY_FIELD_NUMBER: _builtins.int
     block_hash: _builtins.int
-    """Its name."""
+    """Hash of the block."""
     old_tier: Global___CacheTier.ValueType
-    """Where it was."""
+    """Tier before the change."""
     new_tier: Global___CacheTier.ValueType
-    """Where it is."""
+    """Tier after the change."""
     old_priority: _builtins.int
-    """The priority that it had."""
+    """Retention priority before the change."""
     new_priority: _builtins.int
-    """The priority that it has."""
+    """Retention priority after the change."""
     def __init__(
         self,
         *,
@@ -1692,7 +1701,7 @@ Global___CacheUpdated: _TypeAlias = CacheUpdated  # noqa: Y015
 
 @_typing.final
 class RequestStats(_message.Message):
-    """One request in an engine, summed over its outputs."""
+    """One request in an engine. Counts are sums over its outputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1718,31 +1727,33 @@ class RequestStats(_message.Message):
     engine_id: _builtins.str
     """Id of the engine."""
     request_id: _builtins.str
-    """The caller's id."""
+    """GenerationSpec.request_id, or the id that the router created."""
     stage: Global___RequestStage.ValueType
-    """Its progress."""
+    """Stage of the request."""
     prompt_tokens: _builtins.int
     """Prompt tokens."""
     cached_tokens: _builtins.int
-    """Of those, from the prefix cache."""
+    """Prompt tokens that came from the prefix cache."""
     generated_tokens: _builtins.int
-    """Tokens generated."""
+    """Generated tokens."""
     pauses: _builtins.int
-    """How often it was preempted."""
+    """Number of times that the request was preempted."""
     blocks_allocated: _builtins.int
-    """KV blocks computed for it."""
+    """KV cache blocks computed for the request."""
     blocks_reused: _builtins.int
-    """KV blocks reused from the cache."""
+    """KV cache blocks reused from the prefix cache."""
     blocks_missed: _builtins.int
-    """Full blocks of its prompt that were not in the cache."""
+    """Full blocks of the prompt that were not in the prefix cache."""
     draft_tokens: _builtins.int
-    """Draft tokens that were checked."""
+    """Draft tokens that were verified."""
     accepted_draft_tokens: _builtins.int
-    """Of those, accepted."""
+    """Draft tokens that were accepted."""
     first_iteration: _builtins.int
-    """Number of its first step, as in EngineStats.iteration; 0: none yet."""
+    """EngineStats.iteration of the request's first step. 0 before it."""
     iteration: _builtins.int
-    """Number of the engine's newest step when this was reported; once it has ended, of its last one."""
+    """EngineStats.iteration of the engine's newest step at the time of this report, or of the last step of an ended
+    request.
+    """
     @_builtins.property
     def arrival(self) -> _timestamp_pb2.Timestamp:
         """When the engine received it."""
@@ -1761,7 +1772,7 @@ class RequestStats(_message.Message):
 
     @_builtins.property
     def queued(self) -> _duration_pb2.Duration:
-        """Time from arrival to first_scheduled, or until now."""
+        """Time from `arrival` to `first_scheduled`, or until now."""
 
     def __init__(
         self,
@@ -1807,11 +1818,11 @@ class DetokenizerStats(_message.Message):
     detokenizer_id: _builtins.str
     """Id of the detokenizer."""
     streams: _builtins.int
-    """Open streams."""
+    """Live sequences."""
     queue_depth: _builtins.int
-    """Messages waiting."""
+    """Messages that wait to be processed."""
     tokens_per_second: _builtins.float
-    """Tokens decoded over the last second."""
+    """Tokens decoded during the last second."""
     def __init__(
         self,
         *,
@@ -1837,7 +1848,7 @@ class DrainRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Time after which live requests are returned to their clients."""
+        """Time after which the streams of live requests are ended. Default: the router's setting drain_timeout."""
 
     def __init__(
         self,
@@ -1860,7 +1871,7 @@ class DrainResponse(_message.Message):
 
     ABORTED_FIELD_NUMBER: _builtins.int
     aborted: _builtins.int
-    """Requests returned at the timeout."""
+    """Number of requests whose streams were ended at the timeout."""
     def __init__(
         self,
         *,
@@ -1899,7 +1910,7 @@ class FlushCacheResponse(_message.Message):
 
     BLOCKS_FREED_FIELD_NUMBER: _builtins.int
     blocks_freed: _builtins.int
-    """Blocks freed on all engines."""
+    """Number of blocks freed, over all engines."""
     def __init__(
         self,
         *,
@@ -1925,18 +1936,20 @@ class CallEnginesRequest(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """Name of the method: "memory", "ping", "versions", or one of an entry point "sluice.engine_methods" of the engines."""
+    """Name of the method: "memory", "ping", "versions", or the name of an entry point in the group
+    "sluice.engine_methods" that is installed with the engines.
+    """
     args_json: _builtins.str
-    """Positional arguments, a JSON array; empty: none. With kwargs_json at most 65,536 bytes."""
+    """Positional arguments, a JSON array. Default: none. Together with kwargs_json at most 65,536 bytes."""
     kwargs_json: _builtins.str
-    """Named arguments, a JSON object; empty: none."""
+    """Keyword arguments, a JSON object. Default: none."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ranks of each engine, from 0; empty: all."""
+        """Ranks of each engine that run the method, from 0. Default: all ranks."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Time until an engine that has not answered counts as failed. Default 30 s, at most an hour."""
+        """Time after which an engine that has not answered counts as failed. At most one hour. Default 30 s."""
 
     def __init__(
         self,
@@ -1964,7 +1977,7 @@ class CallEnginesResponse(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankAnswer]:
-        """By engine id, then rank."""
+        """One answer per rank, ordered by engine id and rank."""
 
     def __init__(
         self,
@@ -1992,11 +2005,11 @@ class RankAnswer(_message.Message):
     engine_id: _builtins.str
     """Id of the engine."""
     rank: _builtins.int
-    """Unset: the error is of the whole engine."""
+    """The rank, from 0. Unset if the error concerns the whole engine."""
     value_json: _builtins.str
-    """The value as JSON, at most 65,536 bytes."""
+    """The method's return value as JSON, at most 65,536 bytes."""
     error: _builtins.str
-    """The error; names engine, rank and method."""
+    """An error message, which names engine, rank and method."""
     def __init__(
         self,
         *,
@@ -2028,8 +2041,8 @@ class SetServingVersionRequest(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """EngineStats.model_version of the engines that new requests go to. Empty: any; then they go to the model that most
-    engines serve.
+    """EngineStats.model_version of the engines that get new requests. Empty: no choice; new requests go to the model that
+    most engines serve.
     """
     def __init__(
         self,
@@ -2054,9 +2067,9 @@ class SetServingVersionResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SERVING_ENGINES_FIELD_NUMBER: _builtins.int
     former_version: _builtins.str
-    """The version before this call; empty: any."""
+    """The version before this call. Empty: no choice."""
     version: _builtins.str
-    """The version from now on; empty: any."""
+    """The version after this call. Empty: no choice."""
     serving_engines: _builtins.int
     """As GetServerInfoResponse.serving_engines."""
     def __init__(

@@ -87,67 +87,69 @@ class ModelServiceServicer(object):
     """
 
     def ListModels(self, request, context):
-        """List the served models, in pages.
+        """Lists the served models, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """Describe one model.
+        """Describes one model. NOT_FOUND, reason MODEL_NOT_FOUND, if it is not served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
-        new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
-        know the id within seconds. Needs an administrator's token where callers have tokens.
+        """Loads a LoRA adapter on every engine, under an id that requests can name. If the id is loaded already, new requests
+        use the new weights, and running requests keep the old ones. All routers and engines of the ring know the id within
+        seconds. Needs a token marked admin if callers have tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadLora(self, request_iterator, context):
-        """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors.
+        """LoadLora for files that exceed the size of a message: first a header, then the bytes of adapter_model.safetensors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded.
+        """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+        token marked admin if callers have tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLoras(self, request, context):
-        """The loaded adapters by id, in pages.
+        """Lists the loaded LoRA adapters, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadPromptAdapter(self, request, context):
-        """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
-        stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
-        know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+        """Loads the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. If the id is loaded
+        already, new requests use the new rows, and running requests keep the old ones. All routers of the ring know the id
+        within seconds, through its engines. Needs a token marked admin if callers have tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadPromptAdapter(self, request, context):
-        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded.
+        """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+        token marked admin if callers have tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPromptAdapters(self, request, context):
-        """The loaded prompt adapters by id, in pages.
+        """Lists the loaded prompt adapters, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -519,71 +521,72 @@ class AdminServiceServicer(object):
     """
 
     def GetServerInfo(self, request, context):
-        """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests.
+        """Describes the called router, the engines, detokenizers and models that it knows, with versions, and the engines
+        that get its new requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """One snapshot of all engines and detokenizers.
+        """Returns a snapshot of all engines and detokenizers, and of the called router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamStats(self, request, context):
-        """A snapshot every interval.
+        """Returns a snapshot every interval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamSteps(self, request, context):
-        """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing.
+        """Returns every step of the engines and the progress of requests, which engines report twice a second. Idle engines
+        report nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamCacheEvents(self, request, context):
-        """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
-        each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
-        hold the token ids of prompts and outputs.
+        """Returns changes of the engines' prefix caches: first those that an engine still keeps (its setting
+        `kv_event_buffer`), then new ones, twice a second. INVALID_ARGUMENT if there is no such engine, or none that keeps
+        events. Events contain the token ids of prompts and outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
-        can continue at another router.
+        """Makes the called router stop admitting requests. Live requests may finish until the timeout; then their streams end
+        with UNAVAILABLE, reason DRAINING, and can continue at another router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drop the prefix cache of every engine.
+        """Drops the prefix cache of every engine. Live requests keep their blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CallEngines(self, request, context):
-        """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
-        and the others answer all the same. The method runs at most once per rank.
+        """Runs a named method on every rank of every engine, between two of its steps, at most once per rank. An error of one
+        rank does not affect the results of the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetServingVersion(self, request, context):
-        """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
-        Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
-        It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
-        `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
-        changes. The same call again changes nothing.
+        """Sends new requests to the engines with a label (their setting `model_version`), for example in a rolling update of
+        a model. Running streams keep their model. Affects only the called router, until it restarts, when its setting
+        `serving_version` applies again: call each router of the ring. NOT_FOUND, reason MODEL_NOT_FOUND, if no available
+        engine has the label; then nothing changes. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

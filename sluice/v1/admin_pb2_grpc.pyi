@@ -3,9 +3,10 @@
 isort:skip_file
 Models, adapters, statistics and operations.
 
-ModelService is for every caller; what changes something needs an administrator's token where callers have tokens.
-AdminService answers on the main port only if something protects it, else on a port of its own (docs/operations.md).
-Both are about the ring as the answering router sees it; calls that concern one router alone say so.
+ModelService is open to every caller, except that loading and unloading adapters needs a token marked admin if callers
+have tokens. AdminService is on the main port only if that is on loopback or protected by tokens; with the setting
+admin_port it is on a separate port (docs/operations.md). Both describe the ring as the called router sees it; calls
+that affect only the called router say so.
 """
 
 from collections import abc as _abc
@@ -39,29 +40,33 @@ class ModelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]
-    """List the served models, in pages."""
+    """Lists the served models, in pages."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]
-    """Describe one model."""
+    """Describes one model. NOT_FOUND, reason MODEL_NOT_FOUND, if it is not served."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
-    """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
-    new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
-    know the id within seconds. Needs an administrator's token where callers have tokens.
+    """Loads a LoRA adapter on every engine, under an id that requests can name. If the id is loaded already, new requests
+    use the new weights, and running requests keep the old ones. All routers and engines of the ring know the id within
+    seconds. Needs a token marked admin if callers have tokens.
     """
     UploadLora: _grpc.StreamUnaryMultiCallable[_admin_pb2.UploadLoraRequest, _admin_pb2.UploadLoraResponse]
-    """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors."""
+    """LoadLora for files that exceed the size of a message: first a header, then the bytes of adapter_model.safetensors."""
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
-    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+    """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+    token marked admin if callers have tokens.
+    """
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
-    """The loaded adapters by id, in pages."""
+    """Lists the loaded LoRA adapters, in pages."""
     LoadPromptAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadPromptAdapterRequest, _admin_pb2.LoadPromptAdapterResponse]
-    """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
-    stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
-    know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+    """Loads the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. If the id is loaded
+    already, new requests use the new rows, and running requests keep the old ones. All routers of the ring know the id
+    within seconds, through its engines. Needs a token marked admin if callers have tokens.
     """
     UnloadPromptAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadPromptAdapterRequest, _admin_pb2.UnloadPromptAdapterResponse]
-    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+    """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+    token marked admin if callers have tokens.
+    """
     ListPromptAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPromptAdaptersRequest, _admin_pb2.ListPromptAdaptersResponse]
-    """The loaded prompt adapters by id, in pages."""
+    """Lists the loaded prompt adapters, in pages."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -69,29 +74,33 @@ class ModelServiceAsyncStub(ModelServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """List the served models, in pages."""
+    """Lists the served models, in pages."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]  # type: ignore[assignment]
-    """Describe one model."""
+    """Describes one model. NOT_FOUND, reason MODEL_NOT_FOUND, if it is not served."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
-    new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
-    know the id within seconds. Needs an administrator's token where callers have tokens.
+    """Loads a LoRA adapter on every engine, under an id that requests can name. If the id is loaded already, new requests
+    use the new weights, and running requests keep the old ones. All routers and engines of the ring know the id within
+    seconds. Needs a token marked admin if callers have tokens.
     """
     UploadLora: _aio.StreamUnaryMultiCallable[_admin_pb2.UploadLoraRequest, _admin_pb2.UploadLoraResponse]  # type: ignore[assignment]
-    """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors."""
+    """LoadLora for files that exceed the size of a message: first a header, then the bytes of adapter_model.safetensors."""
     UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
-    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+    """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+    token marked admin if callers have tokens.
+    """
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
-    """The loaded adapters by id, in pages."""
+    """Lists the loaded LoRA adapters, in pages."""
     LoadPromptAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadPromptAdapterRequest, _admin_pb2.LoadPromptAdapterResponse]  # type: ignore[assignment]
-    """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
-    stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
-    know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+    """Loads the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. If the id is loaded
+    already, new requests use the new rows, and running requests keep the old ones. All routers of the ring know the id
+    within seconds, through its engines. Needs a token marked admin if callers have tokens.
     """
     UnloadPromptAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadPromptAdapterRequest, _admin_pb2.UnloadPromptAdapterResponse]  # type: ignore[assignment]
-    """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+    """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+    token marked admin if callers have tokens.
+    """
     ListPromptAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPromptAdaptersRequest, _admin_pb2.ListPromptAdaptersResponse]  # type: ignore[assignment]
-    """The loaded prompt adapters by id, in pages."""
+    """Lists the loaded prompt adapters, in pages."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The served models and their adapters."""
@@ -102,7 +111,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListModelsResponse, _abc.Awaitable[_admin_pb2.ListModelsResponse]]:
-        """List the served models, in pages."""
+        """Lists the served models, in pages."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(
@@ -110,7 +119,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetModelInfoResponse, _abc.Awaitable[_admin_pb2.GetModelInfoResponse]]:
-        """Describe one model."""
+        """Describes one model. NOT_FOUND, reason MODEL_NOT_FOUND, if it is not served."""
 
     @_abc_1.abstractmethod
     def LoadLora(
@@ -118,9 +127,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadLoraResponse, _abc.Awaitable[_admin_pb2.LoadLoraResponse]]:
-        """Load a LoRA adapter on every engine, under an id that requests can name. An id that is loaded again stands for the
-        new weights from then on; requests that have begun keep those they began with. All routers and engines of the ring
-        know the id within seconds. Needs an administrator's token where callers have tokens.
+        """Loads a LoRA adapter on every engine, under an id that requests can name. If the id is loaded already, new requests
+        use the new weights, and running requests keep the old ones. All routers and engines of the ring know the id within
+        seconds. Needs a token marked admin if callers have tokens.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +138,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_admin_pb2.UploadLoraRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UploadLoraResponse, _abc.Awaitable[_admin_pb2.UploadLoraResponse]]:
-        """The same for files that are larger than a message: first a header, then the bytes of adapter_model.safetensors."""
+        """LoadLora for files that exceed the size of a message: first a header, then the bytes of adapter_model.safetensors."""
 
     @_abc_1.abstractmethod
     def UnloadLora(
@@ -137,7 +146,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UnloadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadLoraResponse, _abc.Awaitable[_admin_pb2.UnloadLoraResponse]]:
-        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+        """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+        token marked admin if callers have tokens.
+        """
 
     @_abc_1.abstractmethod
     def ListLoras(
@@ -145,7 +156,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListLorasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
-        """The loaded adapters by id, in pages."""
+        """Lists the loaded LoRA adapters, in pages."""
 
     @_abc_1.abstractmethod
     def LoadPromptAdapter(
@@ -153,9 +164,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadPromptAdapterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadPromptAdapterResponse, _abc.Awaitable[_admin_pb2.LoadPromptAdapterResponse]]:
-        """Load the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. An id that is loaded again
-        stands for the new rows from then on; requests that have begun keep those they began with. All routers of the ring
-        know the id within seconds, by way of its engines. Needs an administrator's token where callers have tokens.
+        """Loads the rows of prompt tuning, under an id that requests can name as prompt_adapter_id. If the id is loaded
+        already, new requests use the new rows, and running requests keep the old ones. All routers of the ring know the id
+        within seconds, through its engines. Needs a token marked admin if callers have tokens.
         """
 
     @_abc_1.abstractmethod
@@ -164,7 +175,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UnloadPromptAdapterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadPromptAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadPromptAdapterResponse]]:
-        """Forget an id. Requests that have begun go on. NOT_FOUND, reason ADAPTER_NOT_FOUND, if it is not loaded."""
+        """Removes an id; running requests continue. NOT_FOUND, reason ADAPTER_NOT_FOUND, if the id is not loaded. Needs a
+        token marked admin if callers have tokens.
+        """
 
     @_abc_1.abstractmethod
     def ListPromptAdapters(
@@ -172,7 +185,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListPromptAdaptersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPromptAdaptersResponse, _abc.Awaitable[_admin_pb2.ListPromptAdaptersResponse]]:
-        """The loaded prompt adapters by id, in pages."""
+        """Lists the loaded prompt adapters, in pages."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -184,34 +197,37 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]
-    """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests."""
+    """Describes the called router, the engines, detokenizers and models that it knows, with versions, and the engines
+    that get its new requests.
+    """
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
-    """One snapshot of all engines and detokenizers."""
+    """Returns a snapshot of all engines and detokenizers, and of the called router."""
     StreamStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]
-    """A snapshot every interval."""
+    """Returns a snapshot every interval."""
     StreamSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]
-    """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
+    """Returns every step of the engines and the progress of requests, which engines report twice a second. Idle engines
+    report nothing.
+    """
     StreamCacheEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamCacheEventsRequest, _admin_pb2.StreamCacheEventsResponse]
-    """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
-    each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
-    hold the token ids of prompts and outputs.
+    """Returns changes of the engines' prefix caches: first those that an engine still keeps (its setting
+    `kv_event_buffer`), then new ones, twice a second. INVALID_ARGUMENT if there is no such engine, or none that keeps
+    events. Events contain the token ids of prompts and outputs.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
-    can continue at another router.
+    """Makes the called router stop admitting requests. Live requests may finish until the timeout; then their streams end
+    with UNAVAILABLE, reason DRAINING, and can continue at another router.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
-    """Drop the prefix cache of every engine."""
+    """Drops the prefix cache of every engine. Live requests keep their blocks."""
     CallEngines: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallEnginesRequest, _admin_pb2.CallEnginesResponse]
-    """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
-    and the others answer all the same. The method runs at most once per rank.
+    """Runs a named method on every rank of every engine, between two of its steps, at most once per rank. An error of one
+    rank does not affect the results of the others.
     """
     SetServingVersion: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetServingVersionRequest, _admin_pb2.SetServingVersionResponse]
-    """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
-    Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
-    It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
-    `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
-    changes. The same call again changes nothing.
+    """Sends new requests to the engines with a label (their setting `model_version`), for example in a rolling update of
+    a model. Running streams keep their model. Affects only the called router, until it restarts, when its setting
+    `serving_version` applies again: call each router of the ring. NOT_FOUND, reason MODEL_NOT_FOUND, if no available
+    engine has the label; then nothing changes. Idempotent.
     """
 
 @_typing.type_check_only
@@ -220,34 +236,37 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests."""
+    """Describes the called router, the engines, detokenizers and models that it knows, with versions, and the engines
+    that get its new requests.
+    """
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
-    """One snapshot of all engines and detokenizers."""
+    """Returns a snapshot of all engines and detokenizers, and of the called router."""
     StreamStats: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]  # type: ignore[assignment]
-    """A snapshot every interval."""
+    """Returns a snapshot every interval."""
     StreamSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]  # type: ignore[assignment]
-    """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
+    """Returns every step of the engines and the progress of requests, which engines report twice a second. Idle engines
+    report nothing.
+    """
     StreamCacheEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamCacheEventsRequest, _admin_pb2.StreamCacheEventsResponse]  # type: ignore[assignment]
-    """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
-    each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
-    hold the token ids of prompts and outputs.
+    """Returns changes of the engines' prefix caches: first those that an engine still keeps (its setting
+    `kv_event_buffer`), then new ones, twice a second. INVALID_ARGUMENT if there is no such engine, or none that keeps
+    events. Events contain the token ids of prompts and outputs.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
-    can continue at another router.
+    """Makes the called router stop admitting requests. Live requests may finish until the timeout; then their streams end
+    with UNAVAILABLE, reason DRAINING, and can continue at another router.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Drop the prefix cache of every engine."""
+    """Drops the prefix cache of every engine. Live requests keep their blocks."""
     CallEngines: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallEnginesRequest, _admin_pb2.CallEnginesResponse]  # type: ignore[assignment]
-    """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
-    and the others answer all the same. The method runs at most once per rank.
+    """Runs a named method on every rank of every engine, between two of its steps, at most once per rank. An error of one
+    rank does not affect the results of the others.
     """
     SetServingVersion: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetServingVersionRequest, _admin_pb2.SetServingVersionResponse]  # type: ignore[assignment]
-    """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
-    Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
-    It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
-    `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
-    changes. The same call again changes nothing.
+    """Sends new requests to the engines with a label (their setting `model_version`), for example in a rolling update of
+    a model. Running streams keep their model. Affects only the called router, until it restarts, when its setting
+    `serving_version` applies again: call each router of the ring. NOT_FOUND, reason MODEL_NOT_FOUND, if no available
+    engine has the label; then nothing changes. Idempotent.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -259,7 +278,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]:
-        """The router that answers, its engines, detokenizers and models, with versions, and which engines get its new requests."""
+        """Describes the called router, the engines, detokenizers and models that it knows, with versions, and the engines
+        that get its new requests.
+        """
 
     @_abc_1.abstractmethod
     def GetStats(
@@ -267,7 +288,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatsResponse, _abc.Awaitable[_admin_pb2.GetStatsResponse]]:
-        """One snapshot of all engines and detokenizers."""
+        """Returns a snapshot of all engines and detokenizers, and of the called router."""
 
     @_abc_1.abstractmethod
     def StreamStats(
@@ -275,7 +296,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StreamStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamStatsResponse], _abc.AsyncIterator[_admin_pb2.StreamStatsResponse]]:
-        """A snapshot every interval."""
+        """Returns a snapshot every interval."""
 
     @_abc_1.abstractmethod
     def StreamSteps(
@@ -283,7 +304,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StreamStepsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamStepsResponse], _abc.AsyncIterator[_admin_pb2.StreamStepsResponse]]:
-        """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
+        """Returns every step of the engines and the progress of requests, which engines report twice a second. Idle engines
+        report nothing.
+        """
 
     @_abc_1.abstractmethod
     def StreamCacheEvents(
@@ -291,9 +314,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StreamCacheEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamCacheEventsResponse], _abc.AsyncIterator[_admin_pb2.StreamCacheEventsResponse]]:
-        """Changes of the engines' prefix caches: first those that an engine still keeps (its setting `kv_event_buffer`), then
-        each as it happens, twice a second. INVALID_ARGUMENT if no such engine is there, or none that keeps events. Events
-        hold the token ids of prompts and outputs.
+        """Returns changes of the engines' prefix caches: first those that an engine still keeps (its setting
+        `kv_event_buffer`), then new ones, twice a second. INVALID_ARGUMENT if there is no such engine, or none that keeps
+        events. Events contain the token ids of prompts and outputs.
         """
 
     @_abc_1.abstractmethod
@@ -302,8 +325,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
-        can continue at another router.
+        """Makes the called router stop admitting requests. Live requests may finish until the timeout; then their streams end
+        with UNAVAILABLE, reason DRAINING, and can continue at another router.
         """
 
     @_abc_1.abstractmethod
@@ -312,7 +335,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
-        """Drop the prefix cache of every engine."""
+        """Drops the prefix cache of every engine. Live requests keep their blocks."""
 
     @_abc_1.abstractmethod
     def CallEngines(
@@ -320,8 +343,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CallEnginesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CallEnginesResponse, _abc.Awaitable[_admin_pb2.CallEnginesResponse]]:
-        """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
-        and the others answer all the same. The method runs at most once per rank.
+        """Runs a named method on every rank of every engine, between two of its steps, at most once per rank. An error of one
+        rank does not affect the results of the others.
         """
 
     @_abc_1.abstractmethod
@@ -330,11 +353,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetServingVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetServingVersionResponse, _abc.Awaitable[_admin_pb2.SetServingVersionResponse]]:
-        """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
-        Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
-        It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
-        `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
-        changes. The same call again changes nothing.
+        """Sends new requests to the engines with a label (their setting `model_version`), for example in a rolling update of
+        a model. Running streams keep their model. Affects only the called router, until it restarts, when its setting
+        `serving_version` applies again: call each router of the ring. NOT_FOUND, reason MODEL_NOT_FOUND, if no available
+        engine has the label; then nothing changes. Idempotent.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

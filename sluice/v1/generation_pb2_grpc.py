@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """Text generation. Errors are gRPC statuses with google.rpc details, never a
-    message in the stream.
+    """Text generation. Errors are gRPC statuses with google.rpc details, never messages in the stream.
     """
 
     def __init__(self, channel):
@@ -64,40 +63,39 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """Text generation. Errors are gRPC statuses with google.rpc details, never a
-    message in the stream.
+    """Text generation. Errors are gRPC statuses with google.rpc details, never messages in the stream.
     """
 
     def Generate(self, request, context):
-        """Unary generation; returns after the last token.
+        """Unary generation; returns after the last token of the last output.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Streaming generation: Started, Deltas, one Finished per output, then Done.
+        """Streaming generation: Started, then Deltas, one Finished per output, and Done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Stop a request from another connection. Idempotent.
+        """Stops a live request of this router; its outputs end with FINISH_REASON_ABORTED. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text to token ids.
+        """Converts a text or a chat to token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Converts token ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,8 +138,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """Text generation. Errors are gRPC statuses with google.rpc details, never a
-    message in the stream.
+    """Text generation. Errors are gRPC statuses with google.rpc details, never messages in the stream.
     """
 
     @staticmethod

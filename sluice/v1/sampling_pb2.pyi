@@ -3,8 +3,9 @@
 isort:skip_file
 How tokens are chosen, when an output ends, and what it must match.
 
-Order of the steps for each token: logits processors, logit_bias, bans, penalties, temperature, top_k, top_p, min_p
-(docs/processors.md). Each is a function of the request and of its tokens so far, never of what else is in the batch.
+The logits of each token are changed in this order: logits processors, logit_bias, bans, penalties, guide,
+temperature, top_k, top_p, min_p (docs/processors.md). Each change is a function of the request and of its tokens so
+far, never of other requests in the batch.
 """
 
 from collections import abc as _abc
@@ -24,9 +25,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """How the next token is chosen. Every scalar is `optional`: unset means the
-    server default (generation_config.json, then the documented default), which
-    is different from an explicit zero.
+    """How the next token is chosen. Every scalar is `optional`: if it is unset, the value of the model's
+    generation_config.json applies, else the default below. An explicit zero is used as zero. Values out of range are
+    INVALID_ARGUMENT.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -67,50 +68,60 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 is greedy. Range [0, 2]. Default 1."""
+    """Divides the logits. [0, 2]; 0 is greedy. Default 1."""
     top_k: _builtins.int
-    """Keep the k most likely tokens. 0 turns it off."""
+    """Keep the top_k most likely tokens; 0 turns it off. Default 0."""
     top_p: _builtins.float
-    """Nucleus mass in (0, 1]. Default 1."""
+    """Keep the most likely tokens whose probabilities sum to top_p (nucleus sampling). (0, 1]; 1 turns it off. Default 1."""
     min_p: _builtins.float
-    """Keep tokens whose probability is at least min_p times the maximum."""
+    """Keep tokens whose probability is at least min_p times the highest probability. [0, 1]; 0 turns it off. Default 0."""
     repetition_penalty: _builtins.float
-    """Multiplicative, (0, 100]. 1 is off."""
+    """Makes tokens of the prompt and the output less likely: divides their positive logits and multiplies their negative
+    ones. (0, 100]; 1 turns it off. Default 1.
+    """
     presence_penalty: _builtins.float
-    """As in the OpenAI API, [-2, 2]. 0 is off."""
+    """As in OpenAI's API: subtracted from the logits of tokens that occur in the output. [-2, 2]; 0 turns it off. Default
+    0.
+    """
     frequency_penalty: _builtins.float
-    """As in the OpenAI API, [-2, 2]. 0 is off."""
+    """As in OpenAI's API: subtracted from the logit of a token once per occurrence in the output. [-2, 2]; 0 turns it
+    off. Default 0.
+    """
     seed: _builtins.int
-    """The same seed and request give the same tokens on the same build."""
+    """Seed of the random numbers: the same request with the same seed returns the same tokens (docs/api.md, "Seeds").
+    Default: random; Started.seed returns it.
+    """
     no_repeat_ngram_size: _builtins.int
-    """No n-gram of this size may repeat. 0 is off."""
+    """No sequence of this many tokens may occur twice in prompt and output. [0, 16]; 0 turns it off. Default 0."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Bias added to the logit of a token id, [-100, 100]."""
+        """Added to the logits, by token id. At most 1,024 entries in [-100, 100]."""
 
     @_builtins.property
     def bad_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that are never sampled."""
+        """Token ids that are never sampled. At most 16,384."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Words that are never generated (tokenized by the server)."""
+        """Words that are never completed: the server tokenizes each word and bans its last token where the tokens before it
+        have just occurred. At most 256 words of 256 bytes, 4,096 tokens in total.
+        """
 
     @_builtins.property
     def beam_search(self) -> Global___BeamSearch:
-        """Beam search. Unset samples. With it the whole result comes at the end, the best output first, and these must be
-        unset or off: temperature (0 and 1 are off), top_k, top_p, min_p, logits_processors, best_of, stop strings, guided,
+        """Beam search instead of sampling. The whole result arrives at the end, the best output first. These must be unset or
+        off: temperature (0 and 1 are off), top_k, top_p, min_p, logits_processors, best_of, stop strings, guided,
         speculation and resume. See docs/beams.md.
         """
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The only token ids that may be sampled. Empty: all."""
+        """The only token ids that may be sampled, at most 16,384. Empty: all."""
 
     @_builtins.property
     def logits_processors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Server-side logits post-processors to run, by their configured names, in this order.
-        "batched" names the one batched processor.
+        """Names of logits processors of the engines (Model.logits_processors), in the order in which they run; "batched" is
+        the batched processor. At most 16.
         """
 
     def __init__(
@@ -181,7 +192,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class BeamSearch(_message.Message):
-    """Beam search settings, with the meaning that they have in transformers."""
+    """Beam search, with the semantics of transformers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -191,22 +202,23 @@ class BeamSearch(_message.Message):
     EXHAUSTIVE_FIELD_NUMBER: _builtins.int
     DIVERSITY_RATE_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Number of beams, 1 to 128; 1 is off. At least n."""
+    """Number of beams, 1 to 128, at least n; 1 turns beam search off."""
     length_penalty: _builtins.float
-    """A finished beam's score is the sum of its log-probabilities over its length to this power: > 0 favours longer
-    outputs, < 0 shorter ones. Range [-10, 10]. Default 1.
+    """The score of a finished beam is the sum of its log-probabilities divided by its length to the power of
+    length_penalty: positive values favour longer outputs, negative values shorter ones. [-10, 10]. Default 1.
     """
     early_stopping: _builtins.bool
-    """Stop as soon as `width` finished beams exist. Default: once the best live beam would not be among them, if it ended
-    now.
+    """End the search as soon as `width` beams have finished. Default false: it ends when the best live beam, if it
+    finished now, would not be among the best `width` finished beams.
     """
     exhaustive: _builtins.bool
-    """Stop only once no live beam can get among the finished ones, at any length (early_stopping="never" in
-    transformers). Not together with early_stopping.
+    """End the search only when no live beam can get among the best `width` finished beams at any length
+    (early_stopping="never" in transformers). Not with early_stopping. Default false.
     """
     diversity_rate: _builtins.float
-    """Added to the candidates of a beam, times its rank among the live beams, from 0: > 0 favours candidates of other
-    beams than the best. Changes the choice of beams, not their scores. Range [0, 100]. Default 0.
+    """Multiplied by the rank of a beam among the live beams, from 0, and added to the scores of its candidates: positive
+    values favour candidates of beams other than the best. It affects the choice of beams, not their scores. [0, 100].
+    Default 0.
     """
     def __init__(
         self,
@@ -242,7 +254,7 @@ Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
 @_typing.final
 class StoppingCriteria(_message.Message):
-    """When to stop."""
+    """When an output ends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -253,20 +265,22 @@ class StoppingCriteria(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Maximum number of new tokens. Unset: what fits the context."""
+    """Largest number of tokens of an output, at least 1. CONTEXT_OVERFLOW if prompt and max_tokens exceed the context
+    length. Default: the rest of the context.
+    """
     min_tokens: _builtins.int
-    """No stop condition applies before this many tokens."""
+    """No end or stop condition applies before this many tokens, except the end of a guide. At most max_tokens. Default 0."""
     ignore_eos: _builtins.bool
-    """Continue past EOS; for benchmarks."""
+    """Continue after EOS tokens; for benchmarks. Default false."""
     include_stop_in_output: _builtins.bool
-    """Keep the matched stop text in the output."""
+    """Keep the matched stop string or the text of the stop token in the output. Default false."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Stop strings, matched across token boundaries by the detokenizer."""
+        """Stop strings, matched across token boundaries. At most 32 of 1,024 bytes."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Stop token ids, in addition to the model's own."""
+        """Stop token ids, in addition to the model's EOS tokens. At most 16,384."""
 
     def __init__(
         self,
@@ -303,10 +317,10 @@ Global___StoppingCriteria: _TypeAlias = StoppingCriteria  # noqa: Y015
 
 @_typing.final
 class GuidedDecoding(_message.Message):
-    """Constrains the whole output: at each position only tokens that can lead to a match can be chosen, and the model's end
-    tokens only where the match is complete. Where nothing can follow, the output ends with FINISH_REASON_EOS. Up to
-    65,536 bytes. A guide that cannot be compiled ends the call with INVALID_ARGUMENT, one that takes too long or too much
-    memory with reason GUIDE_TOO_COMPLEX.
+    """A constraint on the whole output: at each position only tokens that can lead to a match are allowed, and the model's
+    end tokens only where the match is complete. Where nothing can follow, the output ends with FINISH_REASON_EOS. At
+    most 65,536 bytes. INVALID_ARGUMENT if the guide cannot be compiled, with reason GUIDE_TOO_COMPLEX if it exceeds the
+    engine's limits of time or memory. See docs/guided.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -318,15 +332,15 @@ class GuidedDecoding(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """JSON Schema text (draft 2020-12). A keyword that is not supported is an error."""
+    """A JSON Schema (draft 2020-12), as text. A keyword that is not supported is an error."""
     regex: _builtins.str
-    """Regular expression that the whole output matches: Rust's syntax, without look-around and back-references."""
+    """A regular expression for the whole output, in Rust's syntax, without look-around and back-references."""
     ebnf: _builtins.str
-    """Grammar: GBNF (`root ::= ...`) or Lark (`start: ...`)."""
+    """A grammar: GBNF (`root ::= ...`) or Lark (`start: ...`)."""
     structural_tag: _builtins.str
     """Free text with structures in it, as JSON: {"structures": [{"begin": "<f>", "schema": {...}, "end": "</f>"}],
-    "triggers": ["<f"]}. Where the text contains a trigger, one of the structures that begin with it must follow, with
-    JSON of its schema and its end.
+    "triggers": ["<f"]}. Where the text contains a trigger, one of the structures that begin with the trigger must
+    follow: its `begin`, JSON that is valid under its `schema`, and its `end`.
     """
     @_builtins.property
     def json_object(self) -> Global___JsonObject:
@@ -334,7 +348,7 @@ class GuidedDecoding(_message.Message):
 
     @_builtins.property
     def choice(self) -> Global___ChoiceList:
-        """One of these strings exactly."""
+        """Exactly one of these strings."""
 
     def __init__(
         self,
@@ -358,7 +372,7 @@ Global___GuidedDecoding: _TypeAlias = GuidedDecoding  # noqa: Y015
 
 @_typing.final
 class JsonObject(_message.Message):
-    """Marker: any JSON object."""
+    """Any JSON object."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -375,14 +389,14 @@ Global___JsonObject: _TypeAlias = JsonObject  # noqa: Y015
 
 @_typing.final
 class ChoiceList(_message.Message):
-    """Allowed outputs."""
+    """The allowed outputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The outputs."""
+        """The texts, of which the output is one."""
 
     def __init__(
         self,

@@ -3,8 +3,9 @@
 isort:skip_file
 How tokens are chosen, when an output ends, and what it must match.
 
-Order of the steps for each token: logits processors, logit_bias, bans, penalties, temperature, top_k, top_p, min_p
-(docs/processors.md). Each is a function of the request and of its tokens so far, never of what else is in the batch.
+The logits of each token are changed in this order: logits processors, logit_bias, bans, penalties, guide,
+temperature, top_k, top_p, min_p (docs/processors.md). Each change is a function of the request and of its tokens so
+far, never of other requests in the batch.
 """
 
 from collections import abc as _abc

@@ -1,6 +1,6 @@
-"""python -m tests.chaos.alarms: a ring on a busy machine, in which nobody dies, must not lose a peer.
+"""No false alarms: a ring on a busy machine in which no service dies must not report a lost peer.
 
-Every few seconds an engine, a detokenizer or the router is stopped for half a second; keys rotate meanwhile.
+python -m tests.chaos.alarms pauses a random service for half a second every few seconds, and rotates keys meanwhile.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from tests.fakes.ports import free_ports
 STOPPED_SECONDS = 0.5
 EVERY_SECONDS = 4.0
 ROTATE_EVERY = 5
-"""Stops."""
+"""Number of pauses between two key rotations."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.alarms")
     parser.add_argument("--seconds", type=float, default=180.0, help="for each of TCP with keys, and ipc")
     parser.add_argument("--busy", type=int, default=16, help="processes that keep the cores busy")
-    given = parser.parse_args()
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.busy)]
+    arguments = parser.parse_args()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(arguments.busy)]
     try:
-        lost = [one(keyed, given.seconds) for keyed in (True, False)]
+        lost = [count_lost_peers(keyed, arguments.seconds) for keyed in (True, False)]
     finally:
         for child in busy:
             child.kill()
@@ -39,8 +39,8 @@ def main() -> int:
     return 1 if any(lost) else 0
 
 
-def one(keyed: bool, seconds: float) -> int:
-    """How many peers were lost."""
+def count_lost_peers(keyed: bool, seconds: float) -> int:
+    """Disturb one ring and return how often it reported a lost peer. `keyed`: over TCP with keys, else over ipc."""
     lines: list[LogLine] = []
     with tempfile.TemporaryDirectory() as name:
         keys = Path(name)
@@ -74,16 +74,16 @@ def over_tcp(keys: Path) -> dict:
 
 
 def disturb(ring: Ring, keys: Path | None, seconds: float) -> tuple[int, int]:
-    """How often services were stopped, and keys rotated."""
-    source, end, stops, rotations = random.Random(0), time.monotonic() + seconds, 0, 0
-    while time.monotonic() < end:
-        pid = source.choice(list(ring.pids.values()))
+    """Returns how often services were paused and keys rotated."""
+    choices, deadline, stops, rotations = random.Random(0), time.monotonic() + seconds, 0, 0
+    while time.monotonic() < deadline:
+        pid = choices.choice(list(ring.pids.values()))
         os.kill(pid, signal.SIGSTOP)
         time.sleep(STOPPED_SECONDS)
         os.kill(pid, signal.SIGCONT)
         stops += 1
         if keys is not None and stops % ROTATE_EVERY == 0:
-            role = source.choice(ROLES)
+            role = choices.choice(ROLES)
             generate(keys, role)
             print(f"{datetime.now(UTC):%H:%M:%S} new key of {role}", flush=True)
             rotations += 1

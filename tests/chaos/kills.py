@@ -1,7 +1,7 @@
 """Streams over a ring whose services are killed: python -m tests.chaos.kills --streams 64 --kills 50
 
-Then the same with adapters, and with images on a LLaVA and on a Qwen2.5-VL. Ends with a line of each that says what
-became of the streams; exit status 1 when one failed or differs from its undisturbed self.
+Repeats this with adapters, and with images on a LLaVA and on a Qwen2.5-VL. Prints one line of totals for each. Exit
+status 1: a stream failed or differs from the same stream undisturbed.
 """
 
 import argparse
@@ -16,20 +16,19 @@ from bench.harness.topic import progress_lines
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
     defaults = KillPlan()
-    for name, meaning in (("streams", "at a time"), ("kills", "in all"), ("seed", "of what dies when")):
+    for name, meaning in (("streams", "at a time"), ("kills", "in total"), ("seed", "of the choice of victims")):
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name), help=meaning)
-    parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="from kill to kill")
-    given = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="between two kills")
+    arguments = parser.parse_args()
     plan = replace(
         WHOLE,
-        streams=given.streams,
-        kills=given.kills,
-        seconds_between=given.seconds,
-        seed=given.seed,
-        adapters=replace(WITH_ADAPTERS, seconds_between=given.seconds),
+        streams=arguments.streams,
+        kills=arguments.kills,
+        seconds_between=arguments.seconds,
+        seed=arguments.seed,
+        adapters=replace(WITH_ADAPTERS, seconds_between=arguments.seconds),
     )
     console = Console()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, progress_lines(console) as progress:

@@ -1,5 +1,7 @@
-"""Every service is restarted under streams with LoRA and prompt adapters, prompt tables, a draft model's guesses or
-images: those that do not end while it drains go on elsewhere."""
+"""Every service is restarted in turn while streams run: streams that do not end while it drains continue elsewhere.
+
+The streams use LoRA and prompt adapters, prompt tables, a draft model or images.
+"""
 
 import asyncio
 
@@ -16,37 +18,37 @@ DRAIN_SECONDS = 3.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def check(ring: Ring, asked: list[StreamRequest]) -> None:
+def check_streams_survive_restarts(ring: Ring, requests: list[StreamRequest]) -> None:
     counter = streams.StreamCounter()
 
     async def run() -> list[str]:
         async with streams.connect(ring.addresses) as client:
-            quiet = await streams.undisturbed(client, asked, lambda: None)
+            quiet = await streams.undisturbed(client, requests, lambda: None)
             restarting = asyncio.create_task(restart_all(ring, lambda _: None))
-            await streams.without_pause(client, asked, quiet, restarting, counter.add)
+            await streams.without_pause(client, requests, quiet, restarting, counter.add)
             return [restart.ending for restart in await restarting]
 
     assert set(asyncio.run(run())) == {"ended with code 0"}
     totals = counter.totals()
     print(totals["streams"], "streams", totals["resumed"], "resumed")
-    assert totals["streams"] >= len(asked)
+    assert totals["streams"] >= len(requests)
     assert (totals["failed"], totals["wrong"], totals["repeated"], totals["faults"]) == (0, 0, 0, [])
 
 
 def test_streams_with_adapters(tmp_path):
     adapters.write_adapters(tmp_path)
     with adapters.ring(WITH_ADAPTERS, tmp_path, drain_timeout=DRAIN_SECONDS) as ring:
-        check(ring, adapters.requests(WITH_ADAPTERS, tmp_path))
+        check_streams_survive_restarts(ring, adapters.requests(WITH_ADAPTERS, tmp_path))
 
 
 def test_streams_with_images(tmp_path):
     model = images.write_model(tmp_path / "llava")
     with WITH_IMAGES.ring({}, model=model, drain_timeout=DRAIN_SECONDS) as ring:
-        check(ring, images.requests(WITH_IMAGES))
+        check_streams_survive_restarts(ring, images.requests(WITH_IMAGES))
 
 
 def test_streams_with_images_of_any_size(tmp_path):
     model = qwen_vl.write_model(tmp_path / "qwen_vl")
-    # Short: its streams are.
+    # The streams are short.
     with WITH_QWEN_VL.ring({}, model=model, drain_timeout=0.5) as ring:
-        check(ring, qwen_vl.requests(WITH_QWEN_VL))
+        check_streams_survive_restarts(ring, qwen_vl.requests(WITH_QWEN_VL))

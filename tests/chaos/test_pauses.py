@@ -1,11 +1,11 @@
-"""Streams whose engine or detokenizer is killed go on, and none of them fails."""
+"""Streams whose engine or detokenizer is killed pause and then continue."""
 
 from bench.deaths.pauses import QUICK, measure
 
 
-def test_streams_pause_and_none_fails(tmp_path):
-    found = measure(QUICK, tmp_path, lambda _: None)
-    assert found.failed == 0
-    assert [bool(pauses.seconds) for pauses in found.pauses] == [True, True]
-    # Some time passes without text; how much, on a busy machine, is not for a test.
-    assert all(second > 0.0 for pauses in found.pauses for second in pauses.seconds)
+def test_streams_pause_when_a_service_is_killed_and_none_fails(tmp_path):
+    result = measure(QUICK, tmp_path, lambda _: None)
+    assert result.failed == 0
+    assert [bool(pauses.seconds) for pauses in result.pauses] == [True, True]
+    # How long the pauses are depends on the machine, so that it is left to the benchmark.
+    assert all(second > 0.0 for pauses in result.pauses for second in pauses.seconds)

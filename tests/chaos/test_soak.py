@@ -1,4 +1,4 @@
-"""The soak as its command, for some seconds and one death."""
+"""The command of the soak test, for a few seconds and one death."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_short_soak(tmp_path):
+def test_a_short_soak_succeeds_and_writes_its_report(tmp_path):
     options = ["--minutes", "0.1", "--every", "6", "--streams", "6", "--threads", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "bench.soak", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)

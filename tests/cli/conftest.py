@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from sluice.launch.local_ring import RingError
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 @pytest.fixture(autouse=True)

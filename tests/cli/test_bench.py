@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tests.fakes import openai_server
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 # Fields of a result file of `vllm bench serve` with its default metrics (v0.11 to v0.15).
 VLLM_FIELDS = {

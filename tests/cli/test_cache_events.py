@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 @pytest.mark.parametrize("engine", ["", "engine-0"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.server import bad_request
+from tests.fakes.failures import bad_request
 
 
 def chats(script) -> list:

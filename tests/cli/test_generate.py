@@ -12,7 +12,7 @@ import pytest
 from sluice.cli.stream_printer import OutputPrinter, print_stream, write_prompt_logprobs
 from sluice.client import Chunk, FinishReason, TokenLogprob, Usage
 from sluice.v1 import generation_pb2, sampling_pb2
-from tests.fakes.server import Failure, bad_request
+from tests.fakes.failures import Failure, bad_request
 
 
 def test_only_the_text_goes_to_stdout(sluice, script) -> None:

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 def test_serving(sluice, script) -> None:

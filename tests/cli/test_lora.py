@@ -4,7 +4,9 @@ import grpc
 import pytest
 
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure, Script, serve
+from tests.fakes.failures import Failure
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 @pytest.fixture

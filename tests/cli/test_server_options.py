@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from tests.fakes.certificates import Authority
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 from tests.fakes.storyteller import GONE, Plan, tell, tell_all
 
 NOBODY = "127.0.0.1:1"
@@ -77,7 +78,7 @@ def test_token_and_tenant(script, address) -> None:
     result = CliRunner().invoke(app, [*run, "--token", "two words"])
     assert (result.exit_code, result.stderr) == (
         1,
-        "error: token must be visible ASCII characters without spaces\n",
+        "error: token must be one or more printable ASCII characters other than spaces\n",
     )
 
 

@@ -6,7 +6,9 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure, Script, serve
+from tests.fakes.failures import Failure
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 def test_without_an_argument_the_version_is_shown(sluice, script, address) -> None:
@@ -46,7 +48,7 @@ def test_any_resets_the_version(sluice, script, address) -> None:
 
 
 def test_a_router_that_refuses_is_named_and_the_others_change(sluice, script, address) -> None:
-    message = "version is 'v9', must be one of an engine that takes work: 'v1'"
+    message = "version is 'v9', must be one of 'v1'"
     with serve(Script(failure=Failure(grpc.StatusCode.NOT_FOUND, message))) as second:
         result = sluice("serving-version", "v9", "--address", f"{second},{address}")
     assert result.exit_code == 1

@@ -1,7 +1,8 @@
-"""`sluice top`: the command with --once, and the full-screen view with textual's Pilot."""
+"""`sluice top`: the command with --once, and the screen, driven by textual's Pilot."""
 
 import builtins
 import json
+import socket
 import time
 from itertools import count
 
@@ -86,7 +87,7 @@ async def test_every_panel_is_filled(screen):
 
 
 @pytest.mark.parametrize("width", [80, 120, 150, 170])
-async def test_panels_fit_into_terminals_of_any_width(screen, width):
+async def test_panels_fit_terminals_of_any_width(screen, width):
     async with screen.run_test(size=(width, 40)) as pilot:
         await until(pilot, lambda: column(screen, "requests"))
         for name in ("detokenizers", "routers", "tenants"):
@@ -102,13 +103,13 @@ async def test_requests_are_visible_in_a_low_terminal(screen):
         assert screen.query_one("#requests", DataTable).size.height > 2
 
 
-async def test_an_answer_during_the_exit_is_ignored(screen):
+async def test_a_snapshot_that_arrives_after_the_screen_has_ended_is_ignored(screen):
     async with screen.run_test(size=(140, 40)) as pilot:
         await until(pilot, lambda: column(screen, "engines"))
     screen._on_snapshot(snapshot(9))
 
 
-async def test_s_cycles_through_the_orders(screen):
+async def test_the_key_s_switches_to_the_next_order(screen):
     async with screen.run_test(size=(140, 40)) as pilot:
         await until(pilot, lambda: column(screen, "engines"))
         await pilot.press("s")
@@ -140,31 +141,31 @@ def answer(router: str, states: dict[str, int], open_requests: int = 0) -> Answe
     info = pb.GetServerInfoResponse(router_id=router, models=[pb.Model(name="tiny")])
     stats = pb.Stats(router=pb.RouterStats(router_id=router, open_requests=open_requests))
     for name, state in states.items():
-        heard = {"model_fingerprint": "0123456789abcdef", "model_version": "v2"} if state == SERVING else {}
-        info.engines.add(engine_id=name, state=state, **heard)
+        known = {"model_fingerprint": "0123456789abcdef", "model_version": "v2"} if state == SERVING else {}
+        info.engines.add(engine_id=name, state=state, **known)
         if state == SERVING:
             stats.engines.add(engine_id=name, active_requests=3)
     stats.tenants.add(tenant="search", open_requests=open_requests)
     return Answer(f"{router}:1", info, stats)
 
 
-def test_answers_of_several_routers_are_combined():
-    found = combine([
+def test_the_answers_of_several_routers_are_combined():
+    ring = combine([
         answer("r0", {"e0": SERVING, "e1": LOST}, 2),
         answer("r1", {"e0": SERVING, "e1": SERVING}, 3),
         Answer("r2:1", error="connection\nrefused"),
     ])  # fmt: skip
-    assert [(row.id, row.state, row.active) for row in found.engines] == [("e0", "serving", 3), ("e1", "serving", 3)]
-    assert [(row.id, row.state, row.error) for row in found.routers] == [
+    assert [(row.id, row.state, row.active) for row in ring.engines] == [("e0", "serving", 3), ("e1", "serving", 3)]
+    assert [(row.id, row.state, row.error) for row in ring.routers] == [
         ("r0", "serving", ""),
         ("r1", "serving", ""),
         ("", "no answer", "connection refused"),
     ]
-    assert [(row.tenant, row.open) for row in found.tenants] == [("search", 5)]
-    assert found.models == ["tiny"]
+    assert [(row.tenant, row.open) for row in ring.tenants] == [("search", 5)]
+    assert ring.models == ["tiny"]
 
 
-def test_the_column_model_shows_the_name_and_version_or_fingerprint():
+def test_the_column_model_has_the_name_and_the_version():
     (engine,) = combine([answer("r0", {"e0": SERVING})]).engines
     assert (engine.model, engine.model_version) == ("tiny", "v2")
     assert str(panels.model(engine)) == "tiny v2"
@@ -188,12 +189,12 @@ def filled(script):
 def test_once_as_json(sluice, filled):
     result = sluice("top", "--once", "--json")
     assert result.exit_code == 0
-    found = json.loads(result.stdout)
-    assert found["models"] == ["tiny"]
-    (engine,) = found["engines"]
+    ring = json.loads(result.stdout)
+    assert ring["models"] == ["tiny"]
+    (engine,) = ring["engines"]
     assert (engine["id"], engine["state"], engine["kv_blocks_used"]) == ("engine-0", "serving", 7)
-    assert found["routers"][0]["open"] == 2
-    (request,) = found["requests"]
+    assert ring["routers"][0]["open"] == 2
+    (request,) = ring["requests"]
     assert (request["id"], request["tenant"], request["state"], request["router"]) == (
         "r",
         "search",
@@ -217,8 +218,44 @@ def test_once_as_tables_needs_no_textual(sluice, filled, monkeypatch):
         assert expected in result.stdout
 
 
-def test_no_server_and_bad_options(sluice):
-    result = CliRunner().invoke(app, ["top", "--once", "--json", "--address", "127.0.0.1:1"])
+def top_once(*addresses: str, as_json: bool = False):
+    options = ["--json"] if as_json else []
+    return CliRunner().invoke(app, ["top", "--once", *options, "--address", ",".join(addresses)])
+
+
+def test_without_a_server_one_line_says_what_to_check():
+    result = top_once("127.0.0.1:1")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["routers"][0]["state"] == "no answer"
+    assert result.stdout == ""
+    assert result.stderr == (
+        "error: no Sluice server answers at 127.0.0.1:1 (Connection refused); start one with: sluice serve\n"
+    )
+
+
+def test_without_a_server_there_is_still_json():
+    result = top_once("127.0.0.1:1", as_json=True)
+    assert result.exit_code == 1
+    (router,) = json.loads(result.stdout)["routers"]
+    assert router["state"] == "no answer"
+    assert router["error"].startswith("no Sluice server answers at 127.0.0.1:1 ")
+
+
+def test_an_address_that_accepts_connections_but_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = top_once(address)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {address} did not answer within 2 s: check that a router listens there\n"
+
+
+def test_a_router_that_does_not_answer_is_reported_beside_the_others(address, filled):
+    result = top_once(address, "127.0.0.1:1")
+    assert result.exit_code == 0
+    assert "router-0" in result.stdout
+    assert "no answer" in result.stdout
+    assert result.stderr.startswith("error: no Sluice server answers at 127.0.0.1:1 ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_json_needs_once(sluice):
     assert sluice("top", "--json").exit_code == 1

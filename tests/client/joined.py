@@ -1,4 +1,4 @@
-"""The joined chunks of a stream, to compare with those of another."""
+"""Joins the chunks of a stream, to compare them with those of another stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,23 +8,23 @@ from sluice.client import Chunk
 
 
 @dataclass
-class Joined:
-    """One output."""
+class JoinedOutput:
+    """All chunks of one output."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[Any, ...] = ()
     tokens: int = 0
     tensors: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
-    """Rows, by name and whether they are the prompt's."""
+    """Rows by (name, whether they belong to the prompt)."""
     ends: list[Any] = field(default_factory=list)
 
 
-def join(chunks: Iterable[Chunk]) -> dict[int, Joined]:
-    """By output. Asserts that every offset and row came once, and nothing after an end."""
-    outputs: dict[int, Joined] = {}
+def join(chunks: Iterable[Chunk]) -> dict[int, JoinedOutput]:
+    """The outputs by index. Asserts that there are no gaps or repetitions, and nothing after the end of an output."""
+    outputs: dict[int, JoinedOutput] = {}
     for chunk in chunks:
-        output = outputs.setdefault(chunk.index, Joined())
+        output = outputs.setdefault(chunk.index, JoinedOutput())
         assert not output.ends
         if (tensor := chunk.tensor) is not None:
             rows = output.tensors.setdefault((tensor.name, tensor.context), [])

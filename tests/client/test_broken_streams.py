@@ -1,4 +1,4 @@
-"""Both clients against routers that break off: the caller sees one stream."""
+"""Both clients with routers that break off: the caller sees one uninterrupted stream."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ BREAKS = {
 
 @pytest.fixture
 def plan() -> Plan:
-    """How the routers break; change it before the call."""
+    """When and how the routers break off, which a test may change before a call."""
     return Plan()
 
 
@@ -52,18 +52,18 @@ def addresses(plan) -> Iterator[list[str]]:
         yield found
 
 
-def calm(addresses: list[str]) -> list[Chunk]:
+def stream_without_breaks(addresses: list[str]) -> list[Chunk]:
     with Client(addresses) as client:
         return list(client.stream("p", **OPTIONS))
 
 
-def tokens_of(spec: pb.GenerationSpec) -> int:
+def num_resumed_tokens(spec: pb.GenerationSpec) -> int:
     return sum(len(each.token_ids) for each in spec.resume)
 
 
 @pytest.mark.parametrize("routers", [1, 2])
 async def test_a_break_at_every_event(plan, addresses, routers) -> None:
-    expected, addresses, resumed = join(calm(addresses)), addresses[:routers], []
+    expected, addresses, resumed = join(stream_without_breaks(addresses)), addresses[:routers], []
     with Client(addresses) as client:
         for at in range(1, 14):
             plan.breaks.append((at, GONE))
@@ -71,7 +71,7 @@ async def test_a_break_at_every_event(plan, addresses, routers) -> None:
             assert join(stream) == expected
             assert stream.usage.completion_tokens == 11
             resumed.append(stream.resumed)
-    # Where only the figures at the end are missing, or after it, there is nothing to resume.
+    # If only the usage is missing, or nothing, there is nothing to resume.
     assert resumed == sorted(resumed, reverse=True)
     assert 6 <= sum(resumed) < len(resumed)
     async with AsyncClient(addresses) as client:
@@ -82,12 +82,12 @@ async def test_a_break_at_every_event(plan, addresses, routers) -> None:
             assert async_stream.resumed == 1
 
 
-async def test_a_break_does_not_show_in_what_is_collected(plan, addresses) -> None:
-    told = join(calm(addresses))
+async def test_a_break_does_not_change_the_collected_result(plan, addresses) -> None:
+    outputs = join(stream_without_breaks(addresses))
     with Client(addresses) as client:
         expected = client.stream("p", **OPTIONS).collect()
-        assert [each.text for each in expected.outputs] == [told[index].text for index in sorted(told)]
-        assert [each.token_ids for each in expected.outputs] == [told[index].token_ids for index in sorted(told)]
+        assert [each.text for each in expected.outputs] == [outputs[index].text for index in sorted(outputs)]
+        assert [each.token_ids for each in expected.outputs] == [outputs[index].token_ids for index in sorted(outputs)]
         assert expected.usage.completion_tokens == 11
         for at in (1, 3, 5):
             plan.breaks.append((at, GONE))
@@ -100,7 +100,7 @@ async def test_a_break_does_not_show_in_what_is_collected(plan, addresses) -> No
 
 @pytest.mark.parametrize("how", BREAKS)
 async def test_every_kind_of_break(plan, addresses, how) -> None:
-    expected = join(calm(addresses))
+    expected = join(stream_without_breaks(addresses))
     plan.breaks.extend([(3, BREAKS[how]), (3, BREAKS[how])])
     with Client(addresses) as client:
         stream = client.stream("p", **OPTIONS)
@@ -110,29 +110,29 @@ async def test_every_kind_of_break(plan, addresses, how) -> None:
     (_, first), (_, second), (_, third) = plan.seen[-3:]
     assert (second.request_id, second.sampling.seed) == (stream.request_id, stream.seed)
     assert not first.resume
-    assert 0 < tokens_of(second) < tokens_of(third)
+    assert 0 < num_resumed_tokens(second) < num_resumed_tokens(third)
     assert {each.model_fingerprint for spec in (second, third) for each in spec.resume} == {MODEL}
     plan.breaks.append((3, BREAKS[how]))
     async with AsyncClient(addresses) as client:
         assert join([chunk async for chunk in client.stream("p", **OPTIONS)]) == expected
 
 
-LOST_ONE = with_reason(CODE.UNAVAILABLE, "ENGINE_LOST", 0.05, engine_deaths="1")
+ENGINE_DIED = with_reason(CODE.UNAVAILABLE, "ENGINE_LOST", 0.05, engine_deaths="1")
 POISON = with_reason(CODE.INTERNAL, "POISON", engine_deaths="2")
 
 
 @pytest.mark.parametrize("unary", [False, True])
-async def test_the_next_router_learns_how_many_engines_died(plan, addresses, unary) -> None:
+async def test_the_number_of_engine_deaths_is_sent_to_the_next_router(plan, addresses, unary) -> None:
     for aio in (False, True):
         plan.seen.clear()
-        plan.breaks.extend([(1, LOST_ONE), (1, GONE), (1, POISON)])
+        plan.breaks.extend([(1, ENGINE_DIED), (1, GONE), (1, POISON)])
         with pytest.raises(Poison) as caught:
-            await (play_async(addresses, unary) if aio else asyncio.to_thread(play, addresses, unary))
+            await (run_request_async(addresses, unary) if aio else asyncio.to_thread(run_request, addresses, unary))
         assert caught.value.engine_deaths == 2
         assert [spec.engine_deaths for _, spec in plan.seen] == [0, 1, 1]
 
 
-def play(addresses: list[str], unary: bool) -> None:
+def run_request(addresses: list[str], unary: bool) -> None:
     with Client(addresses) as client:
         if unary:
             client.generate("p", **OPTIONS)
@@ -140,7 +140,7 @@ def play(addresses: list[str], unary: bool) -> None:
             list(client.stream("p", **OPTIONS))
 
 
-async def play_async(addresses: list[str], unary: bool) -> None:
+async def run_request_async(addresses: list[str], unary: bool) -> None:
     async with AsyncClient(addresses) as client:
         if unary:
             await client.generate("p", **OPTIONS)
@@ -148,8 +148,8 @@ async def play_async(addresses: list[str], unary: bool) -> None:
             [chunk async for chunk in client.stream("p", **OPTIONS)]
 
 
-def test_a_stream_that_got_on_brings_no_deaths_along(plan, addresses) -> None:
-    plan.breaks.extend([(1, LOST_ONE), (5, GONE)])
+def test_progress_resets_the_number_of_engine_deaths(plan, addresses) -> None:
+    plan.breaks.extend([(1, ENGINE_DIED), (5, GONE)])
     with Client(addresses) as client:
         assert join(client.stream("p", **OPTIONS))
     assert [spec.engine_deaths for _, spec in plan.seen] == [0, 1, 0]
@@ -166,7 +166,7 @@ def test_a_stream_that_got_on_brings_no_deaths_along(plan, addresses) -> None:
         (with_reason(CODE.FAILED_PRECONDITION, "MODEL_CHANGED"), ModelChanged),
     ],
 )
-def test_what_no_other_router_can_help(plan, addresses, how, kind) -> None:
+def test_errors_that_are_not_retried_at_other_routers(plan, addresses, how, kind) -> None:
     plan.breaks.append((3, how))
     with Client(addresses) as client, pytest.raises(kind) as caught:
         list(client.stream("p", **OPTIONS))
@@ -174,9 +174,9 @@ def test_what_no_other_router_can_help(plan, addresses, how, kind) -> None:
     assert len(plan.seen) == 1
 
 
-async def test_the_next_router_refuses_for_a_while(plan, addresses) -> None:
-    """The one before may not have noticed yet, or too many come at once."""
-    expected = join(calm(addresses))
+async def test_a_stream_resumes_after_temporary_errors_of_the_next_router(plan, addresses) -> None:
+    """The previous router may not have noticed the break, or too many clients may arrive at the same time."""
+    expected = join(stream_without_breaks(addresses))
     refusals = [
         (0, with_reason(CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST")),
         (0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.05)),
@@ -192,7 +192,7 @@ async def test_the_next_router_refuses_for_a_while(plan, addresses) -> None:
         assert join([chunk async for chunk in client.stream("p", **OPTIONS)]) == expected
 
 
-async def test_no_new_token_for_too_long(plan, addresses) -> None:
+async def test_the_resume_timeout_counts_from_the_latest_token(plan, addresses) -> None:
     plan.breaks.extend([(3, GONE)] + [(1, GONE)] * 100)
     with Client(addresses, resume_timeout=0.5) as client, pytest.raises(Unavailable, match="Socket closed"):
         list(client.stream("p", **OPTIONS))
@@ -202,7 +202,7 @@ async def test_no_new_token_for_too_long(plan, addresses) -> None:
             _ = [chunk async for chunk in client.stream("p", **OPTIONS)]
 
 
-async def test_the_deadline_is_that_of_the_whole_stream(plan, addresses) -> None:
+async def test_the_timeout_limits_all_attempts_together(plan, addresses) -> None:
     plan.breaks.extend([(3, GONE)] + [(1, GONE)] * 1000)
     began = time.monotonic()
     with Client(addresses, timeout=0.4) as client, pytest.raises(DeadlineExceeded):
@@ -213,7 +213,7 @@ async def test_the_deadline_is_that_of_the_whole_stream(plan, addresses) -> None
     assert time.monotonic() - began > 0.8
 
 
-def test_nothing_is_resumed_where_that_is_off(plan, addresses) -> None:
+def test_resuming_can_be_turned_off(plan, addresses) -> None:
     plan.breaks.append((3, GONE))
     with Client(addresses, resume_timeout=0) as client, pytest.raises(Unavailable):
         list(client.stream("p", **OPTIONS))
@@ -223,16 +223,16 @@ def test_nothing_is_resumed_where_that_is_off(plan, addresses) -> None:
     assert len(plan.seen) == 2
 
 
-async def test_a_router_that_stops_in_the_middle(plan) -> None:
-    """The first is in use by both; the connection itself breaks, and nobody listens there any more."""
+async def test_a_router_that_stops_during_a_stream(plan) -> None:
+    """The connection breaks, and the address of the current router does not answer any more."""
     with tell(0, plan) as (first, doomed), tell(1, plan) as (second, _):
-        expected = join(calm([second]))
+        expected = join(stream_without_breaks([second]))
 
-        def wait_for_the_end(_) -> None:
+        def stop_the_server(_) -> None:
             doomed.stop(None).wait(LIMIT)
             threading.Event().wait(0.1)
 
-        plan.breaks.append((4, wait_for_the_end))
+        plan.breaks.append((4, stop_the_server))
         with Client([first, second]) as client:
             while client.addresses[0] != client._routers.current.address:
                 client._routers.skip(client._routers.current)
@@ -240,12 +240,12 @@ async def test_a_router_that_stops_in_the_middle(plan) -> None:
             assert join(stream) == expected
             assert stream.resumed == 1
             assert [number for number, _ in plan.seen[-2:]] == [0, 1]
-            # It stays with the one that works.
+            # The client keeps the router that works.
             assert join(client.stream("p", **OPTIONS)) == expected
             assert len(plan.seen) == 4
 
 
-async def test_a_dead_address_costs_nothing(plan, addresses) -> None:
+async def test_an_unreachable_address_is_skipped(plan, addresses) -> None:
     for _ in range(4):
         with Client(["127.0.0.1:1", addresses[0]]) as client:
             assert list(client.stream("p"))
@@ -255,26 +255,26 @@ async def test_a_dead_address_costs_nothing(plan, addresses) -> None:
             assert (await client.generate("p")).text == "told by 0"
 
 
-async def test_before_it_began_every_address_is_asked_once(plan, addresses) -> None:
-    nobody = with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.01)
-    for ask in (lambda client: list(client.stream("p")), lambda client: client.generate("p")):
+async def test_each_address_is_tried_once_before_a_request_is_accepted(plan, addresses) -> None:
+    no_engine = with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.01)
+    for call in (lambda client: list(client.stream("p")), lambda client: client.generate("p")):
         plan.seen.clear()
-        plan.breaks.extend([(0, nobody)] * 2)
+        plan.breaks.extend([(0, no_engine)] * 2)
         with Client(addresses) as client, pytest.raises(Unavailable) as caught:
-            ask(client)
+            call(client)
         assert caught.value.reason == "NO_ENGINE"
         assert sorted(number for number, _ in plan.seen) == [0, 1]
         plan.breaks.append((0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.01)))
         with Client(addresses) as client, pytest.raises(Overloaded):
-            ask(client)
+            call(client)
         plan.breaks.append((0, with_reason(CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST")))
         with Client(addresses, retry_timeout=LIMIT) as client, pytest.raises(AlreadyExists):
-            ask(client)
+            call(client)
         assert len(plan.seen) == 4
 
 
-async def test_the_only_router_is_restarted(plan, addresses) -> None:
-    """With the options as they are: whatever is asked meanwhile waits for it, once it has been there."""
+async def test_calls_wait_while_the_only_router_restarts(plan, addresses) -> None:
+    """With default options, calls wait for a router that has answered before."""
     address = addresses[0]
     with Client(address) as client:
         assert client.generate("p").text == "told by 0"
@@ -295,8 +295,8 @@ async def test_the_only_router_is_restarted(plan, addresses) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-async def test_a_call_that_grpc_cancels_before_it_began_is_made_again(plan, addresses, routers) -> None:
-    """As gRPC does to calls beyond those that it queues for a server."""
+async def test_a_call_that_grpc_cancels_is_retried(plan, addresses, routers) -> None:
+    """gRPC cancels calls that exceed its queue for a server."""
     cancelled = [(0, bare(CODE.CANCELLED, ""))]
     with Client(addresses[:routers], retry_timeout=LIMIT) as client:
         plan.breaks.extend(cancelled * 3)
@@ -311,7 +311,7 @@ async def test_a_call_that_grpc_cancels_before_it_began_is_made_again(plan, addr
     assert not plan.breaks
 
 
-async def test_what_the_client_cancels_is_not_made_again(plan, addresses) -> None:
+async def test_a_call_that_the_client_cancels_is_not_retried(plan, addresses) -> None:
     entered = threading.Event()
 
     def wait(context) -> None:
@@ -329,7 +329,7 @@ async def test_what_the_client_cancels_is_not_made_again(plan, addresses) -> Non
     assert len(plan.seen) == 1
 
 
-async def test_patience_before_it_began(plan, addresses) -> None:
+async def test_retry_timeout(plan, addresses) -> None:
     busy = [(0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.05))] * 3
     busy += [(0, with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.05))] * 3
     plan.breaks.extend(busy * 2)
@@ -345,7 +345,7 @@ async def test_patience_before_it_began(plan, addresses) -> None:
     assert not plan.breaks
 
 
-async def test_abort_finds_the_router(plan, addresses) -> None:
+async def test_abort_reaches_the_router_of_the_request(plan, addresses) -> None:
     with Client([*addresses, "127.0.0.1:1"]) as client:
         assert client.abort("lives at 0")
         assert client.abort("lives at 1")
@@ -357,9 +357,9 @@ async def test_abort_finds_the_router(plan, addresses) -> None:
         client.abort("r")
 
 
-async def test_leaving_while_it_waits(plan, addresses) -> None:
-    forever = [(3, GONE)] + [(0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.3))] * 1000
-    plan.breaks.extend(forever)
+async def test_closing_a_stream_between_attempts(plan, addresses) -> None:
+    breaks_without_end = [(3, GONE)] + [(0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.3))] * 1000
+    plan.breaks.extend(breaks_without_end)
     with Client(addresses) as client:
         stream = client.stream("p", **OPTIONS)
         assert next(stream)
@@ -368,10 +368,10 @@ async def test_leaving_while_it_waits(plan, addresses) -> None:
         other = client.stream("p", **OPTIONS)
     with pytest.raises(Cancelled):
         list(other)
-    # Routers of its own: calls of those streams may come late, and take a break.
-    own = Plan()
-    own.breaks.extend(forever)
-    with tell_all(2, own) as addresses:
+    # Separate routers, because a late call of the streams above could use up a break.
+    second_plan = Plan()
+    second_plan.breaks.extend(breaks_without_end)
+    with tell_all(2, second_plan) as addresses:
         async with AsyncClient(addresses) as client:
             async_stream = client.stream("p", **OPTIONS)
             assert await anext(async_stream)
@@ -380,7 +380,7 @@ async def test_leaving_while_it_waits(plan, addresses) -> None:
                 pass
 
 
-def test_addresses_and_options_that_cannot_be() -> None:
+def test_invalid_addresses_and_options() -> None:
     with pytest.raises(ValueError, match="addresses is empty"):
         Client([])
     with pytest.raises(TypeError, match="adress"):

@@ -1,4 +1,4 @@
-"""The endless streams of statistics."""
+"""The endless streams of statistics and KV cache events, and other calls of AdminService."""
 
 import threading
 
@@ -7,7 +7,7 @@ import pytest
 
 from sluice.client import AsyncClient, Client, DeadlineExceeded, Unavailable
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 PATIENCE = 60
 STEPS = [
@@ -16,7 +16,7 @@ STEPS = [
 ]
 
 
-def test_steps_come_until_closed(script, address) -> None:
+def test_steps_are_received_until_closed(script, address) -> None:
     script.steps = STEPS
     with Client(address) as client, client.stream_steps() as steps:
         assert [next(steps), next(steps)] == STEPS
@@ -25,7 +25,7 @@ def test_steps_come_until_closed(script, address) -> None:
     assert script.gone.wait(PATIENCE)
 
 
-async def test_steps_come_until_closed_async(script, address) -> None:
+async def test_steps_are_received_until_closed_async(script, address) -> None:
     script.steps = STEPS
     async with AsyncClient(address) as client, client.stream_steps() as steps:
         await steps.started()
@@ -50,7 +50,7 @@ async def test_cache_events(script, address) -> None:
     assert script.seen[-1].engine_id == ""
 
 
-def test_a_dropped_stream_ends_at_the_server(script, address) -> None:
+def test_a_deleted_stream_ends_at_the_server(script, address) -> None:
     with Client(address) as client:
         client.stream_steps()
         assert script.gone.wait(PATIENCE)

@@ -1,4 +1,4 @@
-"""Both clients against a scripted server: results, streams, and how streams end early."""
+"""Both clients with a fake server: results, streams, and how streams end early."""
 
 import asyncio
 import subprocess
@@ -11,11 +11,11 @@ import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import Cancelled, Chunk, FinishReason, LostEvents, ServerError, Unavailable
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 @pytest.mark.process
-def test_importing_sluice_stays_light() -> None:
+def test_importing_sluice_imports_few_modules() -> None:
     code = "import sluice, sluice.ring.errors, sys; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -46,7 +46,7 @@ async def test_generate(script, address) -> None:
         assert await client.generate("x", max_tokens=5) == generation
 
 
-async def test_a_stream_is_collected_to_what_generate_returns(script, address) -> None:
+async def test_a_collected_stream_equals_the_result_of_generate(script, address) -> None:
     script.stop_string = "!"
     with Client(address) as client:
         whole = client.generate("x", token_ids=True)
@@ -79,7 +79,7 @@ async def test_stream(script, address) -> None:
     assert async_stream.usage == stream.usage
 
 
-async def test_stream_that_fails_in_the_middle_and_is_not_resumed(script, address) -> None:
+async def test_a_stream_that_fails_and_is_not_resumed(script, address) -> None:
     script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "engine lost"), 2
     got = []
     with Client(address, resume_timeout=0) as client, pytest.raises(Unavailable, match="engine lost"):
@@ -93,7 +93,7 @@ async def test_stream_that_fails_in_the_middle_and_is_not_resumed(script, addres
 
 
 @pytest.mark.parametrize("flaw", ["lose_event", "omit_done"])
-async def test_loss_is_seen(script, address, flaw) -> None:
+async def test_lost_events_are_detected(script, address, flaw) -> None:
     setattr(script, flaw, True)
     with Client(address, resume_timeout=0) as client, pytest.raises(ServerError, match="stream"):
         list(client.stream("x"))
@@ -125,7 +125,7 @@ def leave_by_exception(client: Client) -> None:
 
 
 @pytest.mark.parametrize("leave", [leave_by_close, leave_by_with, leave_by_break, leave_by_exception])
-def test_leaving_a_stream_cancels_it(script, address, leave) -> None:
+def test_ending_a_stream_early_cancels_its_request(script, address, leave) -> None:
     script.hangs = True
     with Client(address) as client:
         leave(client)
@@ -166,7 +166,7 @@ async def leave_async_by_task(client: AsyncClient) -> None:
 @pytest.mark.parametrize(
     "leave", [leave_async_by_close, leave_async_by_with, leave_async_by_break, leave_async_by_task]
 )
-async def test_leaving_an_async_stream_cancels_it(script, address, leave) -> None:
+async def test_ending_an_async_stream_early_cancels_its_request(script, address, leave) -> None:
     script.hangs = True
     async with AsyncClient(address) as client:
         await leave(client)
@@ -180,7 +180,7 @@ def test_close_from_another_thread_ends_the_stream(script, address) -> None:
         for chunk in stream:
             texts.append(chunk.text)
             if len(texts) == len(script.texts):
-                # Later, while the next chunk is awaited, which never comes.
+                # Later, while the client waits for a chunk that the server does not send.
                 threading.Timer(0.1, stream.close).start()
         assert texts == script.texts
 
@@ -196,7 +196,7 @@ async def test_close_from_another_task_ends_the_stream(script, address) -> None:
         assert texts == script.texts
 
 
-async def test_closing_the_client_under_a_call(script, address) -> None:
+async def test_closing_the_client_during_a_call(script, address) -> None:
     script.hangs = True
     client = AsyncClient(address)
     stream, unary = client.stream("x"), asyncio.create_task(client.generate("x"))
@@ -228,7 +228,7 @@ async def test_a_closed_client(address) -> None:
         await async_client.generate("x")
 
 
-def test_async_client_needs_a_loop() -> None:
+def test_async_client_needs_an_event_loop() -> None:
     with pytest.raises(RuntimeError):
         AsyncClient()
 

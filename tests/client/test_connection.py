@@ -55,7 +55,7 @@ async def test_mutual_tls(authority, tmp_path) -> None:
                 client.generate("p")
 
 
-def test_options_that_do_not_go_together(authority, tmp_path) -> None:
+def test_mutually_exclusive_options(authority, tmp_path) -> None:
     with pytest.raises(ValueError, match="certificate and key"):
         TlsOptions(certificate="a.pem")
     with pytest.raises(ValueError, match="give one"):
@@ -64,7 +64,7 @@ def test_options_that_do_not_go_together(authority, tmp_path) -> None:
         Client(tls=TlsOptions(ca=tmp_path / "nothing.pem"))
 
 
-async def test_token_and_tenant_go_with_every_call() -> None:
+async def test_token_and_tenant_are_sent_with_every_call() -> None:
     plan = Plan()
     with tell(0, plan) as (address, _):
         options = {"token": "s3cret", "tenant": "acme", "metadata": (("x-trace", "1"),)}
@@ -80,7 +80,7 @@ async def test_token_and_tenant_go_with_every_call() -> None:
 
 @pytest.mark.parametrize("value", ["", "two words", "é", "line\nline"])
 @pytest.mark.parametrize("name", ["token", "tenant"])
-def test_what_cannot_be_sent_is_not_repeated(name, value) -> None:
+def test_an_invalid_token_is_not_in_the_error(name, value) -> None:
     with pytest.raises(ValueError, match=f"{name} must be") as caught:
         Client(**{name: value})
     assert not value or value not in str(caught.value)
@@ -93,7 +93,7 @@ def test_what_cannot_be_sent_is_not_repeated(name, value) -> None:
         (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN", Forbidden),
     ],
 )
-def test_who_is_not_let_in(code, reason, kind) -> None:
+def test_rejected_callers(code, reason, kind) -> None:
     plan = Plan()
     with tell(0, plan) as (address, _), Client(address, retry_timeout=60) as client:
         for ask in (lambda: client.generate("p"), lambda: list(client.stream("p"))):
@@ -104,8 +104,8 @@ def test_who_is_not_let_in(code, reason, kind) -> None:
     assert len(plan.seen) == 2
 
 
-async def test_a_router_that_stands_still_is_given_up(monkeypatch) -> None:
-    """Its machine still acknowledges what is sent to it. gRPC alone would wait for a minute."""
+async def test_a_stopped_router_is_abandoned(monkeypatch) -> None:
+    """Its machine still acknowledges packets. With gRPC's defaults, calls would wait for a minute."""
     soon = {"grpc.keepalive_time_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     options = dict(connection.CHANNEL_OPTIONS)
     assert options.keys() >= soon.keys()

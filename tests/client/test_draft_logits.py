@@ -1,4 +1,4 @@
-"""Arrays and tensors as draft logits."""
+"""Conversion of arrays and tensors to draft logits."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def sent(logits):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_tensors(dtype) -> None:
-    # A view, whose rows are not next to each other.
+    # A view whose rows are not contiguous.
     found = sent(torch.stack([ROWS, ROWS], dim=1).to(getattr(torch, dtype)).requires_grad_()[:, 0])
     assert found.dtype == dtype
     assert np.array_equal(Tensor(0, "", 0, False, (2, 3), found.dtype, found.data).array(), ROWS.numpy())
@@ -32,7 +32,7 @@ def test_arrays(dtype) -> None:
     assert np.array_equal(Tensor(0, "", 0, False, (2, 3), found.dtype, found.data).array(), ROWS.numpy())
 
 
-def test_a_mapping_is_sent_as_it_is() -> None:
+def test_a_mapping_is_sent_unchanged() -> None:
     assert sent({"dtype": "float16", "data": b"ab"}).data == b"ab"
 
 
@@ -45,6 +45,6 @@ def test_a_mapping_is_sent_as_it_is() -> None:
     ],
     ids=["a row", "integers", "a list"],
 )
-def test_what_is_no_array_of_logits(logits, error, named) -> None:
+def test_invalid_arrays(logits, error, named) -> None:
     with pytest.raises(error, match=named):
         sent(logits)

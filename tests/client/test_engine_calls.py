@@ -1,11 +1,12 @@
-"""Calls of engine methods: what is sent, what comes back, and that nothing is sent twice."""
+"""Calls of engine methods: their arguments, their answers, and that they are not retried."""
 
 import grpc
 import pytest
 
 from sluice.client import AsyncClient, Client, InvalidRequest, RankAnswer, Unavailable
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure, bad_request, serve
+from tests.fakes.failures import Failure, bad_request
+from tests.fakes.server import serve
 
 ANSWERS = [
     admin_pb2.RankAnswer(engine_id="e0", rank=0, value_json='{"a": [1, null]}'),
@@ -41,7 +42,7 @@ async def test_arguments_and_answers_async(script, address) -> None:
         assert await client.call_engines("m", (1,)) == READ
 
 
-def test_what_is_no_call(address) -> None:
+def test_invalid_arguments(address) -> None:
     with Client(address) as client:
         for args in ([{1}], [b"x"], "text"):
             with pytest.raises(TypeError):
@@ -54,8 +55,8 @@ def test_what_is_no_call(address) -> None:
             client.call_engines("m", ranks=[-1])
 
 
-async def test_a_failed_call_is_not_repeated(script, address) -> None:
-    """Not even where generate would try the next router; the next call goes there."""
+async def test_a_failed_call_is_not_retried(script, address) -> None:
+    """Not even if `generate` would try the next router. The next call uses that router."""
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     with serve(script) as other:
         with Client([address, other], retry_timeout=10) as client:

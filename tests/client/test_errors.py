@@ -18,7 +18,7 @@ from sluice.client import (
     Unavailable,
     Violation,
 )
-from tests.fakes.server import Failure, bad_request
+from tests.fakes.failures import Failure, bad_request
 
 RETRY = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000))
 

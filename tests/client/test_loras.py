@@ -22,20 +22,22 @@ from sluice.client import (
 from sluice.client.loras import PART_BYTES, Upload, is_cut_short
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.server import Failure, Script, serve
+from tests.fakes.failures import Failure
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 CONFIG, WEIGHTS = b'{"r": 8}', bytes(range(256)) * (PART_BYTES // 256) + b"the end"
 
 
 @pytest.fixture
-def other():
+def second():
     return Script()
 
 
 @pytest.fixture
-def addresses(address, other):
-    with serve(other) as second:
-        yield [address, second]
+def addresses(address, second):
+    with serve(second) as second_address:
+        yield [address, second_address]
 
 
 @pytest.fixture
@@ -45,30 +47,31 @@ def folder(tmp_path):
     return tmp_path
 
 
-async def test_every_router_loads_a_path(addresses, script, other) -> None:
+async def test_every_router_loads_a_path(addresses, script, second) -> None:
     loaded = [RouterLoras(each, (Lora("sql", "1", 8, "/adapters/sql"),)) for each in addresses]
     with Client(addresses) as client:
         assert client.load_lora("sql", path="/adapters/sql") == loaded
     async with AsyncClient(addresses) as client:
         assert await client.load_lora("sql", path="/adapters/sql", model="tiny") == loaded
     expected = [admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql", model=model) for model in ("", "tiny")]
-    assert script.seen == other.seen == expected
+    assert script.seen == second.seen == expected
 
 
-async def test_a_folder_is_uploaded_to_every_router(addresses, script, other, folder) -> None:
+async def test_a_folder_is_uploaded_to_every_router(addresses, script, second, folder) -> None:
     with Client(addresses) as client:
-        (first, second) = client.load_lora("sql", folder=folder)
-    assert first.loras == second.loras
+        loaded = client.load_lora("sql", folder=folder)
+    first, other = loaded
+    assert first.loras == other.loras
     assert (first.loras[0].lora_id, first.loras[0].path) == ("sql", "")
     async with AsyncClient(addresses) as client:
-        assert await client.load_lora("again", folder=str(folder)) != [first, second]
-    for router in (script, other):
+        assert await client.load_lora("again", folder=str(folder)) != loaded
+    for router in (script, second):
         assert set(router.uploads) == {"sql", "again"}
         for parts in router.uploads.values():
             assert parts == [CONFIG, WEIGHTS[:PART_BYTES], b"the end"]
 
 
-async def test_an_upload_needs_little_memory(address, script, folder) -> None:
+async def test_an_upload_uses_little_memory(address, script, folder) -> None:
     size = 96 << 20
     with (folder / "adapter_model.safetensors").open("ab") as file:
         file.truncate(size)
@@ -87,7 +90,7 @@ async def test_an_upload_needs_little_memory(address, script, folder) -> None:
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
-async def test_a_file_that_is_missing(address, script, folder, missing) -> None:
+async def test_a_missing_file(address, script, folder, missing) -> None:
     (folder / missing).unlink()
     with Client(address) as client, pytest.raises(FileNotFoundError, match=missing):
         client.load_lora("sql", folder=folder)
@@ -98,8 +101,8 @@ async def test_a_file_that_is_missing(address, script, folder, missing) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file whose reads fail")
-async def test_a_file_that_cannot_be_read(address, script, folder) -> None:
-    """Its error is raised, not that of the call which it ends; nothing is loaded."""
+async def test_an_unreadable_file(address, script, folder) -> None:
+    """The error of the file is raised, not that of the call, and nothing is loaded."""
     (folder / "adapter_model.safetensors").unlink()
     (folder / "adapter_model.safetensors").symlink_to("/proc/self/mem")
     with Client(address) as client, pytest.raises(OSError, match="Input/output error"):
@@ -117,7 +120,7 @@ def test_a_configuration_that_is_too_large(address, folder) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"path": "/a", "folder": "b"}])
-async def test_one_source_is_needed(address, script, given) -> None:
+async def test_exactly_one_source_is_required(address, script, given) -> None:
     with Client(address) as client, pytest.raises(TypeError, match="give either path"):
         client.load_lora("sql", **given)
     async with AsyncClient(address) as client:
@@ -126,8 +129,8 @@ async def test_one_source_is_needed(address, script, given) -> None:
     assert not script.seen
 
 
-async def test_each_failure_is_of_its_router(addresses, script) -> None:
-    """If a router did it, none is raised, and none is tried a second time."""
+async def test_a_failure_of_one_router_is_in_its_result(addresses, script) -> None:
+    """If one router succeeded, no error is raised. Calls are not retried."""
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     with Client(addresses, retry_timeout=10) as client:
         failed, loaded = client.load_lora("sql", path="/adapters/sql")
@@ -140,8 +143,8 @@ async def test_each_failure_is_of_its_router(addresses, script) -> None:
     assert len(script.seen) == 3
 
 
-async def test_the_error_of_all_routers_is_raised(addresses, script, other) -> None:
-    script.failure = other.failure = Failure(grpc.StatusCode.PERMISSION_DENIED, "adapters are loaded with a token")
+async def test_the_first_error_is_raised_if_all_routers_failed(addresses, script, second) -> None:
+    script.failure = second.failure = Failure(grpc.StatusCode.PERMISSION_DENIED, "adapters are loaded with a token")
     with Client(addresses) as client:
         for call in (lambda: client.load_lora("sql", path="/a"), lambda: client.unload_lora("sql"), client.list_loras):
             with pytest.raises(Forbidden, match="with a token"):
@@ -151,9 +154,9 @@ async def test_the_error_of_all_routers_is_raised(addresses, script, other) -> N
             await client.list_loras()
 
 
-async def test_pages_are_followed(addresses, script, other) -> None:
+async def test_all_pages_are_listed(addresses, script, second) -> None:
     script.loras = {name: admin_pb2.Lora(lora_id=name, rank=1) for name in "abcde"}
-    other.loras = {"f": admin_pb2.Lora(lora_id="f", path="/f", rank=2, version="v")}
+    second.loras = {"f": admin_pb2.Lora(lora_id="f", path="/f", rank=2, version="v")}
     shown = [
         RouterLoras(addresses[0], tuple(Lora(name, "", 1) for name in "abcde")),
         RouterLoras(addresses[1], (Lora("f", "v", 2, "/f"),)),
@@ -163,11 +166,11 @@ async def test_pages_are_followed(addresses, script, other) -> None:
     async with AsyncClient(addresses) as client:
         assert await client.list_loras() == shown
     assert [each.page_token for each in script.seen] == ["", "b", "d"] * 2
-    assert len(other.seen) == 2
+    assert len(second.seen) == 2
 
 
-async def test_unloading(addresses, script, other) -> None:
-    """A router that another one has informed has done it."""
+async def test_unloading(addresses, script, second) -> None:
+    """A router that has learned of the change from another router counts as successful."""
     script.loras = {"sql": admin_pb2.Lora(lora_id="sql")}
     with Client(addresses) as client:
         assert client.unload_lora("sql") == [RouterLoras(each) for each in addresses]
@@ -179,7 +182,7 @@ async def test_unloading(addresses, script, other) -> None:
     assert not script.loras
 
 
-def test_a_request_names_an_adapter_or_brings_it(address, script, folder) -> None:
+def test_a_request_names_an_adapter_or_has_its_weights(address, script, folder) -> None:
     with Client(address) as client:
         client.generate("x", lora_id="sql")
         client.generate("x", lora_weights=read_lora(folder))
@@ -210,7 +213,7 @@ def test_errors_of_adapters(address, script, code, reason, kind) -> None:
     assert (caught.value.reason, caught.value.retryable) == (reason, False)
 
 
-def test_an_upload_whose_answer_grpc_has_lost_is_tried_again() -> None:
+def test_an_upload_is_retried_if_grpc_has_lost_its_answer() -> None:
     def status(code, details):
         return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 

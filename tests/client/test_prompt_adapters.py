@@ -14,23 +14,24 @@ from sluice.client import (
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.prompt_files import some_rows, write
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 ROWS = some_rows(0)
 
 
 @pytest.fixture
-def other():
+def second():
     return Script()
 
 
 @pytest.fixture
-def addresses(address, other):
-    with serve(other) as second:
-        yield [address, second]
+def addresses(address, second):
+    with serve(second) as second_address:
+        yield [address, second_address]
 
 
-async def test_each_source_goes_to_every_router(addresses, script, other, tmp_path) -> None:
+async def test_each_source_is_loaded_at_every_router(addresses, script, second, tmp_path) -> None:
     folder = write(tmp_path / "terse", ROWS)
     sources = [{"rows": ROWS}, {"folder": folder}, {"path": "/prompts/terse"}]
     files = [(folder / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]
@@ -47,7 +48,7 @@ async def test_each_source_goes_to_every_router(addresses, script, other, tmp_pa
         {"path": "/prompts/terse"},
     ]
     requests = [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **each) for each in expected]
-    assert script.seen == other.seen == [request for request in requests for _ in range(2)]
+    assert script.seen == second.seen == [request for request in requests for _ in range(2)]
 
 
 async def test_all_pages_are_listed(addresses, script) -> None:
@@ -64,11 +65,11 @@ async def test_all_pages_are_listed(addresses, script) -> None:
         assert await client.list_prompt_adapters() == expected
 
 
-async def test_unloading_needs_one_router_that_knows_it(addresses, script, other) -> None:
-    for forget in (script, other):
-        for each in (script, other):
+async def test_unloading_fails_if_no_router_has_the_adapter(addresses, script, second) -> None:
+    for forget in (script, second):
+        for each in (script, second):
             each.prompt_adapters["x"] = admin_pb2.PromptAdapter(prompt_adapter_id="x")
-        # The other one has passed it on before.
+        # The second router has already passed the change on.
         del forget.prompt_adapters["x"]
         with Client(addresses) as client:
             assert client.unload_prompt_adapter("x") == [RouterPromptAdapters(each) for each in addresses]
@@ -77,7 +78,7 @@ async def test_unloading_needs_one_router_that_knows_it(addresses, script, other
             await client.unload_prompt_adapter("x")
 
 
-def test_a_router_that_is_gone_has_an_error(address) -> None:
+def test_an_unreachable_router_has_an_error(address) -> None:
     with Client([address, "127.0.0.1:1"], timeout=30) as client:
         first, second = client.load_prompt_adapter("x", rows=[[0.0, 1.0]])
     assert first.error is None
@@ -85,13 +86,13 @@ def test_a_router_that_is_gone_has_an_error(address) -> None:
 
 
 @pytest.mark.parametrize("source", [{}, {"rows": ROWS, "path": "/x"}])
-def test_one_source_is_needed(address, script, source) -> None:
-    with Client(address) as client, pytest.raises(TypeError, match="give one of rows, folder"):
+def test_exactly_one_source_is_required(address, script, source) -> None:
+    with Client(address) as client, pytest.raises(TypeError, match="give exactly one of rows; folder"):
         client.load_prompt_adapter("x", **source)
     assert not script.seen
 
 
-def test_a_request_names_one(address, script) -> None:
+def test_a_request_names_an_adapter(address, script) -> None:
     with Client(address) as client:
         client.generate("t", prompt_adapter_id="x")
     assert script.seen[-1].spec.prompt_adapter_id == "x"

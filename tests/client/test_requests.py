@@ -1,4 +1,4 @@
-"""Prompts and options become the right fields of the request."""
+"""Prompts and options set the right fields of the request."""
 
 from datetime import timedelta
 
@@ -81,7 +81,7 @@ ROWS = [[0.5, -1.0], [2.0, 0.25], [1.0, 3.0]]
     ],
     ids=str,
 )
-def test_embeddings_from_what_callers_have(rows, dtype) -> None:
+def test_embeddings_from_tensors_arrays_and_lists(rows, dtype) -> None:
     as_prompt = build_spec({"prompt_embeds": rows}, {}).prompt_embeds
     as_table = build_spec("x", {"prompt_table": rows}).prompt_table.embeddings
     assert as_prompt == as_table
@@ -96,12 +96,12 @@ def test_a_table_with_extra_ids() -> None:
 
 
 @pytest.mark.parametrize("rows", ["text", 5, [[1.0], [1.0, 2.0]], {"shape": [1, 1]}, {"rows": 1}], ids=str)
-def test_what_is_no_embeddings(rows) -> None:
+def test_invalid_embeddings(rows) -> None:
     with pytest.raises(TypeError, match="embeddings"):
         build_spec({"prompt_embeds": rows}, {})
 
 
-def test_options_go_to_their_messages() -> None:
+def test_options_set_fields_of_their_messages() -> None:
     spec = build_spec(
         "x",
         {
@@ -139,7 +139,7 @@ def test_options_go_to_their_messages() -> None:
     assert spec.model == ""
 
 
-def test_durations_inside_of_mappings_are_seconds_too() -> None:
+def test_durations_in_mappings_are_in_seconds() -> None:
     spec = build_spec(
         "x",
         {
@@ -164,7 +164,7 @@ def test_durations_inside_of_mappings_are_seconds_too() -> None:
     )
 
 
-def test_what_is_not_given_is_unset() -> None:
+def test_missing_options_are_unset() -> None:
     spec = build_spec("x", {"temperature": None, "stop": None})
     assert spec == pb.GenerationSpec(text="x")
 
@@ -173,7 +173,7 @@ def test_several_stops() -> None:
     assert list(build_spec("x", {"stop": ("a", "b")}).stopping.stop) == ["a", "b"]
 
 
-def test_unknown_option_names_the_nearest() -> None:
+def test_an_unknown_option_suggests_the_closest() -> None:
     with pytest.raises(TypeError, match=r"unknown option 'regex'; did you mean guided=\{'regex': ...\}\?"):
         build_spec("x", {"regex": "a"})
     with pytest.raises(TypeError, match=r"unknown option 'temprature'; did you mean 'temperature'\?"):
@@ -196,7 +196,7 @@ def test_unknown_option_names_the_nearest() -> None:
         ({"time_limit": 1e30}, "spec.time_limit"),
     ],
 )
-def test_values_that_cannot_be_sent_name_their_field(options, path) -> None:
+def test_an_unencodable_value_names_its_field(options, path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         build_spec("x", options)
     assert [violation.field for violation in caught.value.violations] == [path]
@@ -211,7 +211,7 @@ def test_values_that_cannot_be_sent_name_their_field(options, path) -> None:
         ([{"role": "user", "text": "x"}], "spec.chat"),
     ],
 )
-def test_prompts_that_cannot_be_sent(prompt, path) -> None:
+def test_unencodable_prompts(prompt, path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         build_spec(prompt, {})
     assert caught.value.violations[0].field == path
@@ -249,7 +249,7 @@ def test_images() -> None:
         {"type": "audio", "data": b"x"},
         "text",
     ):
-        with pytest.raises(TypeError, match="a part is"):
+        with pytest.raises(TypeError, match="a part must be"):
             build_spec([{"role": "user", "content": [part]}], {})
     with pytest.raises(TypeError, match="images"):
         build_spec("x", {"images": ["path.png"]})
@@ -263,13 +263,13 @@ def test_images() -> None:
         {"id": "1", "function": {"name": "add", "arguments": {"a": 1}}},
     ],
 )
-def test_calls_of_tools_in_the_contracts_form_and_in_openais(call) -> None:
+def test_tool_calls_in_both_forms(call) -> None:
     spec = build_spec([{"role": "assistant", "content": None, "tool_calls": [call]}], {})
     (message,) = spec.chat.messages
     assert message.tool_calls == [pb.ToolCall(id="1", name="add", arguments_json='{"a": 1}')]
 
 
-def test_a_call_of_another_form_is_refused() -> None:
+def test_a_tool_call_of_another_form_is_refused() -> None:
     call = {"id": "1", "type": "custom", "custom": {"name": "add"}}
     with pytest.raises(InvalidRequest, match="ToolCall has no"):
         build_spec([{"role": "assistant", "tool_calls": [call]}], {})

@@ -1,4 +1,4 @@
-"""When a failed request is tried again."""
+"""When a failed request is retried."""
 
 import threading
 
@@ -10,12 +10,12 @@ from sluice.client.retries import LONGEST_PAUSE_SECONDS, Retries
 LOST = Unavailable("it broke")
 
 
-def attempts(addresses: int = 1, timeout: float | None = None, retry: float = 0.0, resume: float = 60.0) -> Retries:
+def new_retries(addresses: int = 1, timeout: float | None = None, retry: float = 0.0, resume: float = 60.0) -> Retries:
     return Retries(addresses, timeout, retry, resume, now=100.0)
 
 
-def test_other_addresses_at_once_and_then_pauses_that_grow() -> None:
-    found = attempts(addresses=3, retry=1e6)
+def test_other_addresses_are_tried_before_growing_pauses() -> None:
+    found = new_retries(addresses=3, retry=1e6)
     pauses = [found.on_failure(LOST, 100.0) for _ in range(12)]
     assert pauses[:2] == [0.0, 0.0]
     assert 0.1 <= pauses[2] <= 0.15
@@ -25,19 +25,19 @@ def test_other_addresses_at_once_and_then_pauses_that_grow() -> None:
     assert found.on_failure(LOST, 100.0) == 0.0
 
 
-def test_the_server_says_when() -> None:
-    found = attempts(retry=1e6)
+def test_the_server_suggests_the_pause() -> None:
+    found = new_retries(retry=1e6)
     for _ in range(5):
         assert 3.0 <= found.on_failure(Overloaded("full", retry_after=3.0), 100.0) <= 4.5
 
 
-def test_an_overloaded_router_is_not_fled_from() -> None:
+def test_an_overloaded_router_does_not_change_the_router() -> None:
     with pytest.raises(Overloaded):
-        attempts(addresses=2).on_failure(Overloaded("full", retry_after=1.0), 100.0)
+        new_retries(addresses=2).on_failure(Overloaded("full", retry_after=1.0), 100.0)
 
 
-def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
-    found = attempts(resume=10.0)
+def test_the_resume_timeout_counts_from_the_first_failure_since_progress() -> None:
+    found = new_retries(resume=10.0)
     found.on_admitted()
     found.on_failure(LOST, 1000.0)
     found.on_admitted()
@@ -64,24 +64,24 @@ def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
 )
 def test_which_errors_are_final(error, fresh, begun) -> None:
 
-    def goes_on(found: Retries) -> bool:
+    def is_retried(found: Retries) -> bool:
         try:
             found.on_failure(error, 100.0)
         except SluiceError:
             return False
         return True
 
-    assert goes_on(attempts(retry=60.0)) == fresh
-    found = attempts()
+    assert is_retried(new_retries(retry=60.0)) == fresh
+    found = new_retries()
     found.on_admitted()
-    assert goes_on(found) == begun
-    off = attempts(addresses=2, resume=0.0)
+    assert is_retried(found) == begun
+    off = new_retries(addresses=2, resume=0.0)
     off.on_admitted()
-    assert not goes_on(off)
+    assert not is_retried(off)
 
 
-def test_a_request_that_ends_engines_is_not_taken_to_router_after_router() -> None:
-    found = attempts(addresses=3)
+def test_a_request_that_kills_engines_gets_one_attempt_per_router() -> None:
+    found = new_retries(addresses=3)
     found.on_admitted()
     lost = Unavailable("tried often", reason="ENGINE_LOST", retry_after=0.5)
     assert [found.on_failure(lost, 100.0), found.on_failure(lost, 100.0)] == [0.0, 0.0]
@@ -89,7 +89,7 @@ def test_a_request_that_ends_engines_is_not_taken_to_router_after_router() -> No
         found.on_failure(lost, 100.0)
 
 
-def test_a_router_that_has_answered_is_waited_for() -> None:
+def test_routers_that_have_answered_are_waited_for() -> None:
     answered = threading.Event()
 
     def fresh(resume: float = 10.0) -> Retries:
@@ -113,16 +113,16 @@ def test_a_router_that_has_answered_is_waited_for() -> None:
             fresh().on_failure(there, 100.0)
 
 
-def test_a_router_that_says_why_has_answered() -> None:
+def test_an_error_with_a_reason_counts_as_an_answer() -> None:
     answered = threading.Event()
     found = Retries(1, None, 0.0, 10.0, 100.0, answered)
     assert found.on_failure(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
     assert answered.is_set()
 
 
-def test_the_deadline_cuts_a_pause() -> None:
-    found = attempts(timeout=5.0, retry=1e6)
+def test_the_timeout_shortens_a_pause() -> None:
+    found = new_retries(timeout=5.0, retry=1e6)
     assert (found.time_left(101.0), found.elapsed(101.0)) == (4.0, 1.0)
     assert found.on_failure(Overloaded("full", retry_after=50.0), 104.0) == 1.0
     assert found.time_left(107.0) == 0.0
-    assert attempts().time_left(107.0) is None
+    assert new_retries().time_left(107.0) is None

@@ -1,22 +1,24 @@
-"""The model version in service: asked of and set at every router, with one answer for each."""
+"""The model version in service: read and set at every router, with one result for each."""
 
 import grpc
 import pytest
 
 from sluice.client import AsyncClient, Client, ModelNotFound, ServingVersion, Unavailable
 from sluice.v1 import admin_pb2
-from tests.fakes.server import Failure, Script, serve
+from tests.fakes.failures import Failure
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 @pytest.fixture
-def other():
+def second():
     return Script(info=admin_pb2.GetServerInfoResponse(serving_version="v1", serving_engines=3))
 
 
 @pytest.fixture
-def addresses(address, other):
-    with serve(other) as second:
-        yield [address, second]
+def addresses(address, second):
+    with serve(second) as second_address:
+        yield [address, second_address]
 
 
 def expected(addresses) -> list[ServingVersion]:
@@ -24,22 +26,22 @@ def expected(addresses) -> list[ServingVersion]:
     return [ServingVersion(first, "v2", 0, former=""), ServingVersion(second, "v2", 3, former="v1")]
 
 
-def test_every_router_is_changed(addresses, script, other) -> None:
+def test_every_router_changes(addresses, script, second) -> None:
     with Client(addresses) as client:
         assert client.set_serving_version("v2") == expected(addresses)
         assert [each.version for each in client.serving_versions()] == ["v2", "v2"]
         assert [(each.version, each.former) for each in client.set_serving_version("")] == [("", "v2"), ("", "v2")]
-    assert script.seen == other.seen
+    assert script.seen == second.seen
     assert script.seen[0] == admin_pb2.SetServingVersionRequest(version="v2")
 
 
-async def test_every_router_is_changed_async(addresses) -> None:
+async def test_every_router_changes_async(addresses) -> None:
     async with AsyncClient(addresses) as client:
         assert await client.set_serving_version("v2") == expected(addresses)
         assert [each.version for each in await client.serving_versions()] == ["v2", "v2"]
 
 
-async def test_every_router_is_asked(addresses) -> None:
+async def test_every_router_answers(addresses) -> None:
     shown = [ServingVersion(addresses[0]), ServingVersion(addresses[1], "v1", 3)]
     with Client(addresses) as client:
         assert client.serving_versions() == shown
@@ -47,8 +49,8 @@ async def test_every_router_is_asked(addresses) -> None:
         assert await client.serving_versions() == shown
 
 
-async def test_each_failure_is_of_its_router(addresses, script, other) -> None:
-    """None is tried a second time."""
+async def test_a_failure_of_one_router_is_in_its_result(addresses, script, second) -> None:
+    """Calls are not retried."""
     script.failure = Failure(grpc.StatusCode.NOT_FOUND, "version is 'v2'")
     with Client(addresses, retry_timeout=10) as client:
         refused, changed = client.set_serving_version("v2")
@@ -62,10 +64,10 @@ async def test_each_failure_is_of_its_router(addresses, script, other) -> None:
     assert isinstance(refused.error, Unavailable)
     assert isinstance(asked.error, Unavailable)
     assert changed.version == "v3"
-    assert (len(script.seen), len(other.seen)) == (3, 3)
+    assert (len(script.seen), len(second.seen)) == (3, 3)
 
 
-def test_without_any_answer_nothing_is_raised(script, address) -> None:
+def test_nothing_is_raised_if_all_routers_failed(script, address) -> None:
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     with Client(address) as client:
         (found,) = client.set_serving_version("v2")

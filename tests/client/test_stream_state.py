@@ -1,4 +1,4 @@
-"""A stream that breaks anywhere, any number of times, tells what the undisturbed one tells. No sockets, no clocks."""
+"""A stream that breaks anywhere, any number of times, yields what the undisturbed stream yields. Without sockets."""
 
 import random
 from datetime import timedelta
@@ -35,35 +35,37 @@ specs = st.builds(
 flaws = st.tuples(st.integers(0, 16), st.sampled_from(["break", "lose", "repeat"]))
 
 
-def begin(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
+def new_state(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
     attempts = Retries(2, None, 1000.0, 1000.0, 0.0)
     copy = pb.GenerationSpec()
     copy.CopyFrom(spec)
     return StreamState(copy, attempts), attempts
 
 
-def flawed(stream, at: int, flaw: str):
-    """The stream up to a break; or with one event lost or repeated, which its sequence numbers do not show."""
-    found = list(stream)
-    news = at < len(found) and (
-        found[at].delta.token_count or found[at].HasField("finished") or found[at].HasField("tensor")
-    )
-    if flaw == "break" or not news:
-        return found[:at]
-    found[at : at + 1] = [] if flaw == "lose" else found[at : at + 1] * 2
-    for number, event in enumerate(found, 1):
+def with_flaw(stream, at: int, flaw: str):
+    """The events up to a break; or all, with one lost or repeated, which their sequence numbers do not show."""
+    events_of_stream = list(stream)
+    event = events_of_stream[at] if at < len(events_of_stream) else None
+    if flaw == "break" or event is None or not _has_content(event):
+        return events_of_stream[:at]
+    events_of_stream[at : at + 1] = [] if flaw == "lose" else [event] * 2
+    for number, event in enumerate(events_of_stream, 1):
         copy = pb.GenerateStreamResponse()
         copy.CopyFrom(event)
         copy.sequence = number
-        found[number - 1] = copy
-    return found
+        events_of_stream[number - 1] = copy
+    return events_of_stream
 
 
-def play(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tuple[list[Chunk], StreamState]:
-    """All chunks of a stream whose attempts fail by plan; the one after the last does not."""
-    rows, (resume, attempts), chunks = random.Random(seed), begin(spec), []
+def _has_content(event: pb.GenerateStreamResponse) -> bool:
+    return bool(event.delta.token_count) or event.HasField("finished") or event.HasField("tensor")
+
+
+def run_stream(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tuple[list[Chunk], StreamState]:
+    """All chunks of a stream whose attempts fail as planned. The attempt after these does not fail."""
+    rows, (resume, attempts), chunks = random.Random(seed), new_state(spec), []
     for at, flaw in [*plan, (10**6, "break")]:
-        stream = flawed(events(resume.request(0.0).spec, rows), at, flaw)
+        stream = with_flaw(events(resume.request(0.0).spec, rows), at, flaw)
         try:
             for event in stream:
                 chunks += resume.on_event(event)
@@ -78,9 +80,9 @@ def play(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tup
 
 @examples(300)
 @given(spec=specs, plan=st.lists(flaws, max_size=6), seed=st.integers(0, 99))
-def test_any_breaks_make_no_difference(spec, plan, seed) -> None:
-    calm, whole = play(spec, [], seed + 1)
-    broken, resume = play(spec, plan, seed)
+def test_breaks_do_not_change_the_stream(spec, plan, seed) -> None:
+    calm, whole = run_stream(spec, [], seed + 1)
+    broken, resume = run_stream(spec, plan, seed)
     expected, found = join(calm), join(broken)
     assert found == expected
     assert resume.usage == whole.usage
@@ -93,9 +95,9 @@ def test_any_breaks_make_no_difference(spec, plan, seed) -> None:
         )
 
 
-def test_what_the_next_attempt_asks_for() -> None:
+def test_the_request_of_the_next_attempt() -> None:
     spec = pb.GenerationSpec(text="p", n=2, stopping={"max_tokens": 6}, time_limit=timedelta(seconds=10))
-    resume, attempts = begin(spec)
+    resume, attempts = new_state(spec)
     first = resume.request(0.0).spec
     assert (list(first.resume), first.output.token_ids, first.sampling.HasField("seed")) == ([], True, False)
     assert first.time_limit.ToTimedelta() == timedelta(seconds=10)
@@ -111,25 +113,25 @@ def test_what_the_next_attempt_asks_for() -> None:
     assert {each.index: len(each.token_ids) for each in second.resume} == deltas
     assert (second.request_id, second.sampling.seed, second.text) == ("drawn", DRAWN_SEED, "p")
     assert second.time_limit.ToTimedelta() == timedelta(seconds=6)
-    # The server ends it, as it would have.
+    # The server ends the request, as it would have done.
     assert resume.request(99.0).spec.time_limit.ToTimedelta() == timedelta(milliseconds=1)
 
 
-def test_a_caller_who_resumes_by_himself_is_resumed_too() -> None:
+def test_a_stream_that_the_caller_resumes_can_be_resumed() -> None:
     spec = pb.GenerationSpec(text="p", sampling={"seed": 3}, stopping={"max_tokens": 6})
-    whole, _ = play(spec, [], 1)
+    whole, _ = run_stream(spec, [], 1)
     ids = [
         pb.ResumeFrom(index=0, token_ids=each.delta.token_ids[:1]) for each in list(events(spec, random.Random(1)))[1:2]
     ]
     spec.resume.extend(ids)
     spec.output.token_ids = True
-    chunks, _ = play(spec, [(2, "break")], 2)
+    chunks, _ = run_stream(spec, [(2, "break")], 2)
     assert (chunks[0].token_offset, chunks[-1].completion_tokens) == (1, 6)
     assert "".join(chunk.text for chunk in whole).endswith("".join(chunk.text for chunk in chunks))
 
 
-def tell(resume: StreamState, *messages) -> list[Chunk]:
-    """One attempt's chunks for these events."""
+def run_attempt(resume: StreamState, *messages) -> list[Chunk]:
+    """The chunks of an attempt with these events."""
     resume.request(0.0)
     found = []
     for number, each in enumerate(messages, 1):
@@ -138,10 +140,10 @@ def tell(resume: StreamState, *messages) -> list[Chunk]:
     return found
 
 
-def test_text_before_an_end_that_is_lost_is_not_shown_twice() -> None:
-    """At the time limit, held-back text comes without a token; if that end is lost, the text may come differently."""
-    resume, _ = begin(pb.GenerationSpec(text="p"))
-    first = tell(
+def test_text_before_a_lost_end_is_not_returned_twice() -> None:
+    """At the time limit, held-back text has no token. If the end is lost, the next attempt may return other text."""
+    resume, _ = new_state(pb.GenerationSpec(text="p"))
+    first = run_attempt(
         resume,
         pb.Started(request_id="r", seed=1),
         pb.Delta(text="a", token_ids=[1, 2], token_count=2),
@@ -149,60 +151,60 @@ def test_text_before_an_end_that_is_lost_is_not_shown_twice() -> None:
     )
     assert [chunk.text for chunk in first] == ["a"]
     end = pb.Finished(finish_reason=pb.FINISH_REASON_TIME_LIMIT, completion_tokens=3)
-    second = tell(resume, pb.Started(), pb.Delta(text="é", token_ids=[3], token_offset=2, token_count=1), end)
+    second = run_attempt(resume, pb.Started(), pb.Delta(text="é", token_ids=[3], token_offset=2, token_count=1), end)
     assert [(chunk.text, chunk.token_offset) for chunk in second] == [("é", 2), ("", 3)]
     assert second[-1].finish_reason is FinishReason.TIME_LIMIT
 
 
-def test_a_beam_search_starts_again() -> None:
-    search, _ = begin(pb.GenerationSpec(text="p", n=2, sampling={"beam_search": {"width": 2}}))
+def test_a_beam_search_restarts() -> None:
+    search, _ = new_state(pb.GenerationSpec(text="p", n=2, sampling={"beam_search": {"width": 2}}))
     best = pb.Delta(text="ab", token_ids=[1, 2], token_count=2), pb.Finished(completion_tokens=2)
     second = pb.Delta(index=1, text="c", token_ids=[3], token_count=1), pb.Finished(index=1, completion_tokens=1)
-    first = tell(search, pb.Started(request_id="r", seed=1), *best, second[0])
+    first = run_attempt(search, pb.Started(request_id="r", seed=1), *best, second[0])
     assert not search.request(0.0).spec.resume
-    again = tell(search, pb.Started(), *best, *second)
+    again = run_attempt(search, pb.Started(), *best, *second)
     assert [(chunk.index, chunk.text) for chunk in first + again] == [(0, "ab"), (0, ""), (1, "c"), (1, "")]
 
 
-def test_what_has_come_is_dropped() -> None:
-    resume, _ = begin(pb.GenerationSpec(text="p", n=2))
+def test_events_received_before_are_dropped() -> None:
+    resume, _ = new_state(pb.GenerationSpec(text="p", n=2))
     a, b = (
         pb.Delta(text="a", token_ids=[1], token_count=1),
         pb.Delta(text="b", token_ids=[2], token_offset=1, token_count=1),
     )
-    assert [chunk.text for chunk in tell(resume, pb.Started(), a, a, b, a, b)] == ["a", "b"]
-    # The second ended before its first token, which no resume can say: the next attempt brings some all the same.
+    assert [chunk.text for chunk in run_attempt(resume, pb.Started(), a, a, b, a, b)] == ["a", "b"]
+    # The second output ended before its first token, which a resume cannot express: the next attempt generates some.
     empty = pb.Finished(index=1, finish_reason=pb.FINISH_REASON_EOS)
-    assert len(tell(resume, pb.Started(), empty)) == 1
+    assert len(run_attempt(resume, pb.Started(), empty)) == 1
     again = pb.Delta(index=1, text="c", token_ids=[3], token_count=1)
-    assert tell(resume, pb.Started(), again, pb.Finished(index=1, completion_tokens=1)) == []
+    assert run_attempt(resume, pb.Started(), again, pb.Finished(index=1, completion_tokens=1)) == []
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_a_hole_and_half_a_repetition_cannot_be_cut(offset) -> None:
-    resume, _ = begin(pb.GenerationSpec(text="p"))
-    tell(resume, pb.Started(), pb.Delta(text="a", token_ids=[1], token_count=1))
+def test_gaps_and_partial_repetitions_are_errors(offset) -> None:
+    resume, _ = new_state(pb.GenerationSpec(text="p"))
+    run_attempt(resume, pb.Started(), pb.Delta(text="a", token_ids=[1], token_count=1))
     with pytest.raises(LostEvents, match=f"expected offset 1, got {offset}"):
-        tell(resume, pb.Started(), pb.Delta(text="b", token_ids=[2, 3], token_offset=offset, token_count=2))
+        run_attempt(resume, pb.Started(), pb.Delta(text="b", token_ids=[2, 3], token_offset=offset, token_count=2))
 
 
-def test_tokens_without_ids_cannot_be_kept() -> None:
-    resume, _ = begin(pb.GenerationSpec(text="p"))
+def test_tokens_without_ids_are_an_error() -> None:
+    resume, _ = new_state(pb.GenerationSpec(text="p"))
     resume.request(0.0)
     with pytest.raises(ServerError, match="2 tokens came with 0 token ids"):
         resume.on_event(pb.GenerateStreamResponse(sequence=1, delta=pb.Delta(text="a", token_count=2)))
 
 
-def test_an_output_that_was_not_requested() -> None:
-    resume, _ = begin(pb.GenerationSpec(text="p", n=2))
+def test_an_output_out_of_range() -> None:
+    resume, _ = new_state(pb.GenerationSpec(text="p", n=2))
     resume.request(0.0)
     with pytest.raises(ServerError, match="output 2"):
         resume.on_event(pb.GenerateStreamResponse(sequence=1, finished=pb.Finished(index=2)))
 
 
-def test_the_model_is_that_of_the_tokens() -> None:
-    """A stream that began without tokens is requested from the start, perhaps from another model."""
-    resume, _ = begin(pb.GenerationSpec(text="p", sampling={"seed": 3}))
+def test_the_fingerprint_belongs_to_the_model_of_the_tokens() -> None:
+    """A stream without tokens is requested from the start, and another model may serve it."""
+    resume, _ = new_state(pb.GenerationSpec(text="p", sampling={"seed": 3}))
     attempts = iter([("old", 0), ("new", 2), ("new", 1)])
     asked = []
     for model, tokens in attempts:
@@ -215,16 +217,16 @@ def test_the_model_is_that_of_the_tokens() -> None:
     assert asked == [[], [], ["new"]]
 
 
-def test_a_callers_own_resume_keeps_its_model() -> None:
-    resume, _ = begin(pb.GenerationSpec(text="p", resume=[pb.ResumeFrom(token_ids=[1], model_fingerprint="old")]))
+def test_a_resume_of_the_caller_keeps_its_fingerprint() -> None:
+    resume, _ = new_state(pb.GenerationSpec(text="p", resume=[pb.ResumeFrom(token_ids=[1], model_fingerprint="old")]))
     assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
     assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
 
 
 @pytest.mark.parametrize("given", [{"lora_id": "sql"}, {"lora_weights": {"config_json": b"{}", "safetensors": b"w"}}])
-def test_a_stream_with_an_adapter_goes_on_with_its_weights(given) -> None:
-    """The fingerprint contains the adapter's version: the id may stand for other weights at the next attempt."""
-    resume, _ = begin(pb.GenerationSpec(text="p", sampling={"seed": 3}, **given))
+def test_a_stream_with_an_adapter_resumes_with_the_same_weights(given) -> None:
+    """The fingerprint contains the adapter's version, since the id may have other weights at the next attempt."""
+    resume, _ = new_state(pb.GenerationSpec(text="p", sampling={"seed": 3}, **given))
     model = "model." + "0f" * 16
     for asked in ([], [model], [model]):
         spec = resume.request(0.0).spec

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from engine_worker.backend import check_openvino, load_runner, wants_openvino
+from engine_worker.backend import check_openvino, load_runner, requires_openvino
 from engine_worker.runner.config import DraftConfig, RunnerConfig
 from sluice import tiny_model
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
@@ -34,7 +34,7 @@ def load(**options: object):
     ],
 )
 def test_what_selects_openvino(options, wish):
-    assert wants_openvino(config(**options)) == wish
+    assert requires_openvino(config(**options)) == wish
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_precision": "float16"}, {"weights_folder": "tmp"}])
@@ -48,9 +48,9 @@ def test_torch_has_neither(options):
     [
         ({"tokens_per_block": 16}, "tokens_per_block = 16 contradicts .*: OpenVINO has blocks of 32 tokens"),
         ({"dtype": "float16"}, "dtype = float16 contradicts .*: OpenVINO computes in float32 or bfloat16"),
-        ({"kv_precision": "bfloat16"}, "kv_precision = bfloat16 contradicts dtype = float32: possible are float32, "),
+        ({"kv_precision": "bfloat16"}, "kv_precision = bfloat16 contradicts dtype = float32: use float32 or float16 "),
         ({"dtype": "bfloat16", "kv_precision": "float16"}, "kv_precision = float16 contradicts dtype = bfloat16: "),
-        ({"attention": "reference"}, "attention = reference contradicts .*: OpenVINO has an attention of its own"),
+        ({"attention": "reference"}, "attention = reference contradicts .*: OpenVINO has its own attention"),
     ],
 )
 def test_settings_that_it_cannot_follow(options, error):
@@ -66,7 +66,7 @@ def test_it_runs_in_one_process():
 def test_without_the_package(monkeypatch):
     monkeypatch.delitem(sys.modules, "engine_worker.openvino.load", raising=False)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ValueError, match="cannot be followed: the package openvino is not installed"):
+    with pytest.raises(ValueError, match="cannot be used: the package openvino is not installed"):
         load(backend="openvino")
     assert load().choices["backend_reason"].startswith("the package openvino is not installed (")
 

@@ -79,5 +79,5 @@ def test_without_grids_there_are_none():
 
 @pytest.mark.parametrize("prompt", [[5], [VOCAB], [VOCAB, VOCAB + 2, VOCAB + 1], [VOCAB + 1, VOCAB + 2]])
 def test_an_image_in_pieces(prompt):
-    with pytest.raises(SplitImageError, match="must stand together"):
+    with pytest.raises(SplitImageError, match="must be consecutive"):
         Positions.of(prompt, virtual_of(Image.of(3, b"one", 3)))

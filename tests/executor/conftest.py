@@ -3,12 +3,13 @@ from collections.abc import Iterator
 import pytest
 
 from sluice.executor import GenerationExecutor
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 @pytest.fixture
 def script() -> Script:
-    """What the fake server answers; change it before the call."""
+    """The answers of the fake server, which a test may change before a call."""
     return Script()
 
 

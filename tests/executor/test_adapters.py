@@ -1,4 +1,4 @@
-"""LoRA adapters of requests: loaded once, when a request first uses them, and again if the server lost them."""
+"""LoRA adapters of requests: loaded when a request first uses them, and again if the server has dropped them."""
 
 import asyncio
 import threading
@@ -15,13 +15,13 @@ from sluice.executor import GenerationExecutor, LoRARequest, PeftCacheConfig, Re
 from sluice.executor.adapters import MAX_LOADS, AdaptersOfKind
 from sluice.executor.session import Session
 from sluice.v1 import admin_pb2
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 
 @pytest.fixture
-def own(address, script):
-    """An executor with a ring of its own, as far as it can tell."""
+def local(address, script):
+    """An executor that treats the fake server as a ring that it started."""
     script.checks_loras = True
     executor = GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
     yield executor
@@ -30,7 +30,7 @@ def own(address, script):
 
 @pytest.fixture
 def adapter(tmp_path):
-    """Makes one by name."""
+    """Returns a function that creates an adapter by name."""
 
     def make(name: str, weights: bytes = b"weights") -> LoRARequest:
         folder: Path = tmp_path / name
@@ -47,41 +47,41 @@ def loads(script) -> list[str]:
     return [each.lora_id for each in script.seen if isinstance(each, kinds)]
 
 
-def asked(script) -> list[str]:
+def requested_ids(script) -> list[str]:
     return [each.spec.lora_id for each in script.seen if hasattr(each, "spec")]
 
 
-def test_a_name_alone_is_of_the_server(executor, script) -> None:
+def test_an_adapter_without_a_path_is_not_loaded(executor, script) -> None:
     executor.generate("x", lora_request=LoRARequest("sql"))
-    assert (loads(script), asked(script)) == ([], ["sql"])
+    assert (loads(script), requested_ids(script)) == ([], ["sql"])
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_folder_is_uploaded_at_first_use(own, script, adapter, streaming) -> None:
+def test_a_folder_is_uploaded_when_first_used(local, script, adapter, streaming) -> None:
     sql = adapter("sql")
     for _ in range(2):
-        assert own.generate_async("x", streaming=streaming, lora_request=sql).result(60).outputs[0].text
-    assert own.generate(["a", "b", "c"], lora_request=[sql, None, adapter("python")], use_tqdm=False)
+        assert local.generate_async("x", streaming=streaming, lora_request=sql).result(60).outputs[0].text
+    assert local.generate(["a", "b", "c"], lora_request=[sql, None, adapter("python")], use_tqdm=False)
     assert sorted(loads(script)) == ["python", "sql"]
     assert script.uploads["sql"] == [b"{}", b"weights"]
-    assert sorted(asked(script)) == ["", "python", "sql", "sql", "sql"]
+    assert sorted(requested_ids(script)) == ["", "python", "sql", "sql", "sql"]
 
 
-def test_a_path_is_that_of_the_engines_machines_elsewhere(executor, script) -> None:
+def test_with_a_shared_server_a_path_is_on_the_engines_machines(executor, script) -> None:
     for _ in range(2):
         executor.generate("x", lora_request=LoRARequest("sql", 1, "/adapters/sql"))
     assert loads(script) == ["sql"]
     assert script.seen[0] == admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql")
 
 
-def test_many_requests_load_it_once(own, script, adapter) -> None:
-    results = own.generate(["x"] * 50, lora_request=adapter("sql"), use_tqdm=False)
+def test_concurrent_requests_load_an_adapter_once(local, script, adapter) -> None:
+    results = local.generate(["x"] * 50, lora_request=adapter("sql"), use_tqdm=False)
     assert len(results) == 50
     assert loads(script) == ["sql"]
 
 
-async def test_many_adapters_at_once_wait_for_their_turn() -> None:
-    """A router would refuse them."""
+async def test_concurrent_loads_are_limited() -> None:
+    """A router would refuse more."""
     running, most = 0, 0
 
     async def load(_: str, *, folder: str) -> None:
@@ -99,62 +99,62 @@ async def test_many_adapters_at_once_wait_for_their_turn() -> None:
     assert most == MAX_LOADS
 
 
-def test_a_load_that_fails_fails_its_requests(own, script, adapter) -> None:
-    """The next request tries again."""
+def test_a_failed_load_fails_its_requests(local, script, adapter) -> None:
+    """The next request that uses the adapter loads it again."""
     script.failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, "rank 512 is too high")
     with pytest.raises(RequestError, match="rank 512 is too high"):
-        own.generate("x", lora_request=adapter("sql"))
-    assert asked(script) == []
+        local.generate("x", lora_request=adapter("sql"))
+    assert requested_ids(script) == []
     script.failure = None
-    assert own.generate("x", lora_request=adapter("sql")).outputs[0].text
+    assert local.generate("x", lora_request=adapter("sql")).outputs[0].text
     with pytest.raises(RequestError, match="No such file"):
-        own.generate("x", lora_request=LoRARequest("none", 2, "/nowhere"))
-    assert own.generate("x", lora_request=adapter("none")).outputs[0].text
+        local.generate("x", lora_request=LoRARequest("none", 2, "/nowhere"))
+    assert local.generate("x", lora_request=adapter("none")).outputs[0].text
 
 
-def test_one_adapter_per_name(own, adapter) -> None:
+def test_a_name_cannot_stand_for_two_adapters(local, adapter) -> None:
     sql = adapter("sql")
-    own.generate("x", lora_request=sql)
+    local.generate("x", lora_request=sql)
     for other in (LoRARequest("sql", 1, adapter("python").path), LoRARequest("sql", 2, sql.path)):
         with pytest.raises(RequestError, match="choose another name"):
-            own.generate("x", lora_request=other)
+            local.generate("x", lora_request=other)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_what_the_server_lost_is_loaded_again(own, script, adapter, streaming) -> None:
+def test_an_adapter_that_the_server_dropped_is_loaded_again(local, script, adapter, streaming) -> None:
     sql = adapter("sql")
-    own.generate("x", lora_request=sql)
+    local.generate("x", lora_request=sql)
     script.loras.clear()
-    results = [own.generate_async("x", streaming=streaming, lora_request=sql) for _ in range(8)]
+    results = [local.generate_async("x", streaming=streaming, lora_request=sql) for _ in range(8)]
     assert all(result.result(60).outputs[0].text for result in results)
     assert len(loads(script)) == 2
 
 
-def test_a_server_that_never_has_it(own, script, adapter) -> None:
-    script.loras = _Forgetful()
+def test_an_adapter_is_reloaded_only_once_per_request(local, script, adapter) -> None:
+    script.loras = _AlwaysEmpty()
     with pytest.raises(RequestError) as caught:
-        own.generate("x", lora_request=adapter("sql"))
+        local.generate("x", lora_request=adapter("sql"))
     assert isinstance(caught.value.error, AdapterNotFound)
     assert len(loads(script)) == 2
 
 
-class _Forgetful(dict):
+class _AlwaysEmpty(dict):
     def __setitem__(self, *_: object) -> None:
         pass
 
 
-def test_a_full_server_gives_up_what_no_request_uses(own, script, adapter) -> None:
+def test_a_full_server_unloads_an_idle_adapter(local, script, adapter) -> None:
     script.max_loras = 2
     for name in "abab":
-        own.generate("x", lora_request=adapter(name))
-    own.generate("x", lora_request=adapter("c"))
+        local.generate("x", lora_request=adapter(name))
+    local.generate("x", lora_request=adapter("c"))
     assert sorted(script.loras) == ["b", "c"]
-    own.generate("x", lora_request=adapter("a"))
+    local.generate("x", lora_request=adapter("a"))
     assert sorted(script.loras) == ["a", "c"]
     assert loads(script)[:4] == ["a", "b", "c", "c"]
 
 
-def test_a_server_of_others_is_left_alone(executor, script) -> None:
+def test_adapters_of_a_shared_server_are_not_unloaded(executor, script) -> None:
     script.max_loras = 1
     executor.generate("x", lora_request=LoRARequest("a", 1, "/a"))
     with pytest.raises(RequestError) as caught:
@@ -163,13 +163,13 @@ def test_a_server_of_others_is_left_alone(executor, script) -> None:
     assert list(script.loras) == ["a"]
 
 
-def test_a_batch_waits_while_all_are_used(own, script, adapter) -> None:
-    """As for any overloaded server; a single request is refused."""
+def test_a_batch_waits_while_no_adapter_is_idle(local, script, adapter) -> None:
+    """A batch waits as for any overloaded server, while a single request fails."""
     script.max_loras, script.hangs = 1, True
-    first = own.generate_async("x", lora_request=adapter("a"))
+    first = local.generate_async("x", lora_request=adapter("a"))
     assert wait_until(lambda: len(script.hanging) == 1)
     with pytest.raises(RequestError, match="too many adapters"):
-        own.generate_async("x", lora_request=adapter("b")).result(60)
+        local.generate_async("x", lora_request=adapter("b")).result(60)
 
     def end_first() -> None:
         wait_until(lambda: loads(script).count("b") >= 3)
@@ -178,17 +178,17 @@ def test_a_batch_waits_while_all_are_used(own, script, adapter) -> None:
 
     thread = threading.Thread(target=end_first)
     thread.start()
-    assert own.generate(["x"], lora_request=adapter("b"), use_tqdm=False)[0].outputs[0].text
+    assert local.generate(["x"], lora_request=adapter("b"), use_tqdm=False)[0].outputs[0].text
     thread.join()
     assert list(script.loras) == ["b"]
 
 
-def test_the_load_counts_for_the_allotted_time(own, script, adapter) -> None:
+def test_the_allotted_time_includes_the_load(local, script, adapter) -> None:
     retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=60))
     script.failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (retry,))
-    result = own.generate(["x"], SamplingParams(), lora_request=adapter("sql"), allotted_time_ms=200, use_tqdm=False)
+    result = local.generate(["x"], SamplingParams(), lora_request=adapter("sql"), allotted_time_ms=200, use_tqdm=False)
     assert result[0].outputs[0].finish_reason == "timeout"
-    assert asked(script) == []
+    assert requested_ids(script) == []
 
 
 @pytest.mark.parametrize("given", [("a", "1"), (3,), ("a", 1, 5)])

@@ -1,4 +1,4 @@
-"""Many prompts: order, the bound in flight, progress, and what a failure leaves."""
+"""Many prompts: the order of results, the limit on requests in flight, progress, and failures."""
 
 import io
 import random
@@ -13,12 +13,12 @@ from google.rpc import error_details_pb2
 from sluice.client import Overloaded
 from sluice.executor import GenerationRequest, KvCacheRetentionConfig, LoRARequest, RequestError, SamplingParams
 from sluice.executor.batch import BatchRun, is_batch
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 
 class StubResult:
-    """A request that the test ends."""
+    """The result of a request that the test ends with `end`."""
 
     def __init__(self, request: GenerationRequest, ended) -> None:
         self.request = request
@@ -29,7 +29,7 @@ class StubResult:
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
-def test_order_and_bound(most) -> None:
+def test_results_are_in_order_and_requests_in_flight_are_limited(most) -> None:
     live: list[StubResult] = []
     arrived = threading.Condition()
     peak = 0
@@ -59,7 +59,7 @@ def test_order_and_bound(most) -> None:
     assert peak <= most
 
 
-def test_no_bound_at_all() -> None:
+def test_max_in_flight_must_be_positive() -> None:
     with pytest.raises(ValueError, match="max_in_flight is 0, must be at least 1"):
         BatchRun(lambda *_: None, 0)
 
@@ -78,11 +78,11 @@ def test_no_bound_at_all() -> None:
         (5, False),
     ],
 )
-def test_what_a_batch_is(inputs, expected) -> None:
+def test_is_batch(inputs, expected) -> None:
     assert is_batch(inputs) is expected
 
 
-def test_progress_on_stderr_only(executor, capsys) -> None:
+def test_progress_is_shown_only_on_stderr(executor, capsys) -> None:
     results = executor.generate([f"p{i}" for i in range(40)], max_in_flight=5)
     captured = capsys.readouterr()
     assert "40/40" in captured.err
@@ -94,7 +94,7 @@ def test_progress_on_stderr_only(executor, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_on_a_terminal(executor, monkeypatch) -> None:
+def test_progress_bar_on_a_terminal(executor, monkeypatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -105,21 +105,21 @@ def test_a_bar_on_a_terminal(executor, monkeypatch) -> None:
     assert "10/10" in terminal.getvalue()
 
 
-def test_single_and_empty(executor) -> None:
+def test_single_prompt_and_empty_list(executor) -> None:
     assert executor.generate([1, 2]).outputs[0].text == "Hello, world"
     assert executor.generate([]) == []
 
 
-def test_parameters_for_each(executor, script) -> None:
+def test_sampling_params_per_prompt(executor, script) -> None:
     params = [SamplingParams(max_tokens=i) for i in (1, 2, 3)]
     executor.generate(["a", "b", "c"], params, client_id=4)
     sent = {request.spec.text: request.spec.stopping.max_tokens for request in script.seen}
     assert sent == {"a": 1, "b": 2, "c": 3}
-    with pytest.raises(ValueError, match="sampling_params has 2 entries, inputs have 3"):
+    with pytest.raises(ValueError, match="sampling_params has 2 entries, must have one for each of the 3 inputs"):
         executor.generate(["a", "b", "c"], params[:2])
 
 
-def test_any_sequence_has_one_for_each(executor, script) -> None:
+def test_options_per_prompt_in_any_sequence(executor, script) -> None:
     params = tuple(SamplingParams(max_tokens=i) for i in (1, 2))
     adapters = [LoRARequest("one"), None]
     kept = (None, KvCacheRetentionConfig(decode_retention_priority=90))
@@ -133,7 +133,7 @@ def test_any_sequence_has_one_for_each(executor, script) -> None:
         for request in script.seen
     }
     assert sent == {"a": (1, "one", 0), "b": (2, "", 90)}
-    with pytest.raises(ValueError, match="lora_request has 2 entries, inputs have 3"):
+    with pytest.raises(ValueError, match="lora_request has 2 entries, must have one for each of the 3 inputs"):
         executor.generate(["a", "b", "c"], lora_request=adapters)
 
 
@@ -146,12 +146,12 @@ def test_any_sequence_has_one_for_each(executor, script) -> None:
         {"sampling_params": (SamplingParams(),)},
     ],
 )
-def test_one_prompt_has_one_of_each(executor, wrong) -> None:
+def test_a_single_prompt_accepts_no_lists_of_options(executor, wrong) -> None:
     with pytest.raises(TypeError, match=next(iter(wrong))):
         executor.generate_async("a", **wrong)
 
 
-def test_a_failure_is_raised_and_nothing_goes_on(executor, script) -> None:
+def test_a_failure_is_raised_and_cancels_the_rest(executor, script) -> None:
     script.hangs = True
     wrong = SamplingParams(seed=-1)
     with pytest.raises(RequestError, match=r"request 4: spec.sampling.seed"):
@@ -163,7 +163,7 @@ def test_a_failure_is_raised_and_nothing_goes_on(executor, script) -> None:
     assert executor.generate("a").outputs[0].text == "Hello, world"
 
 
-def test_an_overloaded_server_is_asked_again(executor, script) -> None:
+def test_requests_are_retried_while_the_server_is_overloaded(executor, script) -> None:
     retry = error_details_pb2.RetryInfo(retry_delay=Duration(nanos=10_000_000))
     script.failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (retry,))
     with pytest.raises(RequestError) as caught:

@@ -10,13 +10,13 @@ def answer(engine: str, rank: int | None, **fields) -> admin_pb2.RankAnswer:
     return admin_pb2.RankAnswer(engine_id=engine, rank=rank, **fields)
 
 
-def test_values_in_order(executor, script) -> None:
+def test_values_are_in_order_of_ranks(executor, script) -> None:
     script.rank_answers = [answer("a", 0, value_json="1"), answer("a", 1, value_json='"b"')]
     assert executor.collective_rpc("m", args=(1,), kwargs={"k": 2}, ranks=[0, 1]) == [1, "b"]
     assert script.seen[-1].ranks == [0, 1]
 
 
-def test_one_error_fails_it_and_keeps_the_rest(executor, script) -> None:
+def test_an_error_of_one_rank_is_raised_with_all_answers(executor, script) -> None:
     script.rank_answers = [
         answer("a", 0, value_json="1"),
         answer("a", 1, error="a, rank 1, m: no"),
@@ -27,7 +27,7 @@ def test_one_error_fails_it_and_keeps_the_rest(executor, script) -> None:
     assert [each.value for each in error.value.answers] == [1, None, None]
 
 
-def test_after_the_shutdown(executor) -> None:
+def test_after_shutdown(executor) -> None:
     executor.shutdown(abort=True)
     with pytest.raises(RuntimeError, match="shut down"):
         executor.collective_rpc("m")

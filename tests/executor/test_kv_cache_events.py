@@ -19,8 +19,8 @@ from sluice.executor import (
 )
 from sluice.executor.kv_cache_events import KVCacheEventLog
 from sluice.v1 import admin_pb2 as pb
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 DEVICE, HOST = pb.CACHE_TIER_DEVICE, pb.CACHE_TIER_HOST
 EVENTS = [
@@ -55,7 +55,7 @@ def numbered(*numbers: int) -> list[pb.CacheEvent]:
     return [pb.CacheEvent(event_id=number, removed=pb.CacheRemoved(block_hashes=[number])) for number in numbers]
 
 
-def test_every_kind(address, script) -> None:
+def test_every_kind_of_event(address, script) -> None:
     script.cache_events = [response()]
     with GenerationExecutor.connect(address) as executor:
         found = executor.get_kv_cache_events(timeout=60)
@@ -102,7 +102,7 @@ def test_every_kind(address, script) -> None:
     ]
 
 
-async def test_in_another_event_loop(address, script) -> None:
+async def test_async_reads(address, script) -> None:
     script.cache_events = [response()]
     with GenerationExecutor.connect(address) as executor:
         assert len(await executor.aget_kv_cache_events(60)) == len(EVENTS)
@@ -114,28 +114,28 @@ async def test_in_another_event_loop(address, script) -> None:
         executor.get_kv_cache_events()
 
 
-def asked(script) -> int:
-    """How often events were asked for."""
+def num_event_calls(script) -> int:
+    """Number of calls that requested events."""
     return sum(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen)
 
 
-def test_nothing_is_asked_for_before_the_first_call(address, script) -> None:
+def test_events_are_received_from_the_first_read_on(address, script) -> None:
     with GenerationExecutor.connect(address) as executor:
-        assert asked(script) == 0
+        assert num_event_calls(script) == 0
         executor.get_kv_cache_events(0.2)
-        assert wait_until(lambda: asked(script) == 1)
+        assert wait_until(lambda: num_event_calls(script) == 1)
         executor.get_kv_cache_events(0.2)
-    assert asked(script) == 1
+    assert num_event_calls(script) == 1
 
 
-def test_a_server_that_keeps_none(address, script) -> None:
+def test_a_server_without_events(address, script) -> None:
     with GenerationExecutor.connect(address) as executor:
         script.failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, "engine_id: kv_event_buffer is 0")
         with pytest.raises(InvalidRequest, match="kv_event_buffer"):
             executor.get_kv_cache_events(60)
 
 
-def test_another_router_repeats_what_is_left_out() -> None:
+def test_repeated_events_are_skipped_and_gaps_are_counted() -> None:
     log = KVCacheEventLog()
     for events in (numbered(0, 1, 2), numbered(1, 2, 3), numbered(7, 8)):
         log.put(response(events))
@@ -146,7 +146,7 @@ def test_another_router_repeats_what_is_left_out() -> None:
     assert found == [*first, ("other", 0, 0), ("other", 1, 0), ("e", 2, 2)]
 
 
-def test_a_program_that_does_not_read_receives_no_more(address, script, monkeypatch) -> None:
+def test_a_full_log_stops_receiving(address, script, monkeypatch) -> None:
     monkeypatch.setattr(KVCacheEventLog.__init__, "__defaults__", (2,))
     script.cache_events = [response(numbered(number)) for number in range(50)]
     with GenerationExecutor.connect(address) as executor:
@@ -158,7 +158,7 @@ def test_a_program_that_does_not_read_receives_no_more(address, script, monkeypa
     assert [event.event_id for event in found] == list(range(50))
 
 
-def test_events_go_on_behind_one_that_only_a_newer_library_knows(address, script) -> None:
+def test_an_event_of_an_unknown_kind(address, script) -> None:
     events = [*numbered(0), pb.CacheEvent(event_id=1), *numbered(2)]
     script.cache_events = [response(events), response(numbered(3))]
     found = []
@@ -170,7 +170,7 @@ def test_events_go_on_behind_one_that_only_a_newer_library_knows(address, script
     assert found[1].as_dict()["data"] == {"type": "unknown"}
 
 
-def test_a_tier_of_a_newer_server() -> None:
+def test_an_unknown_tier() -> None:
     log = KVCacheEventLog()
     stored = pb.CacheStored(block_hash=9, token_ids=[5], tier=7, priority=35)
     moved = pb.CacheUpdated(block_hash=9, old_tier=7, new_tier=HOST, old_priority=35, new_priority=35)

@@ -1,4 +1,4 @@
-"""However a program with a ring of its own ends, nothing of the ring is left: no process, no socket."""
+"""A program that started a ring leaves no process and no socket behind, however it ends."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.fakes.processes import is_alive, wait_until
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LIMIT = 200.0
-"""Seconds of a program that starts a ring, on a machine that has much else to do."""
+"""Timeout, in seconds, of a program that starts a ring on a loaded machine."""
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "tests" / "fakes" / "services.py"
@@ -33,7 +33,7 @@ START = """
     def create(**options):
         return GenerationExecutor.create(python=(sys.executable, *sys.argv[1:]), start_timeout=120, **options)
 
-    def tell_when_in_the_middle(executor):
+    def print_ready_with_256_requests(executor):
         def wait():
             while len(executor._submissions.ready._open) < 256:
                 time.sleep(0.01)
@@ -46,14 +46,14 @@ START = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """Where the stand-in services keep their notes."""
+    """The folder in which the fake services write what they received, and read what to do."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path
 
 
 @pytest.fixture
 def program(folder) -> Iterator:
-    """Starts Python code in a process group of its own, as a shell does."""
+    """Returns a function that starts Python code in a separate process group, as a shell does."""
     started: list[subprocess.Popen] = []
 
     def start(code: str) -> subprocess.Popen:
@@ -65,24 +65,24 @@ def program(folder) -> Iterator:
 
     yield start
     for process in started:
-        # The group: a fork of the program has its pipes.
+        # The whole group, because a fork of the program keeps the pipes open.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
-def notes(folder: Path, name: str) -> dict:
+def read_notes(folder: Path, name: str) -> dict:
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def assert_nothing_is_left(folder: Path, process: subprocess.Popen) -> None:
-    assert not any(is_alive(notes(folder, name)["pid"]) for name in NAMES)
-    assert not Path(notes(folder, "router")["flags"]["--listen"].removeprefix("ipc://")).parent.exists()
+def assert_no_leftovers(folder: Path, process: subprocess.Popen) -> None:
+    assert not any(is_alive(read_notes(folder, name)["pid"]) for name in NAMES)
+    assert not Path(read_notes(folder, "router")["flags"]["--listen"].removeprefix("ipc://")).parent.exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
 
-ENDS = {
+WAYS_TO_END = {
     "requests under way": (
         "with create() as executor: results = [executor.generate_async(p) for p in prompts]\n"
         "print(sum(each.result().outputs[0].text == 'Hello, world' for each in results))",
@@ -97,48 +97,48 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_however_it_ends(program, folder, how) -> None:
-    code, status, out = ENDS[how]
+@pytest.mark.parametrize("how", WAYS_TO_END)
+def test_every_way_to_end(program, folder, how) -> None:
+    code, status, out = WAYS_TO_END[how]
     process = program(code)
     stdout, stderr = process.communicate(timeout=LIMIT)
     assert (process.returncode, stdout) == (status, out), stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
     assert all((folder / f"{name}.ended").exists() for name in NAMES)
 
 
 def test_requests_end_before_the_ring_drains(program, folder) -> None:
-    """Also where a library's finalizer is older than ours, so that all finalizers run after the ring's own end."""
+    """Even if a library's finalizer was registered before ours, so that all finalizers run after the ring has ended."""
     (folder / "router.do").write_text("silent")
     process = program(
         """
         import weakref
         from sluice.executor.local import LocalRing
 
-        def tell(ring):
+        def print_state_and_close(ring):
             print("open" if executor.can_enqueue_requests() else "closed")
             close(ring)
 
-        weakref.finalize(tell, int)
-        close, LocalRing.close = LocalRing.close, tell
+        weakref.finalize(print_state_and_close, int)
+        close, LocalRing.close = LocalRing.close, print_state_and_close
         executor = create()
         executor.generate_async("x")
         """
     )
     stdout, stderr = process.communicate(timeout=LIMIT)
     assert (process.returncode, stdout.split()[:1]) == (0, ["closed"]), stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "with create() as e: tell_when_in_the_middle(e); e.generate(prompts)",
-        "e = create(); tell_when_in_the_middle(e); e.generate(prompts)",
-        "e = create(); tell_when_in_the_middle(e); [e.generate_async(p) for p in prompts]; e.await_responses()",
+        "with create() as e: print_ready_with_256_requests(e); e.generate(prompts)",
+        "e = create(); print_ready_with_256_requests(e); e.generate(prompts)",
+        "e = create(); print_ready_with_256_requests(e); [e.generate_async(p) for p in prompts]; e.await_responses()",
     ],
 )
-def test_ctrl_c_in_the_middle(program, folder, code) -> None:
+def test_ctrl_c_while_requests_run(program, folder, code) -> None:
     (folder / "router.do").write_text("silent")
     process = program(code)
     assert process.stdout.readline() == "ready\n"
@@ -146,28 +146,28 @@ def test_ctrl_c_in_the_middle(program, folder, code) -> None:
     _, stderr = process.communicate(timeout=LIMIT)
     assert "KeyboardInterrupt" in stderr.splitlines(), stderr
     assert "Exception in" not in stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
 
 
-def test_ctrl_c_while_requests_are_finished(program, folder) -> None:
+def test_ctrl_c_while_shutdown_waits(program, folder) -> None:
     (folder / "router.do").write_text("silent")
     process = program(
         """
-        def tell_when_finishing(executor):
+        def print_ready_when_finishing(executor):
             while executor.can_enqueue_requests():
                 time.sleep(0.01)
             print("ready", flush=True)
 
         with create() as executor:
             result = executor.generate_async("x")
-            threading.Thread(target=tell_when_finishing, args=[executor], daemon=True).start()
+            threading.Thread(target=print_ready_when_finishing, args=[executor], daemon=True).start()
         """
     )
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=LIMIT)
     assert "KeyboardInterrupt" in stderr.splitlines(), stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
 
 
 def test_ctrl_c_while_starting(program, folder) -> None:
@@ -178,10 +178,10 @@ def test_ctrl_c_while_starting(program, folder) -> None:
     _, stderr = process.communicate(timeout=LIMIT)
     assert "KeyboardInterrupt" in stderr.splitlines(), stderr
     assert "Exception in" not in stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_drain(program, folder) -> None:
+def test_a_second_ctrl_c_ends_a_drain(program, folder) -> None:
     for name in NAMES:
         (folder / f"{name}.do").write_text("deaf")
     process = program("with create(drain_timeout=100): print('ready', flush=True); time.sleep(60)")
@@ -191,19 +191,19 @@ def test_a_second_ctrl_c_does_not_wait_for_a_drain(program, folder) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=LIMIT)
     assert "KeyboardInterrupt" in stderr.splitlines(), stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
 
 
-def test_processes_end_with_a_killed_program(program, folder) -> None:
+def test_killing_the_program_ends_its_processes(program, folder) -> None:
     process = program("e = create(); print('ready', flush=True); time.sleep(60)")
     assert process.stdout.readline() == "ready\n"
     process.kill()
-    assert wait_until(lambda: not any(is_alive(notes(folder, name)["pid"]) for name in NAMES))
+    assert wait_until(lambda: not any(is_alive(read_notes(folder, name)["pid"]) for name in NAMES))
 
 
 @pytest.mark.parametrize("leaves", ["sys.exit()", "pass"])
-def test_a_fork_of_the_program_leaves_the_ring_alone(program, folder, leaves, monkeypatch) -> None:
-    # gRPC's own handlers may wait for ever in a fork of a process with calls.
+def test_a_fork_does_not_stop_the_ring(program, folder, leaves, monkeypatch) -> None:
+    # gRPC's fork handlers may wait forever in a fork of a process with running calls.
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "false")
     process = program(
         f"""
@@ -217,16 +217,16 @@ def test_a_fork_of_the_program_leaves_the_ring_alone(program, folder, leaves, mo
     )
     stdout, stderr = process.communicate(timeout=LIMIT)
     assert stdout == "Hello, world\n", stderr
-    assert_nothing_is_left(folder, process)
+    assert_no_leftovers(folder, process)
 
 
-def test_the_ring_outlives_the_thread_that_made_it(folder) -> None:
-    made: list[GenerationExecutor] = []
+def test_the_ring_outlives_the_thread_that_created_it(folder) -> None:
+    executors: list[GenerationExecutor] = []
     python = (sys.executable, str(SERVICES), str(folder))
-    thread = threading.Thread(target=lambda: made.append(GenerationExecutor.create(python=python)))
+    thread = threading.Thread(target=lambda: executors.append(GenerationExecutor.create(python=python)))
     thread.start()
     thread.join()
-    with made[0] as executor:
+    with executors[0] as executor:
         assert sorted(executor.pids) == sorted(NAMES)
         assert executor.generate("x", SamplingParams()).outputs[0].text == "Hello, world"
         assert all(map(is_alive, executor.pids.values()))
@@ -238,7 +238,7 @@ def test_a_ring_that_cannot_start(folder, caplog) -> None:
     with pytest.raises(RingError, match="engine-0 ended with code 3"):
         GenerationExecutor.create(python=(sys.executable, str(SERVICES), str(folder)))
     assert "engine-0: Traceback: it broke" in caplog.messages
-    assert not any(is_alive(notes(folder, name)["pid"]) for name in NAMES if (folder / f"{name}.json").exists())
+    assert not any(is_alive(read_notes(folder, name)["pid"]) for name in NAMES if (folder / f"{name}.json").exists())
 
 
 def test_settings_reach_the_services(folder) -> None:
@@ -256,7 +256,7 @@ def test_settings_reach_the_services(folder) -> None:
         name="mine",
     ) as executor:
         assert sorted(executor.pids) == ["detok-0", "engine-0", "engine-1", "router"]
-    flags = notes(folder, "engine-1")["flags"]
+    flags = read_notes(folder, "engine-1")["flags"]
     expected = {
         "--max-batch-size": "4",
         "--max-tokens-per-step": "128",

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's documents call otherwise, and arguments that are names of things on the server."""
+"""Names from TensorRT-LLM's documentation, and arguments that name functions, classes and policies."""
 
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -31,12 +31,12 @@ def test_prompt_token_ids(executor, script) -> None:
 
 
 @pytest.mark.parametrize("make", ["generate", "generate_async", "request"])
-def test_one_prompt_by_two_names(executor, make) -> None:
-    ask = GenerationRequest if make == "request" else getattr(executor, make)
+def test_conflicting_prompts_under_two_names(executor, make) -> None:
+    call = GenerationRequest if make == "request" else getattr(executor, make)
     with pytest.raises(TypeError, match="inputs and prompt_token_ids are the same argument"):
-        ask([5], prompt_token_ids=[6])
+        call([5], prompt_token_ids=[6])
     with pytest.raises(TypeError, match="is missing"):
-        ask()
+        call()
 
 
 def test_a_request_has_its_token_ids_and_its_id() -> None:
@@ -108,25 +108,25 @@ async def test_aresult_with_a_timeout(executor, script) -> None:
     assert await result.aresult(timeout=0) is result
 
 
-def test_policies_in_capitals() -> None:
+def test_policies_by_upper_case_name() -> None:
     for policy in CapacitySchedulerPolicy:
         by_name = SchedulerConfig(policy.name, "EQUAL_PROGRESS").engine_args()
         assert by_name == {"capacity_scheduler_policy": policy.value, "context_chunking_policy": "equal_progress"}
 
 
-class Mine:
-    """A scheduler of a user's."""
+class UserScheduler:
+    """A user's scheduler."""
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SchedulerConfig)])
 def test_a_class_in_place_of_its_name(name) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} must be .*; it is <class '.*Mine'>"):
-        SchedulerConfig(**{name: Mine})
+    with pytest.raises(TypeError, match=rf"^{name} must be .*; got <class '.*UserScheduler'>"):
+        SchedulerConfig(**{name: UserScheduler})
 
 
 @pytest.mark.parametrize("given", [len, [len], ["one", len]])
 def test_a_logits_processor_in_place_of_its_name(given) -> None:
-    with pytest.raises(TypeError, match="logits_processor must be the name of a processor on the server"):
+    with pytest.raises(TypeError, match="logits_processor must be the name of a logits processor of the server"):
         SamplingParams(logits_processor=given)
     SamplingParams(logits_processor=["one", "two"])
 
@@ -138,7 +138,7 @@ def test_a_function_in_place_of_its_name_in_settings_of_services() -> None:
         Ring(router_args={"auth": print})
 
 
-def test_what_stands_in_another_place_there() -> None:
+def test_positional_arguments_in_tensorrt_llms_order_are_refused() -> None:
     with pytest.raises(TypeError, match="streaming must be a bool, not LoRARequest"):
         GenerationRequest("x", SamplingParams(), LoRARequest("mine"))
     with pytest.raises(TypeError, match=r"priority must be None, 'low', 'normal', 'high', not 0\.5"):

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's names become the right fields of the request and the right settings of an engine."""
+"""Options with TensorRT-LLM's names set the right fields of a request and the right settings of an engine."""
 
 import json
 from dataclasses import fields
@@ -62,7 +62,7 @@ SAMPLING = {
     "skip_special_tokens": False,
     "stream_interval": 4,
 }
-"""Each field of SamplingParams that needs no other, with a value that is not its default."""
+"""A value other than the default for each field of SamplingParams that does not require another field."""
 
 
 def spec(params: SamplingParams) -> pb.GenerationSpec:
@@ -79,7 +79,7 @@ def test_no_sampling_parameter_is_dropped(name) -> None:
     assert spec(changed) != spec(plain)
 
 
-def test_sampling_parameters_go_to_their_fields() -> None:
+def test_sampling_parameters_set_their_fields() -> None:
     found = spec(
         SamplingParams(
             max_tokens=9,
@@ -110,12 +110,12 @@ def test_sampling_parameters_go_to_their_fields() -> None:
     assert json.loads(found.guided.json_schema) == {"type": "object"}
 
 
-def test_choices_are_a_guide() -> None:
+def test_guided_choice() -> None:
     found = spec(SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])))
     assert list(found.guided.choice.choices) == ["yes", "no"]
 
 
-def test_default_is_32_tokens() -> None:
+def test_default_max_tokens() -> None:
     assert spec(SamplingParams()).stopping.max_tokens == 32
     assert not spec(SamplingParams(max_tokens=None)).stopping.HasField("max_tokens")
 
@@ -130,7 +130,7 @@ def test_default_is_32_tokens() -> None:
         ({"end_id": 5, "ignore_eos": True, "stop_token_ids": [9]}, True, [9]),
     ],
 )
-def test_end_id_takes_the_place_of_eos(given, ignore_eos, stops) -> None:
+def test_end_id_replaces_eos(given, ignore_eos, stops) -> None:
     found = spec(SamplingParams(**given)).stopping
     assert (found.ignore_eos, list(found.stop_token_ids)) == (ignore_eos, stops)
 
@@ -151,14 +151,14 @@ def test_beams_and_best_of() -> None:
 
 
 @pytest.mark.parametrize("given", [{"n": 3, "best_of": 2}, {"length_penalty": 1.0}, {"early_stopping": True}])
-def test_combinations_that_cannot_be_meant(given) -> None:
+def test_contradictory_options(given) -> None:
     with pytest.raises(ValueError, match=next(reversed(given))):
         SamplingParams(**given)
 
 
 @pytest.mark.parametrize("guides", [{}, {"regex": "a", "grammar": "b"}])
 def test_exactly_one_guide(guides) -> None:
-    with pytest.raises(ValueError, match="exactly one guide"):
+    with pytest.raises(ValueError, match="exactly one of json"):
         GuidedDecodingParams(**guides)
 
 
@@ -251,7 +251,7 @@ def test_retention() -> None:
 
 
 @pytest.mark.parametrize("inputs", ["abcdef", [7] * 6])
-def test_one_retention_serves_prompts_of_all_lengths(executor, script, inputs) -> None:
+def test_retention_ranges_are_clipped_to_the_prompt(executor, script, inputs) -> None:
     ranges = [(0, 4, 100), (4, 90, 50), (90, None, 10)]
     config = KvCacheRetentionConfig([TokenRangeRetentionConfig(*each) for each in ranges])
     executor.generate(inputs, kv_cache_retention_config=config)
@@ -259,7 +259,7 @@ def test_one_retention_serves_prompts_of_all_lengths(executor, script, inputs) -
     assert found == [(0, 4, 100), (4, 6, 50)]
 
 
-def test_the_ranges_of_a_chat_are_left_to_the_server(executor, script) -> None:
+def test_retention_ranges_of_a_chat_are_not_clipped(executor, script) -> None:
     config = KvCacheRetentionConfig([TokenRangeRetentionConfig(0, 1000, 100)])
     executor.generate([{"role": "user", "content": "x"}], kv_cache_retention_config=config)
     (found,) = script.seen[-1].spec.kv_cache.prompt_retention
@@ -273,7 +273,7 @@ def test_default_decode_priority(config, expected) -> None:
     assert (found.decode_priority if found.HasField("decode_priority") else None) == expected
 
 
-def test_configuration_of_the_engine() -> None:
+def test_engine_settings() -> None:
     cache = KvCacheConfig(
         max_tokens=512,
         free_gpu_memory_fraction=0.25,

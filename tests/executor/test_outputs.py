@@ -1,4 +1,4 @@
-"""How chunks add up to outputs and responses, for several outputs and logprobs too."""
+"""How chunks become outputs and responses, with several outputs and with log-probabilities."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ USAGE = Usage(1, 2, 0, 0)
 
 
 class StubExecutor:
-    """What a result asks of its executor."""
+    """Records the calls that a result makes of its executor."""
 
     def __init__(self) -> None:
         self.forgotten: list[int] = []
@@ -32,7 +32,7 @@ def logprob(token: int, value: float, *top: tuple[int, float]) -> TokenLogprob:
     return TokenLogprob(token, b"", value, 3, alternatives)
 
 
-def test_news_between_two_reads_are_one_response_per_output() -> None:
+def test_a_read_returns_one_response_per_output() -> None:
     result, inbox, executor = make(n=3)
     inbox.put(Chunk(index=2, text="a", token_ids=(1,)))
     inbox.put(Chunk(index=0, text="b", token_ids=(2,)))
@@ -50,7 +50,7 @@ def test_news_between_two_reads_are_one_response_per_output() -> None:
     assert executor.forgotten == []
 
 
-def test_one_response_is_final() -> None:
+def test_only_the_last_response_is_final() -> None:
     result, inbox, executor = make(n=2)
     inbox.put(Chunk(index=1, finish_reason=FinishReason.EOS))
     (first,) = result.read()
@@ -72,7 +72,7 @@ def test_one_response_is_final() -> None:
         (SamplingParams(end_id=5, ignore_eos=True, stop_token_ids=[5]), 5),
     ],
 )
-def test_an_end_id_is_no_stop_token(params, reason) -> None:
+def test_an_end_id_is_not_a_stop_reason(params, reason) -> None:
     inbox = ChunkQueue(lambda: None)
     result = GenerationResult(1, GenerationRequest("x", params), inbox, StubExecutor())
     inbox.end(Ending(USAGE), [Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=5)])
@@ -80,7 +80,7 @@ def test_an_end_id_is_no_stop_token(params, reason) -> None:
     assert (output.finish_reason, output.stop_reason) == ("stop", reason)
 
 
-def test_all_outputs_of_a_whole_result_come_in_order() -> None:
+def test_outputs_of_a_complete_result_are_in_order() -> None:
     result, inbox, _ = make(n=2)
     inbox.put(Chunk(index=0, text="a", finish_reason=FinishReason.LENGTH))
     inbox.end(Ending(USAGE), [Chunk(index=1, text="b", finish_reason=FinishReason.TIME_LIMIT)])
@@ -89,7 +89,7 @@ def test_all_outputs_of_a_whole_result_come_in_order() -> None:
     assert [each.result.finish_reasons for each in responses] == [["length"], ["timeout"]]
 
 
-def test_an_ending_alone_is_a_final_response() -> None:
+def test_an_ending_without_chunks_is_a_final_response() -> None:
     result, inbox, _ = make(n=2)
     for index in range(2):
         inbox.put(Chunk(index=index, finish_reason=FinishReason.EOS))
@@ -99,14 +99,14 @@ def test_an_ending_alone_is_a_final_response() -> None:
     assert [output.finish_reason for output in result.outputs] == ["stop", "stop"]
 
 
-def test_a_request_dropped_here_is_cancelled() -> None:
+def test_a_request_ended_by_this_side_is_cancelled() -> None:
     result, inbox, _ = make(n=2)
     inbox.put(Chunk(index=1, text="b", finish_reason=FinishReason.EOS))
     inbox.end(Ending(unfinished="cancelled"))
     assert [each.result.finish_reasons for each in result.read()] == [["cancelled"], ["stop"]]
 
 
-def test_what_came_before_an_error_is_kept() -> None:
+def test_tokens_before_an_error_are_returned() -> None:
     result, inbox, _ = make()
     inbox.put(Chunk(index=0, text="a"))
     inbox.end(Ending(error=ValueError("it broke")))
@@ -149,7 +149,7 @@ def test_without_logprobs_there_is_no_sum() -> None:
     ),
     st.booleans(),
 )
-def test_however_it_is_read_it_adds_up(events, whole) -> None:
+def test_any_sequence_of_reads_yields_the_same_output(events, whole) -> None:
     result, inbox, _ = make(n=3, return_all_generated_tokens=whole)
     texts, ids = [""] * 3, [[], [], []]
     expected_texts, expected_ids = [""] * 3, [[], [], []]

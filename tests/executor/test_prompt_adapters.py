@@ -1,4 +1,4 @@
-"""Prompt adapters of requests: loaded once, when a request first uses them, and again if the server lost them."""
+"""Prompt adapters of requests: loaded when a request first uses them, and again if the server has dropped them."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from sluice.v1 import admin_pb2
 
 
 @pytest.fixture
-def own(address, script):
-    """An executor with a ring of its own, as far as it can tell."""
+def local(address, script):
+    """An executor that treats the fake server as a ring that it started."""
     script.checks_loras = True
     executor = GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
     yield executor
@@ -30,52 +30,52 @@ def loads(script) -> list:
     return [each for each in script.seen if isinstance(each, admin_pb2.LoadPromptAdapterRequest)]
 
 
-def asked(script) -> list[str]:
+def requested_ids(script) -> list[str]:
     return [each.spec.prompt_adapter_id for each in script.seen if hasattr(each, "spec")]
 
 
-def test_a_name_alone_is_of_the_server(executor, script) -> None:
+def test_an_adapter_without_a_path_is_not_loaded(executor, script) -> None:
     executor.generate("x", prompt_adapter_request=PromptAdapterRequest("terse"))
-    assert (loads(script), asked(script)) == ([], ["terse"])
+    assert (loads(script), requested_ids(script)) == ([], ["terse"])
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_folder_is_uploaded_at_first_use(own, script, folder, streaming) -> None:
+def test_a_folder_is_uploaded_when_first_used(local, script, folder, streaming) -> None:
     terse = PromptAdapterRequest("terse", 1, folder)
     for _ in range(2):
-        assert own.generate_async("x", streaming=streaming, prompt_adapter_request=terse).result(60).outputs[0].text
-    assert len(own.generate(["a", "b"], prompt_adapter_request=[terse, None], use_tqdm=False)) == 2
+        assert local.generate_async("x", streaming=streaming, prompt_adapter_request=terse).result(60).outputs[0].text
+    assert len(local.generate(["a", "b"], prompt_adapter_request=[terse, None], use_tqdm=False)) == 2
     (load,) = loads(script)
     assert (load.prompt_adapter_id, load.files) == ("terse", admin_pb2.PromptAdapterFiles(**read_lora(folder)))
-    assert sorted(asked(script)) == ["", "terse", "terse", "terse"]
+    assert sorted(requested_ids(script)) == ["", "terse", "terse", "terse"]
 
 
-def test_a_path_is_that_of_the_routers_machines_elsewhere(executor, script) -> None:
+def test_with_a_shared_server_a_path_is_on_the_routers_machines(executor, script) -> None:
     for _ in range(2):
         executor.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 1, "/prompts/terse"))
     assert loads(script) == [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", path="/prompts/terse")]
 
 
-def test_beside_a_lora_adapter_of_the_same_name(own, script, folder) -> None:
+def test_together_with_a_lora_adapter_of_the_same_name(local, script, folder) -> None:
     both = {"lora_request": LoRARequest("a", 1, folder), "prompt_adapter_request": PromptAdapterRequest("a", 1, folder)}
-    own.generate("x", **both)
+    local.generate("x", **both)
     script.loras.clear()
     script.prompt_adapters.clear()
-    own.generate("x", **both)
+    local.generate("x", **both)
     assert len(loads(script)) == 2
     assert list(script.loras) == list(script.prompt_adapters) == ["a"]
 
 
-def test_one_adapter_per_name(own, folder) -> None:
-    own.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 1, folder))
+def test_a_name_cannot_stand_for_two_adapters(local, folder) -> None:
+    local.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 1, folder))
     with pytest.raises(RequestError, match="choose another name"):
-        own.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 2, folder))
+        local.generate("x", prompt_adapter_request=PromptAdapterRequest("terse", 2, folder))
 
 
-def test_a_full_server_gives_up_what_no_request_uses(own, script, folder) -> None:
+def test_a_full_server_unloads_an_idle_adapter(local, script, folder) -> None:
     script.max_loras = 1
     for name in "ab":
-        own.generate("x", prompt_adapter_request=PromptAdapterRequest(name, 1, folder))
+        local.generate("x", prompt_adapter_request=PromptAdapterRequest(name, 1, folder))
     assert list(script.prompt_adapters) == ["b"]
 
 

@@ -1,4 +1,4 @@
-"""Results as a future, as an iterator and as responses, against a scripted server."""
+"""Results as futures, as iterators and as responses, with a fake server."""
 
 import asyncio
 import gc
@@ -9,14 +9,14 @@ import pytest
 
 from sluice.client import InvalidRequest, NotImplementedByServer, Unavailable
 from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
+from tests.fakes.failures import Failure, bad_request
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure, bad_request
 from tests.fakes.storyteller import GONE, Plan, tell_all
 
 LIMIT = 60
 
 
-def test_whole_result(executor, script) -> None:
+def test_complete_result(executor, script) -> None:
     result = executor.generate_async([5, 6], SamplingParams(max_tokens=3, logprobs=0), client_id=7)
     assert result.result(LIMIT) is result
     assert result.done
@@ -56,7 +56,7 @@ async def test_in_an_event_loop(executor) -> None:
     assert [each async for each in first] == []
 
 
-async def test_a_wait_in_an_event_loop_can_be_given_up(executor, script) -> None:
+async def test_an_await_can_be_cancelled(executor, script) -> None:
     script.hangs = True
     result = executor.generate_async("x")
     with pytest.raises(TimeoutError):
@@ -66,7 +66,7 @@ async def test_a_wait_in_an_event_loop_can_be_given_up(executor, script) -> None
     assert (await result).outputs[0].finish_reason == "cancelled"
 
 
-def test_a_timeout_ends_the_waiting_only(executor, script) -> None:
+def test_a_timeout_does_not_stop_the_request(executor, script) -> None:
     script.hangs = True
     result = executor.generate_async("x")
     with pytest.raises(TimeoutError, match=rf"request {result.request_id} did not end within 0.05 s"):
@@ -78,7 +78,7 @@ def test_a_timeout_ends_the_waiting_only(executor, script) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_abort_by_id_keeps_what_there_is(executor, script, streaming) -> None:
+def test_abort_by_id_keeps_the_tokens_so_far(executor, script, streaming) -> None:
     script.hangs = True
     result = executor.generate_async("x", streaming=streaming)
     assert wait_until(lambda: bool(script.hanging))
@@ -103,7 +103,7 @@ def test_abort_before_it_is_sent(address, script) -> None:
     assert len(script.hanging) == 1
 
 
-def test_errors_are_of_one_request(executor, script) -> None:
+def test_an_error_affects_only_its_request(executor, script) -> None:
     script.failure = bad_request("spec.sampling.temperature", "is 9")
     result = executor.generate_async("x", SamplingParams(temperature=9), client_id=3)
     with pytest.raises(RequestError, match=r"request 1: spec.sampling.temperature: is 9") as caught:
@@ -121,7 +121,7 @@ def test_errors_are_of_one_request(executor, script) -> None:
     assert executor.generate_async("x").result(LIMIT).outputs[0].text == "Hello, world"
 
 
-def test_what_the_server_lacks_is_named(executor, script) -> None:
+def test_an_option_that_the_server_does_not_implement(executor, script) -> None:
     script.failure = Failure(grpc.StatusCode.UNIMPLEMENTED, "not built yet: spec.sampling.bad_words")
     with pytest.raises(RequestError, match="bad_words") as caught:
         executor.generate_async("x", SamplingParams(bad="y")).result(LIMIT)
@@ -129,13 +129,13 @@ def test_what_the_server_lacks_is_named(executor, script) -> None:
 
 
 @pytest.mark.parametrize(("inputs", "params"), [(b"x", SamplingParams()), ("x", SamplingParams(stop=5))])
-def test_wrong_types_are_errors_of_the_request(executor, inputs, params) -> None:
+def test_wrong_types_fail_the_request(executor, inputs, params) -> None:
     with pytest.raises(RequestError) as caught:
         executor.generate_async(inputs, params).result(LIMIT)
     assert isinstance(caught.value.error, TypeError)
 
 
-async def test_a_stream_that_breaks_keeps_what_came(executor, script) -> None:
+async def test_a_broken_stream_keeps_the_tokens_so_far(executor, script) -> None:
     script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "engine lost"), 2
     result = executor.generate_async("x", streaming=True)
     with pytest.raises(RequestError, match="engine lost") as caught:
@@ -147,7 +147,7 @@ async def test_a_stream_that_breaks_keeps_what_came(executor, script) -> None:
         _ = [each async for each in executor.generate_async("x", streaming=True)]
 
 
-async def test_an_iteration_raises_an_error_that_was_read_elsewhere(executor, script) -> None:
+async def test_iteration_raises_an_error_that_another_reader_has_read(executor, script) -> None:
     script.failure = Failure(grpc.StatusCode.INTERNAL, "boom")
     first, second = (executor.generate_async("x", streaming=True) for _ in range(2))
     for result in (first, second):
@@ -200,7 +200,7 @@ def test_an_error_is_a_response(executor, script) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_whole_or_new_tokens(executor, whole) -> None:
+def test_all_or_new_tokens_per_response(executor, whole) -> None:
     request = GenerationRequest("x", streaming=True, return_all_generated_tokens=whole)
     result = executor.submit(request)
     seen: list[int] = []
@@ -218,7 +218,7 @@ def test_token_ids_of_a_prompt(executor, script) -> None:
         _ = executor.generate_async([{"role": "user", "content": "x"}]).prompt_token_ids
 
 
-def test_ids_are_never_used_twice(executor) -> None:
+def test_request_ids_are_unique(executor) -> None:
     request = GenerationRequest("x", client_id=1)
     results = [executor.submit(request) for _ in range(20)]
     assert len({result.request_id for result in results}) == 20
@@ -241,7 +241,7 @@ def test_several_threads(executor) -> None:
     assert texts == ["Hello, world"] * 80
 
 
-def test_two_readers_share_what_comes(executor) -> None:
+def test_two_readers_of_a_result(executor) -> None:
     for _ in range(20):
         result = executor.generate_async("x", streaming=True)
         other = threading.Thread(target=result.result)
@@ -251,7 +251,7 @@ def test_two_readers_share_what_comes(executor) -> None:
         assert result.outputs[0].text == "Hello, world"
 
 
-def test_nothing_is_asked_after_shutdown(address) -> None:
+def test_calls_after_shutdown(address) -> None:
     executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0)
     executor.shutdown()
     for call in (lambda: executor.generate_async("x"), lambda: executor.tokenize("x")):
@@ -266,7 +266,7 @@ def test_no_server() -> None:
 
 
 @pytest.mark.slow
-def test_a_forgotten_executor_ends(address, script) -> None:
+def test_a_garbage_collected_executor_closes(address, script) -> None:
     executor = GenerationExecutor.connect(address)
     assert executor.generate("x").outputs[0].text == "Hello, world"
     assert not script.gone.is_set()
@@ -275,7 +275,7 @@ def test_a_forgotten_executor_ends(address, script) -> None:
     assert script.gone.wait(LIMIT)
 
 
-def test_nothing_is_kept_of_what_has_been_read(executor) -> None:
+def test_ended_requests_leave_no_state(executor) -> None:
     for _ in range(5):
         executor.generate_async("x", streaming=True).result(LIMIT)
         executor.generate("x")
@@ -284,7 +284,7 @@ def test_nothing_is_kept_of_what_has_been_read(executor) -> None:
     assert wait_until(lambda: not executor._session._calls)
 
 
-def test_a_loop_may_close_under_its_waiter(executor, script) -> None:
+def test_an_event_loop_may_close_while_it_waits(executor, script) -> None:
     script.hangs = True
     result = executor.generate_async("x")
     loop = asyncio.new_event_loop()
@@ -297,7 +297,7 @@ def test_a_loop_may_close_under_its_waiter(executor, script) -> None:
     waiting._log_destroy_pending = False
 
 
-def test_streams_go_on_at_the_next_router() -> None:
+def test_streams_resume_at_the_next_router() -> None:
     plan = Plan()
     with tell_all(2, plan) as addresses:
         options = {"iter_stats_max_iterations": 0, "tenant": "acme"}

@@ -1,4 +1,4 @@
-"""How an executor ends: requests are finished, or aborted on demand or after an error."""
+"""How an executor ends: it waits for its requests, or aborts them on demand or after an error."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ import pytest
 from sluice.client import Cancelled
 from sluice.executor import GenerationExecutor, GenerationResult, RequestError
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Script
+from tests.fakes.server_script import Script
 
 LIMIT = 60
 
@@ -19,7 +19,7 @@ def connect(address: str, **options) -> GenerationExecutor:
 
 
 def once_finishing(executor: GenerationExecutor, act: Callable[[], object]) -> threading.Thread:
-    """Acts as soon as the executor accepts no more requests."""
+    """Calls `act` in a thread as soon as the executor accepts no more requests."""
 
     def work() -> None:
         if wait_until(lambda: not executor.can_enqueue_requests()):
@@ -31,7 +31,7 @@ def once_finishing(executor: GenerationExecutor, act: Callable[[], object]) -> t
 
 
 def release(script: Script) -> None:
-    """Let requests that hang come to their end, and others too."""
+    """Let all requests end, including those that hang."""
     script.hangs = False
 
 
@@ -42,7 +42,7 @@ def assert_aborted(result: GenerationResult) -> None:
 
 
 def start_two(executor: GenerationExecutor, script: Script) -> list[GenerationResult]:
-    """Where `max_in_flight` is 1, one hangs at the server and one waits here."""
+    """Start two requests. If `max_in_flight` is 1, one hangs at the server and the other waits in the executor."""
     script.hangs = True
     results = [executor.generate_async("x", streaming=streaming) for streaming in (True, False)]
     assert wait_until(lambda: bool(script.hanging))
@@ -67,7 +67,7 @@ def test_shutdown_finishes_requests(address, script) -> None:
         executor.await_responses(timeout=LIMIT)
 
 
-def test_no_request_is_accepted_once_shutdown_began(address, script) -> None:
+def test_no_request_is_accepted_during_shutdown(address, script) -> None:
     errors: list[RuntimeError] = []
     executor = connect(address)
     assert executor.can_enqueue_requests()
@@ -114,7 +114,7 @@ def test_an_exception_in_the_block_aborts_requests(address, script) -> None:
         assert_aborted(result)
 
 
-def test_shutdown_aborts_requests_on_demand(address, script) -> None:
+def test_shutdown_with_abort(address, script) -> None:
     executor = connect(address)
     results = start_two(executor, script)
     executor.shutdown(abort=True)
@@ -122,7 +122,7 @@ def test_shutdown_aborts_requests_on_demand(address, script) -> None:
         assert_aborted(result)
 
 
-def test_another_thread_may_abort_what_a_shutdown_waits_for(address, script) -> None:
+def test_another_thread_may_abort_while_shutdown_waits(address, script) -> None:
     executor = connect(address)
     results = start_two(executor, script)
     once_finishing(executor, lambda: executor.shutdown(abort=True))
@@ -131,7 +131,7 @@ def test_another_thread_may_abort_what_a_shutdown_waits_for(address, script) -> 
         assert_aborted(result)
 
 
-def test_ctrl_c_aborts_what_a_shutdown_waits_for(address, script) -> None:
+def test_ctrl_c_while_shutdown_waits(address, script) -> None:
     executor = connect(address)
     results = start_two(executor, script)
     main = threading.main_thread().ident
@@ -148,10 +148,10 @@ def test_requests_are_aborted_after_the_timeout(address, script, caplog) -> None
     executor.shutdown(timeout=0.05)
     for result in results:
         assert_aborted(result)
-    assert "shutdown: requests did not end within 0.05 s and are aborted" in caplog.messages
+    assert "shutdown: aborting the requests that did not end within 0.05 s" in caplog.messages
 
 
 def test_an_abort_has_no_timeout(executor) -> None:
-    with pytest.raises(ValueError, match="takes no timeout"):
+    with pytest.raises(ValueError, match="accepts no timeout"):
         executor.shutdown(abort=True, timeout=1)
     assert executor.generate("x").outputs[0].text == "Hello, world"

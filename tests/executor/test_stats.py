@@ -9,9 +9,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.client import Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.executor import GenerationExecutor, RequestStage
-from sluice.executor.stats import STAGES, StepsLog
+from sluice.executor.stats import STAGES
+from sluice.executor.steps_log import StepsLog
 from sluice.v1 import admin_pb2 as pb
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 
 def step(number: int, **given) -> pb.EngineStats:
@@ -120,7 +121,7 @@ def test_requests(address, script) -> None:
     older = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
     script.steps = [pb.StreamStepsResponse(requests=[older, stats, ours])]
     with GenerationExecutor.connect(address) as executor:
-        executor._submissions._name = wire_id.rpartition("-")[0]
+        executor._submissions._prefix = wire_id.rpartition("-")[0]
         first, second = executor.get_latest_request_stats(timeout=60)
     assert json.loads(first.to_json_str()) == {
         "id": None,
@@ -160,7 +161,7 @@ def test_every_stage_has_a_name() -> None:
         (grpc.StatusCode.PERMISSION_DENIED, Forbidden),
     ],
 )
-def test_a_server_that_cannot_tell(address, script, code, kind) -> None:
+def test_a_server_without_statistics(address, script, code, kind) -> None:
     script.no_stats = Failure(code, "not here: StreamSteps")
     with GenerationExecutor.connect(address) as executor:
         for ask in (executor.get_latest_iteration_stats, executor.get_latest_request_stats):
@@ -168,14 +169,14 @@ def test_a_server_that_cannot_tell(address, script, code, kind) -> None:
                 ask(timeout=60)
 
 
-def test_a_broken_stream_is_opened_again(address, script) -> None:
+def test_a_broken_stream_is_reopened(address, script) -> None:
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "draining")
     with GenerationExecutor.connect(address) as executor:
         script.steps, script.failure = [pb.StreamStepsResponse(steps=[step(1)])], None
         assert [each.iter for each in executor.get_latest_iteration_stats(timeout=60)] == [1]
 
 
-def test_only_the_newest_are_kept() -> None:
+def test_only_the_newest_statistics_are_kept() -> None:
     log = StepsLog(3)
     requests = [pb.RequestStats(request_id=str(i)) for i in (0, 1, 2, 3, 1)]
     log.put(pb.StreamStepsResponse(steps=[step(i) for i in range(5)], requests=requests))

@@ -1,4 +1,4 @@
-"""A request's statistics for its result: the wait for them, and its end without them."""
+"""The statistics of a request's result: how the result waits for them, and how it ends without them."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ ENDED = pb.RequestStats(stage=pb.REQUEST_STAGE_ENDED, first_token=Timestamp(seco
 
 
 @pytest.mark.parametrize(("reached", "expected"), [(has_token, STARTED), (has_ended, ENDED)])
-async def test_waits_for_what_is_asked_for(reached, expected):
+async def test_waits_until_the_statistics_satisfy_the_predicate(reached, expected):
     watch = StatsWatch()
     waiting = asyncio.ensure_future(watch.wait(reached))
     for stats in (QUEUED, STARTED, ENDED):
@@ -26,7 +26,7 @@ async def test_waits_for_what_is_asked_for(reached, expected):
     assert waiting.result() is expected
 
 
-async def test_what_came_before_needs_no_wait(monkeypatch):
+async def test_statistics_that_already_satisfy_the_predicate(monkeypatch):
     monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 0.0)
     watch = StatsWatch()
     assert await watch.wait(has_ended) is None
@@ -34,7 +34,7 @@ async def test_what_came_before_needs_no_wait(monkeypatch):
     assert await watch.wait(has_ended) is STARTED
 
 
-def test_a_request_whose_engine_reports_nothing_ends_without_them(address, monkeypatch):
+def test_a_request_ends_without_statistics_if_its_engine_reports_none(address, monkeypatch):
     monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 0.1)
     with GenerationExecutor.connect(address) as executor:
         for streaming in (False, True):
@@ -43,7 +43,7 @@ def test_a_request_whose_engine_reports_nothing_ends_without_them(address, monke
             assert result.stats is None
 
 
-def test_an_abort_after_the_answer_changes_nothing(address, monkeypatch):
+def test_an_abort_after_the_response_has_no_effect(address, monkeypatch):
     monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 120.0)
     with GenerationExecutor.connect(address) as executor:
         session = executor._session
@@ -52,14 +52,14 @@ def test_an_abort_after_the_answer_changes_nothing(address, monkeypatch):
         (call,) = session._calls.values()
         others = len(session._background)
         result.abort()
-        # The loop has begun to abort once it comes to this, and has ended that when no such task is left.
+        # The event loop starts the abort before it runs this call, and has ended it once its task is gone.
         session.run(lambda _: asyncio.sleep(0))
         assert wait_until(lambda: len(session._background) == others)
         session._loop.call_soon_threadsafe(call.stats.put, ENDED)
         assert result.result(60).outputs[0].finish_reason == "stop"
 
 
-def test_statistics_that_are_not_followed(address):
+def test_an_executor_without_statistics(address):
     with GenerationExecutor.connect(address, iter_stats_max_iterations=0) as executor:
         with pytest.raises(ValueError, match="iter_stats_max_iterations"):
             executor.generate_async("x", return_perf_metrics=True)

@@ -1,4 +1,4 @@
-"""What shutdown does to those who wait, how long they wait, and time that a request waits here."""
+"""Waits: how shutdown ends them, their timeouts, and a request's allotted time while it waits in the executor."""
 
 import threading
 import time
@@ -12,15 +12,15 @@ from grpc import StatusCode
 from sluice.executor import GenerationExecutor, SamplingParams
 from sluice.executor.waiting import in_seconds
 from sluice.v1 import admin_pb2 as pb
+from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-from tests.fakes.server import Failure
 
 LIMIT = 60
 LONG = 3600
 
 
-def in_a_thread(call) -> "list[BaseException | object]":
-    """What it ends with, once it has."""
+def run_in_thread(call) -> "list[BaseException | object]":
+    """Run `call` in a thread. The returned list gets its result or its RuntimeError."""
     ended: list[BaseException | object] = []
 
     def work() -> None:
@@ -36,14 +36,14 @@ def in_a_thread(call) -> "list[BaseException | object]":
 @pytest.mark.parametrize("timeout", [None, LONG])
 def test_shutdown_ends_the_wait_for_responses(address, timeout) -> None:
     executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0)
-    ended = in_a_thread(lambda: executor.await_responses(timeout=timeout))
+    ended = run_in_thread(lambda: executor.await_responses(timeout=timeout))
     time.sleep(0.05)
     executor.shutdown()
     assert wait_until(lambda: bool(ended))
     assert "shut down" in str(ended[0])
 
 
-def test_what_is_left_can_be_read_after_shutdown(address, script) -> None:
+def test_unread_responses_can_be_read_after_shutdown(address, script) -> None:
     script.hangs = True
     executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0)
     request_id = executor.generate_async("x").request_id
@@ -58,17 +58,17 @@ def test_what_is_left_can_be_read_after_shutdown(address, script) -> None:
 @pytest.mark.parametrize("name", ["get_latest_iteration_stats", "get_latest_request_stats"])
 def test_shutdown_ends_the_wait_for_statistics(address, script, name) -> None:
     executor = GenerationExecutor.connect(address)
-    ask = getattr(executor, name)
-    ended = in_a_thread(lambda: ask(timeout=LONG))
+    read = getattr(executor, name)
+    ended = run_in_thread(lambda: read(timeout=LONG))
     time.sleep(0.05)
     executor.shutdown()
     assert wait_until(lambda: bool(ended))
     assert "shut down" in str(ended[0])
     response = pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)], requests=[pb.RequestStats(request_id="r")])
     executor._session.steps.put(response)
-    assert len(ask(timeout=LONG)) == 1
+    assert len(read(timeout=LONG)) == 1
     with pytest.raises(RuntimeError, match="shut down"):
-        ask(timeout=LONG)
+        read(timeout=LONG)
 
 
 def test_every_timeout_may_be_a_timedelta(executor, script) -> None:
@@ -85,7 +85,7 @@ def test_every_timeout_may_be_a_timedelta(executor, script) -> None:
     assert result.result(timedelta(seconds=LIMIT)).done
 
 
-def test_time_runs_out_behind_a_full_executor(address, script) -> None:
+def test_the_allotted_time_expires_while_a_request_waits_for_others(address, script) -> None:
     script.hangs = True
     with GenerationExecutor.connect(address, max_in_flight=1, iter_stats_max_iterations=0) as executor:
         first = executor.generate_async("x")
@@ -99,7 +99,7 @@ def test_time_runs_out_behind_a_full_executor(address, script) -> None:
     assert len(script.hanging) == 1
 
 
-def test_time_runs_while_a_request_waits_here(address, script) -> None:
+def test_the_allotted_time_includes_the_wait_for_others(address, script) -> None:
     script.hangs = True
     with GenerationExecutor.connect(address, max_in_flight=1, iter_stats_max_iterations=0) as executor:
         first = executor.generate_async("x")
@@ -113,7 +113,7 @@ def test_time_runs_while_a_request_waits_here(address, script) -> None:
     assert LONG - LIMIT < sent.ToTimedelta().total_seconds() < LONG - 0.1
 
 
-def test_time_runs_while_an_overloaded_server_is_waited_for(executor, script) -> None:
+def test_the_allotted_time_includes_retries_at_an_overloaded_server(executor, script) -> None:
     retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=LONG))
     script.failure = Failure(StatusCode.RESOURCE_EXHAUSTED, "full", (retry,))
     (result,) = executor.generate(["x"], allotted_time_ms=100, use_tqdm=False)
@@ -121,6 +121,6 @@ def test_time_runs_while_an_overloaded_server_is_waited_for(executor, script) ->
 
 
 @pytest.mark.parametrize("allotted", [0, -5, timedelta(0)])
-def test_a_time_that_cannot_be_is_the_servers_to_refuse(executor, script, allotted) -> None:
+def test_an_invalid_allotted_time_is_sent_to_the_server(executor, script, allotted) -> None:
     executor.generate_async("x", allotted_time_ms=allotted).result(LIMIT)
     assert script.seen[-1].spec.time_limit.ToMilliseconds() == in_seconds(allotted)

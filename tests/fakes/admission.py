@@ -1,4 +1,4 @@
-"""An admission queue with few settings."""
+"""An admission queue built from the few settings that tests vary."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ def make_admission(
     reserved: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Admission:
-    """No ageing, nothing reserved, and by default one tenant may fill the queue."""
+    """By default there is no aging, nothing is reserved for tenants, and one tenant may fill the queue."""
     settings = AdmissionSettings(
         priority_aging_seconds=aging_seconds,
         max_live=live,

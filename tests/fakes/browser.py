@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by its DevTools protocol over a pipe: it listens nowhere."""
+"""Headless Chromium, driven by its DevTools protocol over a pipe, so that it opens no port."""
 
 import base64
 import itertools
@@ -14,11 +14,11 @@ from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--mute-audio")
-SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 
 class Browser:
-    """Commands and their answers; events are kept until a page asks for them."""
+    """Sends commands and returns their results. Events are stored until a page looks for them."""
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read = os.fdopen(write, "wb", buffering=0), os.fdopen(read, "rb", buffering=0)
@@ -66,17 +66,17 @@ class Page:
         return self._browser.call(method, self._session, **parameters)
 
     def run(self, expression: str) -> Any:
-        """Its value. A promise is awaited."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(found["exceptionDetails"])
-        return found["result"].get("value")
+        """Evaluate JavaScript and return its value. A promise is awaited."""
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            raise RuntimeError(reply["exceptionDetails"])
+        return reply["result"].get("value")
 
     def wait(self, condition: str) -> Self:
-        """Until the expression is true."""
-        end = time.monotonic() + SECONDS
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + WAIT_SECONDS
         while not self.run(condition):
-            assert time.monotonic() < end, f"not true in time: {condition}; the page says: {self.text}"
+            assert time.monotonic() < deadline, f"not true in time: {condition}; the page says: {self.text}"
             time.sleep(0.05)
         return self
 
@@ -85,17 +85,18 @@ class Page:
         return self.run("document.body.innerText")
 
     @property
-    def complaints(self) -> list[str]:
-        """Errors and warnings of the console so far, exceptions included."""
+    def console_errors(self) -> list[str]:
+        """Errors and warnings in the console so far, including uncaught exceptions."""
+        # A round trip: events that the browser sent before its reply have then been read.
         self.run("1")
-        own = [event for event in self._browser.events if event.get("sessionId") == self._session]
-        logs = [event["params"]["entry"] for event in own if event["method"] == "Log.entryAdded"]
-        calls = [event["params"] for event in own if event["method"] == "Runtime.consoleAPICalled"]
-        raised = [event["params"] for event in own if event["method"] == "Runtime.exceptionThrown"]
+        events = [event for event in self._browser.events if event.get("sessionId") == self._session]
+        logs = [event["params"]["entry"] for event in events if event["method"] == "Log.entryAdded"]
+        calls = [event["params"] for event in events if event["method"] == "Runtime.consoleAPICalled"]
+        raised = [event["params"] for event in events if event["method"] == "Runtime.exceptionThrown"]
         return [
-            *(each["text"] for each in logs if each["level"] in ("error", "warning")),
-            *(str(each["args"]) for each in calls if each["type"] in ("error", "warning", "assert")),
-            *(str(each["exceptionDetails"]) for each in raised),
+            *(entry["text"] for entry in logs if entry["level"] in ("error", "warning")),
+            *(str(call["args"]) for call in calls if call["type"] in ("error", "warning", "assert")),
+            *(str(exception["exceptionDetails"]) for exception in raised),
         ]
 
     def resize(self, width: int, height: int) -> None:
@@ -120,9 +121,9 @@ def browser() -> Iterator[Browser]:
         )
         os.close(to_child)
         os.close(to_us)
-        found = Browser(from_us, from_child)
+        started = Browser(from_us, from_child)
         try:
-            yield found
+            yield started
         finally:
             process.kill()
             process.wait()

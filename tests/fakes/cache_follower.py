@@ -1,4 +1,4 @@
-"""A user who follows an engine's KV cache events: what is in the cache, from the events alone."""
+"""A reader of an engine's KV cache events, which derives the cache's contents from the events alone."""
 
 from typing import NamedTuple
 
@@ -15,24 +15,27 @@ class Block(NamedTuple):
 
 
 class CacheFollower:
-    """Fails where an event does not fit what came before it."""
+    """Fails if an event contradicts the events before it."""
 
     def __init__(self) -> None:
         self.next = 0
+        """Number of the next event to read."""
         self.dropped = 0
+        """Events that were no longer in the log when it was read."""
         self.blocks: dict[int, Block] = {}
         self.parents: dict[int, int | None] = {}
-        """Of every block that was ever stored."""
+        """Parent of each block that was ever stored."""
         self.adapters: dict[int, str] = {}
+        """Adapter of each block that was ever stored."""
 
     def read(self, log: EventLog) -> None:
-        while (found := log.since(self.next)).events:
-            self.dropped += found.first - self.next
-            for event in found.events:
-                self.take(event)
-            self.next = found.first + len(found.events)
+        while (page := log.since(self.next)).events:
+            self.dropped += page.first - self.next
+            for event in page.events:
+                self.apply(event)
+            self.next = page.first + len(page.events)
 
-    def take(self, event: CacheEvent) -> None:
+    def apply(self, event: CacheEvent) -> None:
         match event:
             case Created():
                 assert not self.blocks
@@ -52,10 +55,10 @@ class CacheFollower:
 
 
 def contents(tiers: Tiers) -> dict[int, Block]:
-    """What the events should lead to."""
-    found = {}
+    """The cache's actual contents, by short hash, in the form of `CacheFollower.blocks`."""
+    blocks = {}
     for tier, pool in ((Tier.DEVICE, tiers.device), (Tier.HOST, tiers.host)):
         for block, content in pool.contents():
             retention = pool.retention(block)
-            found[short_hash(content.hash)] = Block(content.tokens, tier, retention[0].priority)
-    return found
+            blocks[short_hash(content.hash)] = Block(content.tokens, tier, retention[0].priority)
+    return blocks

@@ -1,10 +1,10 @@
-"""What an engine tells routers of its prefix cache: a journal of changes that reaches back only so far."""
+"""An engine's journal of prefix cache changes, of which routers are told in heartbeats."""
 
 from sluice.ring.heartbeats import CacheNews
 
 
 class FakeJournal:
-    """Changes are numbered from 1; `max_kept` of them are kept."""
+    """Changes are numbered from 1. Only the latest `max_kept` can be read one by one."""
 
     def __init__(self, max_kept: int = 1000) -> None:
         self.findable: set[int] = set()
@@ -25,7 +25,7 @@ class FakeJournal:
         self.remove(*self.findable)
 
     def news(self, since: int) -> CacheNews:
-        """For a router that knows the changes up to number `since`; 0 if it knows another epoch."""
+        """The changes after number `since`, or the whole cache if `since` is 0 or too long ago."""
         if not 0 <= since <= self.last or since < self.last - self._max_kept or not since:
             return CacheNews(0, self.last, sorted(self.findable), whole=True)
         latest = dict(self.changes[since:])
@@ -37,7 +37,7 @@ class FakeJournal:
         )
 
     def at(self, number: int) -> set[int]:
-        """What was findable after that change."""
+        """The blocks in the prefix cache after change `number`."""
         return {block for block, stored in dict(self.changes[:number]).items() if stored}
 
     def _change(self, changes: list[tuple[int, bool]]) -> None:

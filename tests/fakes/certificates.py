@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl program."""
+"""Certificates for tests, created by the `openssl` program."""
 
 import shutil
 import subprocess
@@ -13,19 +13,19 @@ NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two PEM files."""
+    """PEM files of a certificate and its private key."""
 
     certificate: Path
     key: Path
 
     def copy_to(self, other: "Pair") -> None:
-        """As somebody who renews certificates does."""
+        """Replace another pair's files, as a renewal does: the key first."""
         shutil.copy(self.key, other.key)
         shutil.copy(self.certificate, other.certificate)
 
 
 class Authority:
-    """Issues certificates of its own."""
+    """A certificate authority."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class Authority:
         self._openssl("req", "-x509", *NEW_KEY, "-keyout", self._key, "-out", self.certificate, "-subj", f"/CN={name}")
 
     def issue(self, name: str) -> Pair:
-        """For 127.0.0.1, in the name of `name`."""
+        """A certificate with common name `name`, valid for 127.0.0.1 and localhost."""
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         request, names = self.folder / f"{name}.csr", self.folder / f"{name}.names"
         names.write_text(NAMES)
@@ -44,7 +44,7 @@ class Authority:
         return pair
 
     def channel(self, port: int, client: Pair | None = None) -> grpc.aio.Channel:
-        """Of a client that trusts this authority; a connection of its own."""
+        """A client's channel that trusts this authority and shares no connection with other channels."""
         credentials = grpc.ssl_channel_credentials(
             self.certificate.read_bytes(),
             client and client.key.read_bytes(),

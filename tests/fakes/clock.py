@@ -1,8 +1,8 @@
-"""Time that stands still until a test moves it."""
+"""A clock that stands still until a test changes `now`."""
 
 
 class Clock:
-    """Seconds."""
+    """Called like `time.monotonic`."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now

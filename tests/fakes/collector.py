@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector: a gRPC server that keeps the spans that it gets."""
+"""An OpenTelemetry collector: a gRPC server that stores the spans that it receives."""
 # ruff: noqa: N802
 
 import threading
@@ -20,7 +20,7 @@ class Collector(services.TraceServiceServicer):
     resources: list[dict[str, str]] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)
     open: threading.Event = field(default_factory=threading.Event)
-    """Not set: calls wait."""
+    """While it is not set, export calls block."""
     address: str = ""
 
     def __post_init__(self) -> None:
@@ -30,18 +30,18 @@ class Collector(services.TraceServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         self.open.wait()
         for batch in request.resource_spans:
-            self.resources.append({each.key: each.value.string_value for each in batch.resource.attributes})
+            self.resources.append({pair.key: pair.value.string_value for pair in batch.resource.attributes})
             for scope in batch.scope_spans:
                 self.spans += scope.spans
         return pb.ExportTraceServiceResponse()
 
     def tree(self, trace_id: str) -> dict[str, list[Span]]:
-        """The spans of a trace by their parent's id, in hex; "" for no parent."""
-        found: dict[str, list[Span]] = {}
+        """The spans of a trace by the hex id of their parent; "" for no parent."""
+        children: dict[str, list[Span]] = {}
         for span in self.spans:
             if span.trace_id.hex() == trace_id:
-                found.setdefault(span.parent_span_id.hex(), []).append(span)
-        return found
+                children.setdefault(span.parent_span_id.hex(), []).append(span)
+        return children
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def collect() -> Iterator[Collector]:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    """Of any type; lists as tuples."""
+    """A span's attributes as Python values, lists as tuples."""
 
     def plain(value: Any) -> Any:
         kind = value.WhichOneof("value")
-        found = getattr(value, kind)
-        return tuple(plain(each) for each in found.values) if kind == "array_value" else found
+        content = getattr(value, kind)
+        return tuple(plain(item) for item in content.values) if kind == "array_value" else content
 
-    return {each.key: plain(each.value) for each in span.attributes}
+    return {pair.key: plain(pair.value) for pair in span.attributes}

@@ -1,4 +1,4 @@
-"""Drafts without the steps that an engine needs first, to learn how long steps take; and drafts with logits."""
+"""Speculation for tests: engines that draft from their first step, and draft tokens with logits."""
 
 from collections.abc import Sequence
 
@@ -12,6 +12,7 @@ MAX_BATCH_SIZE = 64
 
 
 def draft_from_the_first_step(engine: Engine) -> None:
+    """Record step durations of zero for every batch size, which the engine would otherwise have to measure first."""
     for batch_size in range(1, MAX_BATCH_SIZE + 1):
         for _ in range(FIRST):
             engine.drafting.gain.cost.record(batch_size, 0, 0.0)
@@ -22,7 +23,7 @@ def draft_from_the_first_step(engine: Engine) -> None:
 def proposing(
     tokens: Sequence[int], vocab_size: int, seed: int, most: int | None = 0, threshold: float | None = None
 ) -> Speculation:
-    """These tokens, each from a distribution of its own that gives it a probability of about a half."""
+    """Draft tokens with logits. Each token has a probability of one half in its own random distribution."""
     random = np.random.default_rng(seed)
     rows = random.normal(0, 2, (len(tokens), vocab_size)).astype("<f2")
     for row, token in zip(rows, tokens, strict=True):

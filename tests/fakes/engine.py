@@ -1,4 +1,4 @@
-"""An engine around a scripted or given runner and lanes in memory, with a clock that stands still until it is told."""
+"""An engine with a scripted or given runner, lanes in memory, and a clock that advances only with steps and by hand."""
 
 from dataclasses import asdict
 
@@ -24,11 +24,12 @@ from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
 from tests.fakes.memory import MemoryCheck
-from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+from tests.fakes.runner import ScriptedRunner
+from tests.fakes.scripted_tokens import VOCAB, continuation
 
 EPOCH = 7
 MAX_CONTEXT = 1 << 20
-"""Of the model that is not there, in tokens."""
+"""Context length of the scripted model, in tokens."""
 
 
 def spec_of(
@@ -85,10 +86,10 @@ def spec_of(
 
 
 class EngineBench:
-    """Submits, steps and checks: after every step the pool's books balance and the runner saw a sound cache."""
+    """Submits requests, steps the engine, and checks the engine's and the runner's invariants after every step."""
 
     overlap = False
-    """Unless told: whether a step is launched before the results of the one before it are looked at."""
+    """Default of the argument: whether a step is launched before the results of the previous step are collected."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class EngineBench:
         draft_context: int | None = None,
         **batching,
     ) -> None:
-        """`batching` are further fields of Batching. A given runner has its own number and size of blocks."""
+        """`batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
@@ -161,9 +162,10 @@ class EngineBench:
         self.cache = self.engine.cache
         self._memory = MemoryCheck(self.cache, scripted) if runner is None else None
 
-    def submit(self, prompt, max_tokens: int = 8, *, request: int | None = None, **asked) -> int:
+    def submit(self, prompt, max_tokens: int = 8, *, request: int | None = None, **options) -> int:
+        """Send a request built by `spec_of`. Returns its number; by default one more than those sent so far."""
         number = len(self.specs) + 1 if request is None else request
-        self.send(spec_of(prompt, max_tokens, request=number, **asked))
+        self.send(spec_of(prompt, max_tokens, request=number, **options))
         return number
 
     def send(self, spec: Submit) -> None:
@@ -186,7 +188,7 @@ class EngineBench:
         return ran
 
     def run(self, limit: int = 10_000) -> int:
-        """Step until nothing lives; returns the number of steps."""
+        """Step until no request is left. Returns the number of steps."""
         for steps in range(limit):
             if not self.step() and not self.engine.live.requests and not self.mailbox.waiting:
                 return steps
@@ -196,10 +198,11 @@ class EngineBench:
         return self.receiver.streams[request, attempt, sequence]
 
     def output(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
-        """With what it resumes from."""
+        """All output token ids, including those that the attempt resumed from."""
         return self.stream(request, sequence, attempt).tokens
 
     def ended(self, request: int, sequence: int = 0, attempt: int = 0) -> FinishReason | None:
+        """Finish reason of a sequence; None: it has not ended."""
         end = self.stream(request, sequence, attempt).end
         return None if end is None else end.reason
 
@@ -208,11 +211,12 @@ class EngineBench:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Messages that got no answer, by reason."""
+        """Number of messages that the engine ignored, by reason."""
         unknown = self.engine.intake.unknown_stops
         return {**self.mailbox.dropped, **({"unknown_cancel": unknown} if unknown else {})}
 
     def expected(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
+        """The output of the same sequence if nothing disturbs it."""
         spec = self.specs[request, attempt]
         version, seed = None if spec.adapter is None else spec.adapter.version, spec.sampling.seed
         return continuation(spec.prompt, spec.stopping, seed, sequence, spec.speculation, version)

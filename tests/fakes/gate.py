@@ -1,4 +1,4 @@
-"""A logits processor that stops an engine in the middle of an output, until a file exists."""
+"""A logits processor that blocks an engine in the middle of an output until a file exists."""
 
 import os
 from collections.abc import Sequence
@@ -8,11 +8,12 @@ from typing import Any
 from tests.fakes.processes import wait_until
 
 VARIABLE = "TEST_GATE"
-"""Of the environment: the file."""
+"""The environment variable with the path of the file."""
 TOKENS = 8
-"""Of prompt and output that pass in any case."""
+"""Tokens of prompt and output up to which the gate does not block."""
 
 
 def gate(_: str, __: Any, token_ids: Sequence[Sequence[int]], *___: Any) -> None:
     if len(token_ids[0]) > TOKENS:
-        wait_until(Path(os.environ[VARIABLE]).exists)
+        if not wait_until(Path(os.environ[VARIABLE]).exists):
+            raise TimeoutError("the gate was not opened")

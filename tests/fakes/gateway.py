@@ -1,4 +1,4 @@
-"""A running gateway in this process, and what its clients see."""
+"""An HTTP gateway that runs in this process, and a client of it."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ class Running:
         return await self.http.post(path, json=fields, headers=headers)
 
     async def events(self, path: str, **fields: Any) -> list[Any]:
-        """The data of all events, decoded but for [DONE]."""
+        """The decoded data of all server-sent events; "[DONE]" as it is."""
         text = (await self.post(path, stream=True, **fields)).text
         parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part.startswith("data: ")]
         return [part if part == "[DONE]" else json.loads(part) for part in parts]
@@ -40,9 +40,9 @@ class Running:
 @asynccontextmanager
 async def running(addresses: str | Sequence[str], **settings: Any) -> AsyncIterator[Running]:
     routers = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-    found = GatewaySettings(routers=routers, port=0, drain_timeout=1, **settings)
-    async with AsyncClient(routers, resume_timeout=found.resume_timeout) as client:
-        gateway = Gateway(client, found, structlog.get_logger())
+    parsed = GatewaySettings(routers=routers, port=0, drain_timeout=1, **settings)
+    async with AsyncClient(routers, resume_timeout=parsed.resume_timeout) as client:
+        gateway = Gateway(client, parsed, structlog.get_logger())
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = Server(gateway)

@@ -1,4 +1,4 @@
-"""A CUDA graph on a CPU: what ran during the capture runs again, operation by operation, on the same tensors."""
+"""CUDA graphs on a CPU: a replay repeats the captured operations, one by one, on the same tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +20,11 @@ SYNCS = {
     "aten::masked_select",
     "aten::nonzero",
 }
-"""The host would wait for their result, or for its own number to get to the device, which a capture refuses."""
+"""Operations that synchronize the host with the device, which CUDA refuses during a capture."""
 
 
 class Recording(TorchDispatchMode):
-    """Writes down every operation with its arguments and results."""
+    """Records every operation with its arguments and result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,41 +43,44 @@ class Recording(TorchDispatchMode):
 
 
 class FakeGraph:
-    """Replays on the tensors of the capture. What it made in between is not to be relied on afterwards."""
+    """Replays on the tensors of the capture.
+
+    Fills intermediate tensors with NaN after each replay: their memory belongs to the pool that all graphs share.
+    """
 
     def __init__(self, calls: list[tuple[Callable[..., Any], Any, Any, Any]]) -> None:
         self.replays = 0
         self._calls = calls
-        given: set[int] = set()
-        self._made: list[Tensor] = []
-        """Memory from the graphs' pool: another graph may use it."""
+        inputs: set[int] = set()
+        self._allocated: list[Tensor] = []
+        """Tensors allocated during the capture, from the graphs' memory pool."""
         for _, args, kwargs, result in calls:
             for tensor in _tensors(result):
-                if _memory(tensor) not in given | {_memory(x) for x in _tensors((args, kwargs))}:
-                    self._made.append(tensor)
-            given |= {_memory(tensor) for tensor in _tensors((args, kwargs, result))}
+                if _memory(tensor) not in inputs | {_memory(x) for x in _tensors((args, kwargs))}:
+                    self._allocated.append(tensor)
+            inputs |= {_memory(tensor) for tensor in _tensors((args, kwargs, result))}
         self._poison()
 
     def replay(self) -> None:
-        """Every operation again, its results where they were."""
+        """Run every operation again and copy its result into the tensor of the capture."""
         self.replays += 1
         for func, args, kwargs, result in self._calls:
-            again = func(*args, **kwargs)
-            for work in _works(again):
+            new_result = func(*args, **kwargs)
+            for work in _collectives(new_result):
                 work.wait()
-            for old, new in zip(_tensors(result), _tensors(again), strict=True):
+            for old, new in zip(_tensors(result), _tensors(new_result), strict=True):
                 if _memory(old) != _memory(new):
                     old.copy_(new)
         self._poison()
 
     def _poison(self) -> None:
-        for tensor in self._made:
+        for tensor in self._allocated:
             if tensor.is_floating_point():
                 tensor.fill_(torch.nan)
 
 
 class FakeCapture:
-    """Keeps its graphs, in order."""
+    """Captures graphs and stores them in order."""
 
     def __init__(self) -> None:
         self.graphs: list[FakeGraph] = []
@@ -94,7 +97,7 @@ class FakeCapture:
 
 
 class WeakCapture:
-    """Knows those of its graphs that somebody else holds."""
+    """Captures graphs. `alive`: those that are still referenced elsewhere."""
 
     def __init__(self) -> None:
         self.alive: WeakSet[FakeGraph] = WeakSet()
@@ -105,13 +108,13 @@ class WeakCapture:
         return graph
 
 
-def _works(tree: Any) -> list[Any]:
-    """What ranks have begun to exchange."""
+def _collectives(tree: Any) -> list[Any]:
+    """Collective operations in flight."""
     return [Work.unbox(leaf) for leaf in tree_iter(tree) if isinstance(leaf, torch.ScriptObject)]
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """But for packed weights, which have no storage."""
+    """All tensors except packed weights, which have no storage."""
     return [leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 

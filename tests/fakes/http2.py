@@ -1,5 +1,7 @@
-"""A gRPC client that sends what no library would, and a server that stands still: raw HTTP/2 (RFC 9113), headers as
-literals (RFC 7541)."""
+"""Raw HTTP/2 (RFC 9113, with literal headers of RFC 7541), for what gRPC libraries do not do.
+
+A client that can send malformed calls, and a server that accepts connections and then never answers.
+"""
 
 import asyncio
 import struct
@@ -15,7 +17,7 @@ FRAME = struct.Struct(">BHBBI")
 
 
 class Connection:
-    """One connection; `async with`."""
+    """A client's connection, open within `async with`."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -38,7 +40,7 @@ class Connection:
         self._writer.write(FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload)
 
     async def call(self, path: bytes, *metadata: tuple[bytes, bytes], message: bytes = b"") -> bool:
-        """Whether the call was answered; False where the server closed the connection instead."""
+        """Make a unary call. Returns False if the server closed the connection instead of answering."""
         headers = [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -55,7 +57,7 @@ class Connection:
         return await self._answered(self._stream - 2)
 
     async def pings(self, limit: int) -> int:
-        """Pings of the server, each of which is answered, until there were `limit` or it closed the connection."""
+        """Answer the server's pings until there were `limit` or it closed the connection. Returns their number."""
         count = 0
         try:
             while count < limit:
@@ -68,7 +70,7 @@ class Connection:
         return count
 
     async def _receive(self) -> tuple[int, int, int, bytes]:
-        """Kind, flags, stream and payload of the next frame. Settings are acknowledged."""
+        """Kind, flags, stream and payload of the next frame. Acknowledges settings."""
         high, low, kind, flags, stream = FRAME.unpack(await self._reader.readexactly(FRAME.size))
         payload = await self._reader.readexactly(high << 16 | low)
         if kind == SETTINGS and not flags & ACK:
@@ -78,21 +80,21 @@ class Connection:
     async def _answered(self, stream: int) -> bool:
         try:
             while True:
-                kind, flags, found, _ = await self._receive()
-                if found == stream and (kind == RESET or flags & END_STREAM):
+                kind, flags, frame_stream, _ = await self._receive()
+                if frame_stream == stream and (kind == RESET or flags & END_STREAM):
                     return True
         except (asyncio.IncompleteReadError, ConnectionError):
             return False
 
 
 def _text(value: bytes) -> bytes:
-    """A string of HPACK, not Huffman coded; at most 126 bytes."""
+    """An HPACK string of at most 126 bytes, without Huffman coding."""
     return bytes([len(value)]) + value
 
 
 @asynccontextmanager
 async def frozen_server() -> AsyncIterator[int]:
-    """Begins each connection, then reads and says no more; gives its port."""
+    """Opens each connection with its settings, then only reads. Yields the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for flags in (0, ACK):

@@ -1,4 +1,4 @@
-"""Kernels in plain torch that count their launches."""
+"""Fused kernels in plain torch that count their launches."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from engine_worker.layers.rotary import rotate
 
 
 class CountedKernels:
-    """`kernels` are what a model is fused with, `launches` how often each was used."""
+    """`kernels` can be passed to a model in place of the fused ones. `launches` counts calls by kernel name."""
 
     def __init__(self) -> None:
         self.launches: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Lanes in memory, and a receiver of token rows that accepts no repetition, no hole and no second terminal."""
+"""Lanes in memory, and a receiver of rows that fails on repetitions, gaps and second terminal rows."""
 
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
@@ -9,7 +9,7 @@ from tests.fakes.rows import rows_of
 
 
 class MemoryLane:
-    """A lane whose far end takes a message whenever it is not full."""
+    """A lane that accepts every message unless a test marks it as full or not open."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -36,14 +36,14 @@ class MemoryLane:
 
 
 class Stream:
-    """One sequence as the detokenizer sees it."""
+    """What a detokenizer has received of one sequence."""
 
     def __init__(self, resumed=()) -> None:
         self.tokens: list[int] = [*resumed]
         self.resumed = len(self.tokens)
         self.logprobs: list = []
         self.accepted = 0
-        """Draft tokens."""
+        """Number of accepted draft tokens."""
         self.rows: list[TokenRow] = []
         self.end: End | None = None
 
@@ -57,42 +57,42 @@ class Receiver:
         self.streams: dict[tuple[int, int, int], Stream] = {}
         self.prompt_logprobs: dict[tuple[int, int], list[Row]] = {}
         """By request and attempt."""
-        self.descriptors = True
-        """Whether there are any for the next lane."""
+        self.lanes_open = True
+        """Whether new lanes are open; False: as if no file descriptor were left."""
         self.tensors: dict[tuple[int, int, int, str, bool], list[TensorRows]] = {}
-        """By request, attempt, sequence, name and whether they are the prompt's."""
+        """By request, attempt, sequence, tensor name, and whether the rows are the prompt's."""
         self.first_rows: dict[tuple[int, int, int, bool], int] = {}
-        """What the caller had, by request, attempt, sequence and whether they are the prompt's; else 0."""
-        self.pulses = 0
+        """The first row to be sent if it is not 0, by request, attempt, sequence, and whether it is the prompt's."""
+        self.keep_alives = 0
         self.batches = 0
 
     def open_lane(self, address: str) -> MemoryLane:
         if "://" not in address:
             raise ValueError(address)
         self.lanes[address] = MemoryLane(address)
-        self.lanes[address].open = self.descriptors
+        self.lanes[address].open = self.lanes_open
         return self.lanes[address]
 
     def read(self) -> None:
         for lane in self.lanes.values():
             for message in lane.messages:
                 if isinstance(message, KeepAlive):
-                    self.pulses += 1
+                    self.keep_alives += 1
                 elif isinstance(message, TensorBatch):
                     for rows in message.parts:
-                        self._take_tensor(rows)
+                        self._receive_tensor(rows)
                 else:
-                    self._take(message)
+                    self._receive(message)
             lane.messages.clear()
 
-    def _take_tensor(self, rows: TensorRows) -> None:
+    def _receive_tensor(self, rows: TensorRows) -> None:
         request, attempt, sequence, context = rows.request, rows.attempt, rows.sequence, rows.context
         first = self.first_rows.get((request, attempt, sequence, context), 0)
         parts = self.tensors.setdefault((request, attempt, sequence, rows.name, context), [])
-        assert rows.start == (parts[-1].end if parts else first), f"{rows.start} of {rows.name} out of turn"
+        assert rows.start == (parts[-1].end if parts else first), f"row {rows.start} of {rows.name} is out of order"
         parts.append(rows)
 
-    def _take(self, batch: TokenBatch) -> None:
+    def _receive(self, batch: TokenBatch) -> None:
         self.batches += 1
         for opened in batch.opens:
             key = (opened.request, opened.attempt)
@@ -102,13 +102,13 @@ class Receiver:
                 self.streams[*key, sequence] = Stream(opened.resume.get(sequence, ()))
         for part in batch.prompt_logprobs:
             rows = self.prompt_logprobs.setdefault((part.request, part.attempt), [])
-            assert part.start == len(rows), f"{part} at {len(rows)}"
+            assert part.start == len(rows), f"{part} after {len(rows)} rows"
             assert (part.request, part.attempt) in self.opens
             rows += unpack(part.data, part.top)
         for row in rows_of(batch):
             stream = self.streams[row.request, row.attempt, row.sequence]
-            assert stream.end is None, f"{row} after its terminal"
-            assert row.offset == len(stream.tokens), f"{row} at {len(stream.tokens)}"
+            assert stream.end is None, f"{row} after its terminal row"
+            assert row.offset == len(stream.tokens), f"{row} after {len(stream.tokens)} tokens"
             stream.rows.append(row)
             stream.tokens += row.tokens
             stream.logprobs += row.logprobs

@@ -1,4 +1,4 @@
-"""Lanes in memory, and a real one that is connected."""
+"""A lane in memory, and helpers to wait for real ones."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,25 +8,25 @@ from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.rows import TextBatch, TextRow
 
-SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 
-def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait for it."""
-    end = time.monotonic() + seconds
+def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
+    """Poll until the condition is true; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition did not become true in {seconds} s"
         time.sleep(0.001)
 
 
 def connected(lane: Lane) -> Lane:
-    """The lane, once it takes messages."""
+    """Wait until the lane accepts messages, then return it."""
     until(lane.ready)
     return lane
 
 
 class FakeLane:
-    """Takes messages until `room` is used up."""
+    """Accepts `room` messages, then is full."""
 
     open = True
 

@@ -1,4 +1,4 @@
-"""An engine's adapters in host memory, without weights: folders by path, and what was loaded of them."""
+"""The adapters in an engine's host memory, without weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ def files(text: str, size: int = 100) -> AdapterFiles:
 
 @dataclass
 class FakeLoading:
-    """Done at the given poll."""
+    """A load that is done after `polls` polls."""
 
     version: str = ""
     rank: int = 0
@@ -29,27 +29,32 @@ class FakeLoading:
         return self.done
 
     def withdraw(self) -> None:
-        """Nothing waits for it."""
+        """Nothing to release."""
 
 
 class FakeLibrary:
+    """An `AdapterLibrary` whose loads take `polls` polls each."""
+
     def __init__(self) -> None:
         self.folders: dict[str, AdapterFiles] = {}
+        """The file system: adapter files by path."""
         self.host: dict[str, AdapterFiles] = {}
+        """What was loaded, by version."""
         self.used: set[str] = set()
+        """Versions that requests use, which cannot be removed."""
         self.bad: set[str] = set()
-        """Versions of files that cannot be served."""
+        """Versions whose files are malformed."""
         self.refused: set[str] = set()
-        """Those of them that were uploaded."""
+        """Malformed versions that were uploaded."""
         self.polls = 1
 
     def load(self, path: str) -> FakeLoading:
         if path not in self.folders:
             return FakeLoading(fault=Fault(ErrorCode.INVALID_ARGUMENT.name, f"{path} is not a folder"))
-        return self._take(self.folders[path])
+        return self._load(self.folders[path])
 
     def offer(self, version: str, parts: Sequence[bytes]) -> FakeLoading:
-        missing = FakeLoading(fault=Fault(ErrorCode.ADAPTER_MISSING.name, "not what was asked for"), polls=self.polls)
+        missing = FakeLoading(fault=Fault(ErrorCode.ADAPTER_MISSING.name, "not this version"), polls=self.polls)
         try:
             files = join_parts(parts)
         except msgspec.DecodeError:
@@ -57,9 +62,9 @@ class FakeLibrary:
         if files.version != version:
             return missing
         self.refused |= {version} & self.bad
-        return self._take(files)
+        return self._load(files)
 
-    def _take(self, files: AdapterFiles) -> FakeLoading:
+    def _load(self, files: AdapterFiles) -> FakeLoading:
         if files.version in self.bad:
             return FakeLoading(fault=Fault(ErrorCode.INVALID_ARGUMENT.name, "not a safetensors file"), polls=self.polls)
         self.host[files.version] = files
@@ -74,7 +79,7 @@ class FakeLibrary:
         return version not in self.used
 
     def fault(self, adapter: Adapter) -> Fault | None:
-        """Of a request with this adapter."""
+        """Why a request with this adapter cannot run; None: it can."""
         if adapter.version in self.host:
             return None
         if not adapter.path and adapter.version in self.refused:

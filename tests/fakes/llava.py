@@ -1,4 +1,4 @@
-"""A small LLaVA with random weights over the tiny model's tokenizer, and pictures for it."""
+"""A small LLaVA model with random weights and the tiny model's tokenizer, and pictures for it."""
 
 import json
 import random
@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-"""As that of LLaVA 1.5."""
+"""The chat template of LLaVA 1.5, with the same spaces."""
 SQUARE = {"height": SIZE, "width": SIZE}
 PROCESSORS = {
     "clip": {
@@ -33,7 +33,7 @@ PROCESSORS = {
 
 
 def write_tokenizer(folder: Path, special: list[str]) -> Tokenizer:
-    """The tiny model's, with these tokens."""
+    """The tiny model's tokenizer with additional special tokens."""
     tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -42,7 +42,7 @@ def write_tokenizer(folder: Path, special: list[str]) -> Tokenizer:
 
 
 def write_files(folder: Path, *, tower: str = "clip", decoder: str = "llama", strategy: str = "default") -> Path:
-    """All but the weights: what a router reads."""
+    """All files except the weights, which is what a router reads."""
     tokenizer = write_tokenizer(folder, [IMAGE])
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[tower]))
@@ -84,14 +84,14 @@ def write_files(folder: Path, *, tower: str = "clip", decoder: str = "llama", st
 
 
 def write_llava(folder: Path, **kinds: str) -> Path:
-    """One whose tokens depend on what its images show. `kinds`: as in `write_files`."""
+    """A model whose outputs depend visibly on the images. `kinds`: as in `write_files`."""
     import torch
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
     write_files(folder, **kinds)
     torch.manual_seed(11)
     model = LlavaForConditionalGeneration(LlavaConfig.from_pretrained(folder))
-    # As large as the embeddings of tokens.
+    # Scales the image rows to the magnitude of the token embeddings.
     torch.nn.init.normal_(model.model.multi_modal_projector.linear_1.weight, std=0.3)
     torch.nn.init.normal_(model.model.multi_modal_projector.linear_2.weight, std=0.1)
     model.save_pretrained(folder)
@@ -99,7 +99,7 @@ def write_llava(folder: Path, **kinds: str) -> Path:
 
 
 def picture(seed: int, size: tuple[int, int] = (40, 36), form: str = "PNG") -> bytes:
-    """Noise, of which no two are alike."""
+    """An encoded image of noise that differs for each seed."""
     width, height = size
     file = BytesIO()
     pixels = random.Random(seed).randbytes(3 * width * height)

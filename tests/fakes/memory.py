@@ -1,23 +1,26 @@
-"""What the KV cache's books say about the blocks, compared with what lies in the scripted runner's memory."""
+"""Compares the KV cache manager's record of each block with the content of the scripted runner's cache."""
 
 from itertools import pairwise
 
 from engine_worker.kvcache.cache import KvCacheManager
+from engine_worker.sequence import Content
 from engine_worker.step import MoveKind
-from tests.fakes.runner import VOCAB, ScriptedRunner, mix
+from tests.fakes.runner import ScriptedRunner
+from tests.fakes.scripted_cache import Slot
+from tests.fakes.scripted_tokens import VOCAB, mix
 
 
 class MemoryCheck:
-    """Every findable block, on the device and on the host, holds its tokens, after the same others as always."""
+    """Each block in the prefix cache, on the device and on the host, holds its tokens after one and the same prefix."""
 
     def __init__(self, cache: KvCacheManager, runner: ScriptedRunner) -> None:
         self._tiers = cache.tiers
         self._runner = runner
         self._digests: dict[bytes, int] = {}
-        """Of all tokens up to the end of a block, by its hash."""
+        """Digest of all tokens up to the end of a block, by block hash."""
 
     def check(self) -> None:
-        device, host = self._runner.blocks, self._runner.host_blocks
+        device, host = self._runner.kv_cache.blocks, self._runner.kv_cache.host_blocks
         moves = [*self._runner.moves_in_flight(), *self._tiers.moves]
         if moves:
             device, host = device.copy(), host.copy()
@@ -29,13 +32,13 @@ class MemoryCheck:
             for block, content in pool.contents():
                 self._check_block(content, blocks[block])
 
-    def _check_block(self, content, slots) -> None:
+    def _check_block(self, content: Content, slots: list[Slot]) -> None:
         assert None not in slots, f"{content} was never written: {slots}"
-        # Rows of tables are numbers behind the vocabulary; which ones, the outputs show.
-        held = zip(content.tokens, slots, strict=True)
-        alike = all(token == found if token < VOCAB else found >= VOCAB for token, (found, _) in held)
-        assert alike, f"{content} is not {slots}"
+        # Table rows are stored as numbers >= VOCAB. A wrong row would change the outputs.
+        pairs = zip(content.tokens, slots, strict=True)
+        matches = all(token == stored if token < VOCAB else stored >= VOCAB for token, (stored, _) in pairs)
+        assert matches, f"{content} is not {slots}"
         for (_, before), (token, digest) in pairwise(slots):
-            assert digest == mix(before, token), f"{slots} comes from two sequences"
+            assert digest == mix(before, token), f"{slots} mixes two sequences"
         digest = slots[-1][1]
-        assert self._digests.setdefault(content.hash, digest) == digest, f"{content} after other tokens"
+        assert self._digests.setdefault(content.hash, digest) == digest, f"{content} follows another prefix"

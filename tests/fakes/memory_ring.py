@@ -1,4 +1,4 @@
-"""A ring in memory under a real dispatcher: its peers lose, repeat, delay, refuse and die as told."""
+"""A ring in memory for a real dispatcher. Tests decide when its peers compute, lose rows, fail and die."""
 
 import asyncio
 import itertools
@@ -26,12 +26,12 @@ def token_at(prompt: list[int], sequence: int, offset: int) -> int:
 
 
 def length_of(prompt: list[int], sequence: int) -> int:
-    """Where the sequence ends."""
+    """Number of tokens in the complete output of a sequence."""
     return 1 + (prompt[0] * 5 + sequence * 7) % 12
 
 
 def prompt_rows(start: int, rows: int) -> bytes:
-    """Of a prompt's log-probabilities, without alternatives."""
+    """Packed log-probabilities of prompt tokens, without alternatives."""
     return b"".join(pack("<fI", -float(row), row + 1) for row in range(start, start + rows))
 
 
@@ -41,27 +41,27 @@ def text_of(tokens) -> str:
 
 @dataclass
 class Run:
-    """One attempt in an engine."""
+    """An attempt that an engine computes."""
 
     submit: Submit
     at: dict[int, int]
-    """Tokens of the sequences that live."""
+    """Number of output tokens so far, by live sequence."""
     opened: bool = False
     scored: int = 0
-    """Of the prompt's log-probabilities, how many were sent."""
+    """Number of log-probabilities of the prompt that were sent."""
 
 
 @dataclass
 class MemoryEngine:
-    """Does what an engine does with submits and cancels."""
+    """Handles submits and cancels like an engine; its outputs are functions of prompt, sequence and offset."""
 
     peer: EnginePeer
     ring: "MemoryRing"
     runs: dict[int, Run] = field(default_factory=dict)
     read: int = 0
 
-    def take(self) -> None:
-        """Everything on its lane."""
+    def read_lane(self) -> None:
+        """Handle all messages that have arrived."""
         messages = self.peer.lane.messages
         for message in messages[self.read :]:
             if isinstance(message, Submit):
@@ -71,7 +71,7 @@ class MemoryEngine:
         self.read = len(messages)
 
     def step(self, count: int) -> None:
-        """So many tokens for each sequence, or of the log-probabilities of its prompt if these are lacking."""
+        """Send `count` tokens of each sequence, or of its prompt's log-probabilities while some are missing."""
         for run in list(self.runs.values()):
             if run.submit.prompt_logprobs is not None and run.scored < len(run.submit.prompt) - 1:
                 self._score(run, min(count, len(run.submit.prompt) - 1 - run.scored))
@@ -84,10 +84,10 @@ class MemoryEngine:
                 self._emit(run, sequence, tokens, end)
 
     def fail(self, code: str) -> None:
-        """The first sequence of each request fails, and so the request."""
+        """Fail all sequences with this error code."""
         for run in list(self.runs.values()):
             for sequence in list(run.at):
-                self._emit(run, sequence, [], End(FinishReason.ERROR, TIMES, fault=Fault(code, "as told")))
+                self._emit(run, sequence, [], End(FinishReason.ERROR, TIMES, fault=Fault(code, "injected failure")))
 
     def _submit(self, submit: Submit) -> None:
         live = self.runs.get(submit.request)
@@ -126,11 +126,11 @@ class MemoryEngine:
         self._put(run, PromptLogprobs(submit.request, submit.attempt, run.scored, 0, data))
         run.scored += rows
 
-    def _put(self, run: Run, made: TextRow | PromptLogprobs) -> None:
+    def _put(self, run: Run, part: TextRow | PromptLogprobs) -> None:
         submit = run.submit
         started = [] if run.opened else [Started(submit.request, submit.attempt, len(submit.prompt), 1)]
         run.opened = True
-        self.ring.wires[submit.detokenizer].append((self.peer.epoch, started, made))
+        self.ring.wires[submit.detokenizer].append((self.peer.epoch, started, part))
 
 
 class Kind:
@@ -149,7 +149,7 @@ class Kind:
 
 
 class MemoryRing:
-    """Stands for `router.peers.membership.Membership`, and holds what is on its way to the router."""
+    """Stands in for `router.peers.membership.Membership`, and holds what is on its way to the router."""
 
     def __init__(self, engines: int, detokenizers: int) -> None:
         self.epochs = itertools.count(1)
@@ -158,7 +158,7 @@ class MemoryRing:
         self.ready.set()
         self.machines: dict[str, MemoryEngine] = {}
         self.wires: dict[str, deque[tuple[int, list[Started], TextRow | PromptLogprobs]]] = {}
-        """By detokenizer: epoch of the engine, and what it made."""
+        """By detokenizer: the engine's epoch, and what it sent."""
         for i in range(engines):
             self.start_engine(f"engine-{i}")
         for i in range(detokenizers):
@@ -168,7 +168,7 @@ class MemoryRing:
         await self.ready.wait()
 
     def start_engine(self, name: str) -> EnginePeer | None:
-        """A new epoch; gives the former one."""
+        """Start a new epoch of an engine. Returns the previous one."""
         stats = StepStats(max_requests=100, tokens_per_kv_block=16)
         epoch = next(self.epochs)
         former, peer = self._replace(self.engines, name, EngineHeartbeat(name, epoch, name, "f", 4096, False, stats))
@@ -176,34 +176,34 @@ class MemoryRing:
         return former
 
     def start_detokenizer(self, name: str) -> DetokenizerPeer | None:
-        """A new epoch; gives the former one, whose rows never come."""
+        """Start a new epoch of a detokenizer. Returns the previous one, whose undelivered rows are lost."""
         epoch = next(self.epochs)
         former, _ = self._replace(self.detokenizers, name, DetokenizerHeartbeat(name, epoch, name, False, 0, 0, 0.0))
         self.wires[name] = deque()
         return former
 
     def changed(self) -> None:
-        """As after each heartbeat."""
+        """Called when the usability of a peer may have changed."""
         if self.engines.usable and self.detokenizers.usable:
             self.ready.set()
         else:
             self.ready.clear()
 
     def next_batch(self, name: str, rows: int) -> TextBatch:
-        """What comes next of a detokenizer."""
+        """The next message of a detokenizer, with at most `rows` rows."""
         wire = self.wires[name]
-        found = [wire.popleft() for _ in range(min(rows, len(wire)))]
-        started = [start for _, starts, _ in found for start in starts]
-        rows = [made for _, _, made in found if isinstance(made, TextRow)]
-        parts = [made for _, _, made in found if isinstance(made, PromptLogprobs)]
-        return replace(text_batch(name, started, rows), prompt_logprobs=parts)
+        arrived = [wire.popleft() for _ in range(min(rows, len(wire)))]
+        started = [start for _, starts, _ in arrived for start in starts]
+        text_rows = [part for _, _, part in arrived if isinstance(part, TextRow)]
+        logprobs = [part for _, _, part in arrived if isinstance(part, PromptLogprobs)]
+        return replace(text_batch(name, started, text_rows), prompt_logprobs=logprobs)
 
     def _replace(
         self, kind: Kind, name: str, heartbeat: EngineHeartbeat | DetokenizerHeartbeat
     ) -> tuple[Peer | None, Peer]:
         peer: Peer = Peer(name, frozenset({name}), FakeLane())  # type: ignore[arg-type]
         peer.heartbeat, peer.alive = heartbeat, True
-        former = next((found for found in kind.all if found.address == name), None)
+        former = next((peer for peer in kind.all if peer.address == name), None)
         if former is not None:
             former.alive = False
             kind.all.remove(former)

@@ -1,4 +1,4 @@
-"""What docs/metrics.md says that there is."""
+"""The tables of docs/metrics.md."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def documented(prefix: str) -> list[tuple[str, str, tuple[str, ...], str]]:
-    """(name, type, labels, text) of each metric that begins so, in order."""
+    """(name, type, labels, text) of each metric whose name starts with `prefix`, in order."""
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [
         (name, kind, tuple(re.findall(r"`(\w+)`", labels)), text)

@@ -1,4 +1,4 @@
-"""Messages that nobody meant: protobufs with values at their edges, and bytes that are nearly a protobuf."""
+"""Inputs for fuzzing: protobufs with extreme values, and bytes that are almost a valid protobuf."""
 
 import random
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
-DEEPEST = 6
+MAX_DEPTH = 6
 TEXTS = ("", "def f(x):", "\0", "\u202e", "\U0001f600" * 50, "a" * 3000, "{{ messages }}", "(" * 500, "[" * 2000)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, float("nan"), float("inf"), float("-inf"))
 RANGES = {
@@ -19,9 +19,9 @@ RANGES = {
 
 
 def fill(message: Message, chance: random.Random, likely: float = 0.3, depth: int = 0) -> None:
-    """Set some fields to something that their type allows."""
+    """Set some fields, each with probability `likely`, to values that their type allows."""
     for field in message.DESCRIPTOR.fields:
-        if chance.random() > likely or depth > DEEPEST:
+        if chance.random() > likely or depth > MAX_DEPTH:
             continue
         count = chance.choice((0, 1, 2, 5, 40)) if field.is_repeated else 1
         for _ in range(count):
@@ -29,22 +29,23 @@ def fill(message: Message, chance: random.Random, likely: float = 0.3, depth: in
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """The same with some bytes flipped, cut out, repeated or put in."""
-    found = bytearray(data)
+    """A copy with some bytes flipped, removed, repeated or inserted."""
+    mutated = bytearray(data)
     for _ in range(chance.randint(1, 8)):
-        at, size = chance.randint(0, len(found)), chance.randint(1, 16)
+        at, size = chance.randint(0, len(mutated)), chance.randint(1, 16)
         match chance.randint(0, 4):
-            case 0 if found:
-                found[at % len(found)] ^= 1 << chance.randint(0, 7)
+            case 0 if mutated:
+                mutated[at % len(mutated)] ^= 1 << chance.randint(0, 7)
             case 1:
-                del found[at : at + size]
+                del mutated[at : at + size]
             case 2:
-                found[at:at] = found[at : at + size]
+                mutated[at:at] = mutated[at : at + size]
             case 3:
-                found[at:at] = chance.randbytes(size)
+                mutated[at:at] = chance.randbytes(size)
             case _:
-                found[at:at] = b"\xff" * 9 + b"\x01"
-    return bytes(found)
+                # A varint of 10 bytes, the longest there is.
+                mutated[at:at] = b"\xff" * 9 + b"\x01"
+    return bytes(mutated)
 
 
 def _set(message: Any, field: Field, chance: random.Random, depth: int) -> None:
@@ -56,10 +57,10 @@ def _set(message: Any, field: Field, chance: random.Random, depth: int) -> None:
         else:
             entries[_value(key, chance)] = _value(value, chance)
     elif field.message_type:
-        found = getattr(message, field.name)
-        fill(found.add() if field.is_repeated else found, chance, depth=depth + 1)
+        child = getattr(message, field.name)
+        fill(child.add() if field.is_repeated else child, chance, depth=depth + 1)
         if not field.is_repeated:
-            found.SetInParent()
+            child.SetInParent()
     elif field.is_repeated:
         getattr(message, field.name).append(_value(field, chance))
     else:

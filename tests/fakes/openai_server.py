@@ -1,4 +1,4 @@
-"""A small server with OpenAI's HTTP API, on a real socket: answers come as scripted, a chunk per token."""
+"""A small HTTP server with OpenAI's API on a real socket, which streams scripted answers, one chunk per token."""
 
 import json
 import threading
@@ -11,32 +11,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Script:
-    """What it answers, and what it saw."""
+    """How the server answers, and what it has received."""
 
     pause: float = 0.0
     """Seconds before each chunk."""
     turns: threading.Semaphore | None = None
-    """If given, each chunk takes one before its pause."""
+    """If set, the server acquires it once before each chunk, and then pauses."""
     status: int = 200
     fail_from: int = 1
-    """The first generation, from 1, that is answered with `status`."""
+    """Number of the first generation, counted from 1, that is answered with `status`."""
     usage: bool = True
+    """Whether usage is sent to clients that request it."""
     says_done: bool = True
-    """The stream ends with [DONE], and not just with a finish_reason."""
+    """Whether the stream ends with [DONE] after its finish_reason."""
     ends_early: bool = False
-    """The stream stops without its last event."""
+    """The stream ends without a finish_reason."""
     error_after: int | None = None
-    """Chunks before an error in the stream."""
+    """Number of chunks before an error event ends the stream."""
     bodies: list[dict] = field(default_factory=list)
+    """The requests."""
     tokens: list[str | None] = field(default_factory=list)
-    """The Authorization headers."""
+    """The requests' Authorization headers."""
     in_flight: int = 0
     max_in_flight: int = 0
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Else the kernel joins chunks.
+    # Without this, the kernel would join chunks.
     disable_nagle_algorithm = True
     script: Script
     lock = threading.Lock()
@@ -72,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Ends before the last event: behind that one the client may already send its next request."""
+        """Not to include the stream's last event: once it was sent, the client may start its next request."""
         with self.lock:
             self.script.in_flight += 1
             self.script.max_in_flight = max(self.script.max_in_flight, self.script.in_flight)
@@ -121,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(script: Script, port: int = 0) -> Iterator[str]:
-    """Its address."""
+    """Yields the server's address."""
     handler = type("Handler", (_Handler,), {"script": script})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""A backend in plain torch that looks at no number on the host: graphs can hold its steps."""
+"""An attention backend in plain torch that reads no tensor on the host, so that graphs can capture its steps."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from engine_worker.attention.reference import ReferenceAttention
 
 
 class PagedTorch:
-    """Generation steps, and captured ones with context, by whole tables; every other step as `reference` does it."""
+    """Attends over whole block tables in generation steps and in captured context steps; else like `reference`."""
 
     name = "paged torch"
     graphs = True
@@ -17,7 +17,7 @@ class PagedTorch:
 
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
-        self._others = ReferenceAttention(heads)
+        self._reference = ReferenceAttention(heads)
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
         return inputs
@@ -32,7 +32,7 @@ class PagedTorch:
         window: int | None = None,
     ) -> Tensor:
         if inputs.max_query > 1 and not inputs.captured_context:
-            return self._others.attend(query, key, value, cache, inputs, window)
+            return self._reference.attend(query, key, value, cache, inputs, window)
         store_by_torch(cache, key, value, inputs.slots)
         lengths, tables = inputs.context_lengths, inputs.block_tables
         if inputs.captured_context:
@@ -43,19 +43,21 @@ class PagedTorch:
             .repeat_interleave(self._heads.group, dim=2)
             for pool in (cache.keys, cache.values)
         )
-        at = torch.arange(keys.shape[1]).expand(len(query), -1)
+        positions = torch.arange(keys.shape[1]).expand(len(query), -1)
         lengths = lengths[:, None]
-        hidden = at >= lengths if window is None else (at >= lengths) | (at < lengths - window)
+        masked = positions >= lengths
+        if window is not None:
+            masked |= positions < lengths - window
         scores = torch.einsum("bhd,blhd->bhl", query, keys) * self._heads.scale
-        # What no context reaches may be anything, also no number.
-        scores = scores.masked_fill(hidden[:, None], -torch.inf)
-        values = values.masked_fill(hidden[:, :, None, None], 0.0)
+        # Values outside of the context may be NaN, which a weight of 0 would not cancel.
+        scores = scores.masked_fill(masked[:, None], -torch.inf)
+        values = values.masked_fill(masked[:, :, None, None], 0.0)
         return torch.einsum("bhl,blhd->bhd", scores.softmax(-1), values)
 
 
 def _by_token(inputs: AttentionInputs, count: int) -> tuple[Tensor, Tensor]:
-    """Each token's context [T] and blocks [T, M]; arbitrary for padding."""
+    """The context length [T] and block table [T, M] of each token; arbitrary for padding."""
     tokens, ends = torch.arange(count, dtype=torch.int32), inputs.query_start[1:].contiguous()
-    owner = torch.searchsorted(ends, tokens, right=True).clamp(max=len(ends) - 1)
-    behind = ends.index_select(0, owner) - 1 - tokens
-    return inputs.context_lengths.index_select(0, owner) - behind, inputs.block_tables.index_select(0, owner)
+    sequence = torch.searchsorted(ends, tokens, right=True).clamp(max=len(ends) - 1)
+    later = ends.index_select(0, sequence) - 1 - tokens
+    return inputs.context_lengths.index_select(0, sequence) - later, inputs.block_tables.index_select(0, sequence)

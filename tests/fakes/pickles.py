@@ -1,4 +1,4 @@
-"""Files that run code if they are unpickled: they create a file, which tests look for."""
+"""Malicious pickles: unpickling one creates a marker file, which tests look for."""
 
 import io
 import pickle
@@ -19,7 +19,7 @@ class _Payload:
 
 
 class Trap:
-    """`pickled`, `saved` and `zipped` are what a user could upload."""
+    """Malicious files in the forms that a user could upload: `pickled`, `saved` by torch, and `zipped`."""
 
     def __init__(self, folder: Path) -> None:
         self._marker = folder / "executed"
@@ -28,7 +28,6 @@ class Trap:
         saved = io.BytesIO()
         torch.save(weights, saved)
         self.saved = saved.getvalue()
-        """By torch."""
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as file:
             for name, data in self.files.items():
@@ -37,12 +36,12 @@ class Trap:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """By name, as in the folder of an adapter."""
+        """By file name, as in the folder of an adapter."""
         return dict(zip(NAMES, (self.saved, self.saved, self.pickled, self.saved), strict=True))
 
     @property
     def sprung(self) -> bool:
-        """Whether one of them was unpickled."""
+        """Whether any of the files was unpickled."""
         return self._marker.exists()
 
     def rearm(self) -> None:

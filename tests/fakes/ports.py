@@ -1,4 +1,7 @@
-"""Ports for services whose clients must know them beforehand: neither another test nor the kernel takes them."""
+"""Fixed ports, for services whose clients must know the port in advance.
+
+Neither the tests of another process nor the kernel's choice of ephemeral ports can collide with them.
+"""
 
 import socket
 from functools import cache
@@ -8,19 +11,19 @@ from typing import Any
 from sluice.launch import Ring
 
 LOWEST, HIGHEST = 10_000, 65_535
-ANY_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""What the kernel takes for connections, and for servers that ask for any port."""
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The range from which the kernel chooses ports of connections, and of servers that listen on port 0."""
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row. This process keeps them until its end, other tests' processes get others."""
-    least = int(ANY_PORTS.read_text().split()[0])
-    end = least if least > LOWEST + 1000 else HIGHEST
+    """The first of `count` consecutive ports, which stay reserved for this process until it ends."""
+    first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
+    end = first_ephemeral if first_ephemeral > LOWEST + 1000 else HIGHEST
     return next(first for first in range(LOWEST, end - count) if all(map(_reserve, range(first, first + count))))
 
 
 def start_with_metrics(engines: int, detokenizers: int, **options: Any) -> Ring:
-    """A started ring whose services have status pages."""
+    """Start a ring whose services all have a metrics port."""
     port = free_ports(1 + engines + detokenizers)
     ring = Ring(engines=engines, detokenizers=detokenizers, metrics_port=port, **options)
     ring.start()
@@ -33,7 +36,7 @@ def _reservations() -> list[socket.socket]:
 
 
 def _reserve(port: int) -> bool:
-    """Returns whether the port was free. A bound abstract socket reserves it until a service listens on it."""
+    """Returns whether the port was free. A bound abstract Unix socket marks it as reserved for other tests."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
         reservation.bind(f"\0sluice-test-port-{port}")

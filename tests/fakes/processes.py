@@ -1,4 +1,4 @@
-"""Waiting for other processes."""
+"""Helpers to wait for other processes."""
 
 import os
 import time
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIMIT = 60.0
-"""Seconds for what must happen, on a machine that has much else to do."""
+"""Seconds to wait for what must happen, generous enough for a busy machine."""
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; one that has ended and that nobody has waited for does not."""
+    """Whether the process runs. A zombie does not."""
     try:
         os.kill(pid, 0)
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -19,10 +19,10 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
-    """Whether it came true."""
-    end = time.monotonic() + seconds
+    """Poll until the condition is true. Returns False if it was not within `seconds`."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True

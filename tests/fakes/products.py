@@ -1,4 +1,4 @@
-"""Libraries of matrix products: one whose rows have the same bits in every batch on any CPU, and one on none."""
+"""Matrix product libraries that are batch-invariant on every CPU, and ones that are on none."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from engine_worker.layers.packing import Library, Product
 
 Where = Callable[[int], Tensor | slice]
-"""Rows of a batch of so many that get other bits."""
+"""Maps the number of rows in a batch to the rows whose results differ in their last bit."""
 
 
 def exact(name: str = "exact", exists: bool = True) -> Library:
-    """Each row by itself."""
+    """Batch-invariant: computes each row by itself."""
 
     def pack(weight: Tensor) -> Product:
         def product(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -26,15 +26,15 @@ def exact(name: str = "exact", exists: bool = True) -> Library:
 
 
 def inexact(where: Where, name: str = "inexact") -> Library:
-    """The next number above the exact one, in some rows."""
+    """Returns the next larger float in some rows."""
 
     def pack(weight: Tensor) -> Product:
-        true = exact().pack(weight)
+        exact_product = exact().pack(weight)
 
         def product(x: Tensor, bias: Tensor | None) -> Tensor:
-            found, rows = true(x, bias), where(len(x))
-            found[rows] = torch.nextafter(found[rows], torch.tensor(torch.inf))
-            return found
+            result, rows = exact_product(x, bias), where(len(x))
+            result[rows] = torch.nextafter(result[rows], torch.tensor(torch.inf))
+            return result
 
         return product
 
@@ -42,5 +42,5 @@ def inexact(where: Where, name: str = "inexact") -> Library:
 
 
 def other_in_small_batches(rows: int) -> slice:
-    """As MKL on AMD, where 1 to 3 rows are computed by another kernel."""
+    """All rows of batches below 4, as with MKL on AMD CPUs, which uses another kernel for 1 to 3 rows."""
     return slice(None) if rows < 4 else slice(0)

@@ -1,4 +1,4 @@
-"""Small Qwen2-VL and Qwen2.5-VL with random weights over the tiny model's tokenizer."""
+"""Small Qwen2-VL and Qwen2.5-VL models with random weights and the tiny model's tokenizer."""
 
 import json
 from pathlib import Path
@@ -11,21 +11,21 @@ IMAGE = START + PAD + END
 HIDDEN_SIZE = 64
 PATCH, MERGE = 4, 2
 SCALING = Scaling(PATCH * MERGE, 4 * 64, 30 * 64)
-"""From 4 to 30 rows."""
+"""Images have 4 to 30 rows."""
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}{{ '" + IMAGE + "' }}{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
-"""As that of Qwen2-VL, in which parts have an order."""
+"""A chat template like that of Qwen2-VL, which keeps the order of text and images."""
 TOWERS = {
     "qwen2_vl": {"embed_dim": 32, "hidden_size": HIDDEN_SIZE, "mlp_ratio": 2},
     "qwen2_5_vl": {
         "hidden_size": 32,
         "out_hidden_size": HIDDEN_SIZE,
         "intermediate_size": 64,
-        # Two by two rows.
+        # In pixels: two by two rows.
         "window_size": 2 * PATCH * MERGE,
         "fullatt_block_indexes": [1],
     },
@@ -34,7 +34,7 @@ ARCHITECTURES = {"qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Q
 
 
 def write_files(folder: Path, kind: str = "qwen2_vl", *, tied: bool = False) -> Path:
-    """All but the weights, as published: the decoder's options stand beside vision_config."""
+    """All files except the weights. As in published checkpoints, the decoder's options are not in `text_config`."""
     tokenizer = write_tokenizer(folder, [START, PAD, END])
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     processor = {
@@ -83,7 +83,7 @@ def write_files(folder: Path, kind: str = "qwen2_vl", *, tied: bool = False) -> 
 
 
 def write_qwen_vl(folder: Path, kind: str = "qwen2_vl", *, tied: bool = False) -> Path:
-    """One whose tokens depend on what its images show, and on where."""
+    """A model whose outputs depend visibly on the images and their positions."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -93,7 +93,7 @@ def write_qwen_vl(folder: Path, kind: str = "qwen2_vl", *, tied: bool = False) -
     torch.manual_seed(11)
     AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     (folder / "config.json").write_bytes(config)
-    # Patches as different as the embeddings of tokens.
+    # Scales the image rows to the magnitude of the token embeddings.
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():

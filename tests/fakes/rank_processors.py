@@ -1,4 +1,4 @@
-"""Logits processors that write down what each rank calls them with, and misbehave on one rank."""
+"""Logits processors that record the arguments of their calls on each rank, or misbehave on all ranks but rank 0."""
 
 import json
 import math
@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 FOLDER = "SLUICE_TEST_CALLS"
-"""Variable with the folder for the records; unset: none are written."""
+"""The environment variable with the folder for the records. If it is unset, nothing is recorded."""
 KEPT = []
+"""Logits that `keep_there` has kept, to write to them in later calls."""
 
 
 def rank() -> int:
@@ -20,28 +21,28 @@ def rank() -> int:
 
 
 def calls(folder: Path, number: int) -> list:
-    """Those on this rank, in order."""
+    """The recorded calls on rank `number`, in order."""
     return [json.loads(line) for line in (folder / str(number)).read_text().splitlines()]
 
 
 def record(name, request_ids, logits, token_ids, client_ids) -> None:
     if folder := os.environ.get(FOLDER):
-        bits = [sha256(each.numpy().tobytes()).hexdigest() for each in logits]
-        shapes = [list(each.shape) for each in logits]
+        bits = [sha256(rows.numpy().tobytes()).hexdigest() for rows in logits]
+        shapes = [list(rows.shape) for rows in logits]
         with (Path(folder) / str(rank())).open("a") as file:
             file.write(json.dumps([name, request_ids, bits, shapes, token_ids, client_ids]) + "\n")
 
 
 def shift(request_id, logits, token_ids, stream, client_id):
-    """Depends on all tokens so far."""
+    """Edit the logits by an amount that depends on all tokens so far."""
     record("shift", [request_id], [logits], [token_ids], [client_id])
     logits += torch.arange(logits.shape[-1]) * sum(token_ids[0]) % 7 / 4
 
 
 def batched(request_ids, logits, token_ids, stream, client_ids):
     record("batched", request_ids, logits, token_ids, client_ids)
-    for each, (tokens,) in zip(logits, token_ids, strict=True):
-        each[..., tokens[-1]] = -math.inf
+    for rows, (tokens,) in zip(logits, token_ids, strict=True):
+        rows[..., tokens[-1]] = -math.inf
 
 
 def raise_there(request_id, logits, token_ids, stream, client_id):
@@ -57,8 +58,8 @@ def write_nan_there(request_id, logits, token_ids, stream, client_id):
 
 def keep_there(request_id, logits, token_ids, stream, client_id):
     if rank():
-        for each in KEPT:
-            each.fill_(math.inf)
+        for earlier_logits in KEPT:
+            earlier_logits.fill_(math.inf)
         KEPT.append(logits)
 
 

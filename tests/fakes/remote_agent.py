@@ -16,9 +16,9 @@ class FakeRemoteAgent:
 
     def call(self, method: str, *arguments: Any) -> Any:
         if self.lost:
-            raise AgentLostError("no such actor")
+            raise AgentLostError("the actor is dead")
         if self.unavailable:
-            raise AgentUnavailableError("unavailable")
+            raise AgentUnavailableError("the actor is restarting")
         with self._calls:
             return getattr(self.agent, method)(*arguments)
 

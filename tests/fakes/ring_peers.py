@@ -1,140 +1,58 @@
-"""A fake engine and a fake detokenizer behind real ZeroMQ inboxes: they answer submits with scripted rows."""
+"""Fake engines and detokenizers with real ZeroMQ inboxes. They answer submits with scripted rows."""
+
+from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
-import zmq
 
 from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.adapters import AdapterMessage, Adapters
 from engine_worker.ringside.prompt_adapters import PromptAdapters
-from router.ring_side import RouterInbox
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 from sluice.ring.calls import Call as EngineCall
 from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
-from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
-from sluice.ring.rows import End, Started, TextRow, Times
+from sluice.ring.rows import Started, TextRow
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
 from tests.fakes.cache_journal import FakeJournal
 from tests.fakes.library import FakeLibrary
+from tests.fakes.ring_scripts import Call, refuse
 from tests.fakes.rows import text_batch
 
+if TYPE_CHECKING:
+    from tests.fakes.fake_ring import FakeRing
+
 HEARTBEAT_SECONDS = 0.05
-TIMES = Times(0.25, 0.5, 0.75)
-
-
-def end(reason: FinishReason, **fields) -> End:
-    return End(reason, TIMES, **fields)
-
-
-@dataclass
-class Call:
-    """One submit at a fake engine, and the way back to its router."""
-
-    submit: Submit
-    engine: "FakeEngine"
-    cancelled: set[int] = field(default_factory=set)
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def send(self, *rows: TextRow, start: bool = False, cached: int = 0) -> None:
-        submit = self.submit
-        started = [Started(submit.request, submit.attempt, len(submit.prompt), cached)] if start else []
-        await self.engine.ring.detokenizers[submit.detokenizer].send(submit.router, started, list(rows))
-
-    def row(self, offset, tokens, text="", sequence=0, end=None, logprobs=()) -> TextRow:
-        return TextRow(
-            self.submit.request, self.submit.attempt, sequence, offset, list(tokens), list(logprobs), text, end
-        )
-
-
-Script = Callable[[Call], Coroutine[Any, Any, None]]
-
-
-def token_at(submit: Submit, sequence: int, offset: int) -> int:
-    return (sum(submit.prompt) + 31 * sequence + 7 * offset) % 4000
-
-
-def text_of(tokens) -> str:
-    return "".join(f"<{token}>" for token in tokens)
-
-
-async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
-    """Up to `most` tokens per sequence, one row each; ends with LENGTH, or ABORTED when cancelled.
-
-    What the caller has already is passed over: each token depends on the prompt, the sequence and its place alone.
-    """
-    submit = call.submit
-    length = min(submit.stopping.max_tokens, most)
-    await call.send(start=True, cached=len(submit.prompt) // 2)
-    begin = {sequence: len(submit.resume.get(sequence, ())) for sequence in range(submit.n)}
-    live = set(begin).difference(submit.ended)
-    complete = [sequence for sequence in sorted(live) if begin[sequence] >= length]
-    if complete:
-        await call.send(*(call.row(begin[i], [], "", i, end(FinishReason.LENGTH)) for i in complete))
-    live.difference_update(complete)
-    for offset in range(length):
-        rows = []
-        for sequence in sorted(live):
-            if offset < begin[sequence]:
-                continue
-            if sequence in call.cancelled:
-                rows.append(call.row(offset, [], "", sequence, end(FinishReason.ABORTED)))
-                live.discard(sequence)
-                continue
-            token = token_at(submit, sequence, offset)
-            last = end(FinishReason.LENGTH) if offset == length - 1 else None
-            rows.append(call.row(offset, [token], text_of([token]), sequence, last))
-        if rows:
-            await call.send(*rows)
-        if not live:
-            return
-        if pause and rows:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await call.stopped.wait()
-
-
-async def hang(call: Call) -> None:
-    """Says nothing until it is cancelled, then ends every sequence with ABORTED."""
-    await call.send(start=True)
-    await call.stopped.wait()
-    await call.send(*(call.row(0, [], "", i, end(FinishReason.ABORTED)) for i in range(call.submit.n)))
-
-
-async def refuse(call: Call, fault: Fault) -> None:
-    await call.send(
-        *(call.row(0, [], "", i, end(FinishReason.ERROR, fault=fault)) for i in range(call.submit.n)), start=True
-    )
 
 
 class FakePeer:
-    """An inbox, the routers that said hello, and heartbeats to them."""
+    """A service with an inbox, which sends heartbeats to all routers that have sent it a Hello."""
 
     kinds: type
 
-    def __init__(self, ring: "FakeRing", name: str) -> None:
+    def __init__(self, ring: FakeRing, name: str) -> None:
         self.ring = ring
         self.name = name
         self.epoch = random.getrandbits(63)
         self.draining = False
         self.beating = True
+        """Whether heartbeats are sent."""
         self.reading = True
+        """Whether the inbox is read."""
         self.inbox = Inbox(ring.context, f"ipc://{ring.folder}/{name}", self.kinds)
         self.address = self.inbox.address
         self.lanes: dict[str, Lane] = {}
         self.greeted: dict[str, Hello] = {}
-        """The latest hello of each router."""
+        """The latest Hello of each router, by address."""
         self.tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._heartbeat())}
 
     def lane(self, address: str) -> Lane:
@@ -145,7 +63,7 @@ class FakePeer:
     def heartbeat(self, hello: Hello) -> Message:
         raise NotImplementedError
 
-    def take(self, message: object) -> None:
+    def on_message(self, message: object) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -162,21 +80,24 @@ class FakePeer:
                 if isinstance(message, Hello):
                     self.greeted[message.address] = message
                 elif not isinstance(message, Gap):
-                    self.take(message)
-            self.turn()
+                    self.on_message(message)
+            self.after_read()
             await asyncio.sleep(0.001)
 
-    def turn(self) -> None:
-        """Between two looks at the inbox."""
+    def after_read(self) -> None:
+        """Called each time the inbox was read."""
 
     async def tell(self) -> None:
-        """Until all routers have heard how it is now."""
+        """Send heartbeats and wait until all routers have handled them, so that they know this peer's current state."""
         while not self._beat():
             await asyncio.sleep(0.001)
         await self.ring.until_read()
 
     def _beat(self) -> bool:
-        """Whether all lanes took the heartbeat. One that is refused would take its steps with it."""
+        """Send a heartbeat to every router. Returns whether all lanes accepted it.
+
+        Checks first whether the lane is ready: a refused heartbeat would lose the statistics that it carries.
+        """
         sent = [
             self.lane(address).ready() and self.lane(address).send(self.heartbeat(hello))
             for address, hello in self.greeted.items()
@@ -191,23 +112,23 @@ class FakePeer:
 
 
 class FakeEngine(FakePeer):
-    """Runs `ring.script` for each submit."""
+    """An engine that runs `ring.script` for each submit."""
 
     kinds = ToEngine
 
-    def __init__(self, ring: "FakeRing", name: str) -> None:
+    def __init__(self, ring: FakeRing, name: str) -> None:
         self.calls: list[Call] = []
         self.cancels: list[Cancel] = []
         self.flushes: list[tuple[int, int]] = []
         self.flushing = True
         self.answer_call: Callable[[MethodCall], list[RankAnswer] | None] = lambda _: None
-        """None: it never answers."""
+        """Returns the ranks' answers to a call of an engine method; None: there is no answer."""
         self.journal = FakeJournal()
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
         self.steps: list[StepStats] = []
-        """For the next heartbeat."""
+        """Statistics of steps for the next heartbeat."""
         self.requests: list[RequestStats] = []
-        """Likewise."""
+        """Statistics of requests for the next heartbeat."""
         self.fingerprint = "fingerprint"
         self.model_version = ""
         self.logits_processors: list[str] = []
@@ -217,10 +138,10 @@ class FakeEngine(FakePeer):
         self.image_rows = 0
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
-        """Whether its loop turns; None: heartbeats do not tell."""
+        """Whether the step loop makes progress; None: heartbeats do not report progress."""
         self.progress = 0
         self.events: EventLog | None = None
-        """KV cache events."""
+        """KV cache events; None: not supported."""
         self.reads: list[ReadCacheEvents] = []
         self.answering_reads = True
         self.missed: dict[int, int] = {}
@@ -230,7 +151,7 @@ class FakeEngine(FakePeer):
         self.restart()
 
     def restart(self) -> None:
-        """As a process that has just started at this address."""
+        """Become a process that has just started at this address: with a new epoch and without prompt adapters."""
         self.epoch = random.getrandbits(63)
         send = lambda router, read: self.lane(router).send(read)  # noqa: E731
         self.prompt_adapters = PromptAdapters(self.epoch, send, structlog.get_logger())
@@ -271,11 +192,11 @@ class FakeEngine(FakePeer):
             prompt_adapters=self.prompt_adapters.news(hello.prompt_adapters_known),
         )
 
-    def turn(self) -> None:
+    def after_read(self) -> None:
         if self.adapters is not None:
             self.adapters.finish()
 
-    def take(self, message: Submit | Cancel | Flush | EngineCall | ReadCacheEvents) -> None:
+    def on_message(self, message: Submit | Cancel | Flush | EngineCall | ReadCacheEvents) -> None:
         if message.engine_epoch != self.epoch:
             return
         if isinstance(message, Flush):
@@ -295,9 +216,9 @@ class FakeEngine(FakePeer):
         elif isinstance(message, Cancel):
             self._cancel(message)
         else:
-            self._take_adapters(message)
+            self._on_adapter_message(message)
 
-    def _take_adapters(self, message: AdapterMessage | PromptAdapterMessage) -> None:
+    def _on_adapter_message(self, message: AdapterMessage | PromptAdapterMessage) -> None:
         if isinstance(message, StorePromptAdapter | ReadPromptAdapter):
             self.prompt_adapters.on_message(message)
         elif self.adapters is not None:
@@ -313,25 +234,24 @@ class FakeEngine(FakePeer):
         self.cancels.append(message)
         for call in self.calls:
             if (call.submit.request, call.submit.attempt) == (message.request, message.attempt):
-                every = range(call.submit.n) if message.sequence is None else (message.sequence,)
-                call.cancelled.update(every)
+                call.cancelled.update(range(call.submit.n) if message.sequence is None else (message.sequence,))
                 if len(call.cancelled) == call.submit.n:
                     call.stopped.set()
 
     def _read_events(self, message: ReadCacheEvents) -> None:
         self.reads.append(message)
         if self.events is not None and self.answering_reads:
-            found = self.events.since(message.start)
-            answer = CacheEvents(self.name, self.epoch, message.reader, message.start, *found)
+            events = self.events.since(message.start)
+            answer = CacheEvents(self.name, self.epoch, message.reader, message.start, *events)
             self.lane(message.router).send(answer)
 
 
 class FakeDetokenizer(FakePeer):
-    """Sends what scripts tell it to."""
+    """A detokenizer that sends the rows of scripts to routers."""
 
     kinds = ToDetokenizer
 
-    def __init__(self, ring: "FakeRing", name: str) -> None:
+    def __init__(self, ring: FakeRing, name: str) -> None:
         self.drops: list[Drop] = []
         self.missed: dict[int, int] = {}
         super().__init__(ring, name)
@@ -339,76 +259,10 @@ class FakeDetokenizer(FakePeer):
     def heartbeat(self, _: Hello) -> DetokenizerHeartbeat:
         return DetokenizerHeartbeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0, missed=self.missed)
 
-    def take(self, message: Drop) -> None:
+    def on_message(self, message: Drop) -> None:
         self.drops.append(message)
 
     async def send(self, router: str, started: list[Started], rows: list[TextRow]) -> None:
         batch = text_batch(self.name, started, rows)
         while not self.lane(router).send(batch):
             await asyncio.sleep(0.001)
-
-
-class FakeRing:
-    """Any number of both, in one folder."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.context: zmq.Context = zmq.Context()
-        self.engines: dict[str, FakeEngine] = {}
-        self.detokenizers: dict[str, FakeDetokenizer] = {}
-        self.script: Script = generate
-        self.inboxes: list[RouterInbox] = []
-        """Of the routers that were started."""
-        self.patient = True
-        """Routers do not lose peers that are only late; see `lose_only_the_silent`."""
-        self.tasks: set[asyncio.Task] = set()
-
-    def soon(self, work: Coroutine[Any, Any, None]) -> None:
-        """Beside everything else, until the ring is closed."""
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def until_read(self) -> None:
-        """Until the routers have read what was sent to them. Otherwise what another peer sends next may overtake it:
-        lanes do not wait for each other."""
-        peers = (*self.engines.values(), *self.detokenizers.values())
-        for inbox in self.inboxes:
-            sent = {lane.epoch: lane.sent for peer in peers if (lane := peer.lanes.get(inbox.address))}
-            while inbox._loop is not None and any(inbox._expected.get(lane, 0) < count for lane, count in sent.items()):
-                await asyncio.sleep(0.001)
-
-    def add_engine(self, name: str = "engine") -> FakeEngine:
-        engine = FakeEngine(self, name)
-        self.engines[engine.address] = engine
-        return engine
-
-    def add_detokenizer(self, name: str = "detok") -> FakeDetokenizer:
-        detokenizer = FakeDetokenizer(self, name)
-        self.detokenizers[detokenizer.address] = detokenizer
-        return detokenizer
-
-    def beats(self, address: str) -> bool:
-        """Whether heartbeats of this peer are on their way, and to be waited for."""
-        peer = self.engines.get(address) or self.detokenizers.get(address)
-        return self.patient and peer is not None and peer.beating
-
-    def moves(self, address: str) -> bool:
-        """Whether they tell of progress."""
-        return self.beats(address) and address in self.engines and bool(self.engines[address].moving)
-
-    @property
-    def calls(self) -> list[Call]:
-        return [call for engine in self.engines.values() for call in engine.calls]
-
-    @property
-    def cancels(self) -> list[Cancel]:
-        return [cancel for engine in self.engines.values() for cancel in engine.cancels]
-
-    async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        for peer in (*self.engines.values(), *self.detokenizers.values()):
-            await peer.close()
-        self.context.term()

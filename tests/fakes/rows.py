@@ -1,4 +1,4 @@
-"""Rows as batches and back: the services themselves write and read batches column by column."""
+"""Converts between rows and columnar batches. The services work on the columns and need no such conversion."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from sluice.ring.rows import Started, TextBatch, TextRow, TokenBatch, TokenRow
 
 
 def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]) -> TextBatch:
-    # A row of text has all that one of tokens has.
+    # TextRow has all fields of TokenRow.
     columns = msgspec.structs.asdict(TokenBatch.of("engine", 1, [], rows))
     shared = columns.keys() & set(TextBatch.__struct_fields__)
     text = [row.text for row in rows]
@@ -16,9 +16,9 @@ def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]
 
 
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:
-    at = 0
+    start = 0
     for i, count in enumerate(batch.count):
         row = batch.request[i], batch.attempt[i], batch.sequence[i], batch.offset[i]
         rest = batch.logprobs.get(i, []), batch.ends.get(i), batch.accepted.get(i, 0)
-        yield TokenRow(*row, batch.tokens[at : at + count], *rest)
-        at += count
+        yield TokenRow(*row, batch.tokens[start : start + count], *rest)
+        start += count

@@ -1,4 +1,7 @@
-"""Schedulers as users might write them, good and bad."""
+"""Custom schedulers as users might write them, correct and broken.
+
+Classes that end in `Whole` decide memory and micro batch together; the others are one of the two parts.
+"""
 
 from random import Random
 
@@ -8,7 +11,7 @@ from engine_worker.scheduling.simple import RequestScheduler, Schedule
 
 
 class Greedy:
-    """Promises memory to everybody."""
+    """Grants memory to all sequences."""
 
     def __init__(self, context):
         self.context = context
@@ -18,21 +21,21 @@ class Greedy:
 
 
 class Newest(Greedy):
-    """Right: whoever holds memory, else the newest."""
+    """Correct: keeps running sequences; if there are none, starts the newest."""
 
     def schedule_request(self, active):
         return [sequence for sequence in active if sequence.blocks] or active[-1:], []
 
 
 class Pausing(Greedy):
-    """Lets the last in order go on, and pauses the others."""
+    """Runs only the last sequence in order and preempts the others."""
 
     def schedule_request(self, active):
         return active[-1:], active[:-1]
 
 
 class Raising(Greedy):
-    """Is broken, whatever it is asked."""
+    """Raises in every method, after clearing its argument."""
 
     def schedule_request(self, active):
         active.clear()
@@ -44,7 +47,7 @@ class Raising(Greedy):
 
 
 class RaisingWhole(RequestScheduler):
-    """Is broken after it has moved blocks."""
+    """Raises after it has allocated and released blocks."""
 
     def schedule(self, active, inflight_request_ids=frozenset()):
         self.hold(active[1:])
@@ -53,7 +56,7 @@ class RaisingWhole(RequestScheduler):
 
 
 class Idle(Greedy):
-    """Never wants anything to run."""
+    """Never runs anything."""
 
     def schedule_request(self, active):
         return [], []
@@ -63,14 +66,14 @@ class Idle(Greedy):
 
 
 class IdleWhole(RequestScheduler):
-    """The same in one piece."""
+    """`Idle` as a whole scheduler."""
 
     def schedule(self, active, inflight_request_ids=frozenset()):
         return Schedule([], [])
 
 
 class NewestFirst(RequestScheduler):
-    """In one piece, and right: one sequence at a time, the newest."""
+    """Correct: runs one sequence at a time, the newest."""
 
     def schedule(self, active, inflight_request_ids=frozenset()):
         last = [sequence for sequence in active if sequence.request.spec.request not in inflight_request_ids][-1:]
@@ -81,11 +84,11 @@ class NewestFirst(RequestScheduler):
 
 
 class OwnStatic(StaticBatch):
-    """The static batch, named as a class."""
+    """The built-in static batch as a user's class."""
 
 
 class OwnStaticWhole(RequestScheduler):
-    """The same in one piece."""
+    """`OwnStatic` as a whole scheduler."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -101,9 +104,10 @@ class OwnStaticWhole(RequestScheduler):
 
 
 class OddFigures(StaticBatch):
-    """Does not know what a static batch is told as."""
+    """Reports malformed statistics of its static batch, or raises."""
 
     figures: object = None
+    """What `static_batch` returns. "raises", "lacks": it raises instead."""
 
     @property
     def static_batch(self):
@@ -115,7 +119,7 @@ class OddFigures(StaticBatch):
 
 
 class OddFiguresWhole(OwnStaticWhole):
-    """The same in one piece."""
+    """`OddFigures` as a whole scheduler."""
 
     @property
     def static_batch(self):
@@ -123,7 +127,7 @@ class OddFiguresWhole(OwnStaticWhole):
 
 
 class Mad:
-    """Everything wrong, now and then; `remembered` are sequences of any past."""
+    """Randomly makes every kind of mistake. `remembered`: sequences seen before, which may have ended."""
 
     def __init__(self, context):
         self.random = Random(context.max_batch_size)
@@ -148,7 +152,7 @@ class Mad:
 
 
 class MadWhole(RequestScheduler):
-    """The same in one piece."""
+    """`Mad` as a whole scheduler."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -162,14 +166,14 @@ class MadWhole(RequestScheduler):
 
 
 class WithoutMethods:
-    """Cannot be asked anything."""
+    """Lacks the methods of a scheduler."""
 
     def __init__(self, context):
         pass
 
 
 class CannotBeMade(Greedy):
-    """Wants more than it is given."""
+    """Its constructor requires an argument that the engine does not pass."""
 
     def __init__(self, context, more):
         super().__init__(context)

@@ -1,4 +1,4 @@
-"""The HTTP side of a service that has nothing else."""
+"""A metrics server without a service."""
 
 from prometheus_client import CollectorRegistry
 
@@ -8,5 +8,5 @@ from sluice.telemetry.service_status import ProgressBeacon
 
 
 def serve_metrics(registry: CollectorRegistry) -> StatusServer:
-    """On any port; to be closed."""
+    """Serve these metrics on any free port of 127.0.0.1. The caller closes the server."""
     return StatusServer(Page(registry, Health(ProgressBeacon(), 120, 30, lambda: None)), "127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""A model whose output is a function of the request alone, told event by event from its start or from a break."""
+"""Streams whose content is a function of the request alone, from their start or from where a broken one is resumed."""
 
 import random
 from collections.abc import Iterator
@@ -11,13 +11,17 @@ from sluice.v1 import generation_pb2 as pb
 PROMPT_TOKENS = 5
 STOP = "!!"
 DRAWN_SEED = 77
+"""The seed of requests that have none."""
 MODEL = "a1b2"
-"""Fingerprint."""
+"""The model's fingerprint."""
 
 
 @dataclass(frozen=True)
 class Tale:
-    """One output. Every third token is half of a character; odd outputs end by a stop string of two tokens."""
+    """One output of a request.
+
+    Every third token is half of a character. Outputs with an odd index end with a stop string of two tokens.
+    """
 
     seed: int
     index: int
@@ -31,12 +35,12 @@ class Tale:
         return (self.seed * 31 + self.index * 17 + position * 7) % 5000
 
     def text(self, count: int) -> str:
-        """What is shown after so many tokens; all of it after the last."""
-        whole = count == self.length
+        """The text that was sent after `count` tokens."""
+        complete = count == self.length
         if self.stops:
             count = min(count, self.length - len(STOP))
         pieces = [chr(97 + self.token(position) % 26) for position in range(count)]
-        if pieces and not whole and count % 3 == 2:
+        if pieces and not complete and count % 3 == 2:
             pieces.pop()
         return "".join(pieces)
 
@@ -46,13 +50,13 @@ class Tale:
             index=self.index,
             text=self.text(end)[len(self.text(start)) :],
             token_ids=ids,
-            logprobs=[pb.TokenLogprob(token_id=each, logprob=-each / 8) for each in ids] if with_logprobs else (),
+            logprobs=[pb.TokenLogprob(token_id=token, logprob=-token / 8) for token in ids] if with_logprobs else (),
             token_offset=start,
             token_count=end - start,
         )
 
     def finished(self, start: int, with_logprobs: bool) -> pb.Finished:
-        """The sum is over the tokens of this attempt."""
+        """`start`: where this attempt began. The cumulative log-probability covers only its tokens."""
         total = sum(-self.token(position) / 8 for position in range(start, self.length))
         return pb.Finished(
             index=self.index,
@@ -64,38 +68,42 @@ class Tale:
 
 
 class Rows:
-    """The rows of every tensor that a request asks for, from those that its caller has on. A row is twice its token."""
+    """The tensor rows that a request returns, without those that its caller has. A row is its token, twice."""
 
     def __init__(self, spec: pb.GenerationSpec, tales: list[Tale]) -> None:
-        had = {each.index: each.tensor_rows for each in spec.resume}
-        context = [each.name for each in spec.output.tensors if each.context]
+        resumed = {output.index: output.tensor_rows for output in spec.resume}
+        context = [tensor.name for tensor in spec.output.tensors if tensor.context]
         context += ["context_logits"] * spec.output.context_logits
-        output = [each.name for each in spec.output.tensors] + ["generation_logits"] * spec.output.generation_logits
+        output = [tensor.name for tensor in spec.output.tensors]
+        output += ["generation_logits"] * spec.output.generation_logits
         self._tales = {tale.index: tale for tale in tales}
         self._next = {(0, name, True): spec.resume_context_rows for name in context}
-        self._next |= {(tale.index, name, False): had.get(tale.index, 0) for tale in tales for name in output}
+        self._next |= {(tale.index, name, False): resumed.get(tale.index, 0) for tale in tales for name in output}
 
     def upto(self, index: int, tokens: int, rows: random.Random | None = None) -> Iterator[pb.TensorChunk]:
-        """The prompt's rows, and those of so many tokens of an output; `rows`: some of both, in any parts."""
+        """The prompt's rows, and those of the first `tokens` tokens of output `index`, that were not sent yet.
+
+        `rows`: sends only a random part of them.
+        """
         for key, start in self._next.items():
-            of, name, context = key
+            output, name, context = key
             end = PROMPT_TOKENS if context else tokens
-            if not context and of != index:
+            if not context and output != index:
                 continue
             if rows is not None:
                 end = min(end, start + rows.randint(0, 2))
             if start < end:
                 self._next[key] = end
-                token = self._tales[of].token
+                token = self._tales[output].token
                 values = np.array([[token(position)] * 2 for position in range(start, end)], np.float32)
                 shape, data = values.shape, values.tobytes()
                 yield pb.TensorChunk(
-                    index=of, name=name, start=start, context=context, shape=shape, dtype="float32", data=data
+                    index=output, name=name, start=start, context=context, shape=shape, dtype="float32", data=data
                 )
 
 
 def events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.GenerateStreamResponse]:
-    """The stream of a request; `rows` cuts it into deltas and mixes the outputs."""
+    """The complete stream of a request. `rows` decides how outputs are interleaved and split into deltas."""
     for number, event in enumerate(_events(spec, rows), 1):
         event.sequence = number
         yield event
@@ -104,7 +112,7 @@ def events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.Generate
 def _events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.GenerateStreamResponse]:
     seed = spec.sampling.seed if spec.sampling.HasField("seed") else DRAWN_SEED
     tales = [Tale(seed, index, spec.stopping.max_tokens + index) for index in range(spec.n or 1)]
-    resumed = {each.index: list(each.token_ids) for each in spec.resume}
+    resumed = {output.index: list(output.token_ids) for output in spec.resume}
     with_logprobs = spec.output.HasField("logprobs")
     event = pb.GenerateStreamResponse
     started = pb.Started(request_id=spec.request_id or "drawn", seed=seed, prompt_tokens=PROMPT_TOKENS)
@@ -116,7 +124,7 @@ def _events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.Generat
     at = {tale.index: len(resumed.get(tale.index, ())) for tale in tales}
     for tale in tales:
         expected = [tale.token(position) for position in range(at[tale.index])]
-        assert resumed.get(tale.index, []) == expected, "resumed from other tokens than were sent"
+        assert resumed.get(tale.index, []) == expected, "the request resumes from tokens that were never sent"
     live, tensors = list(tales), Rows(spec, tales)
     while live:
         tale = rows.choice(live)

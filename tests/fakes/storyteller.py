@@ -1,4 +1,4 @@
-"""Routers that tell stories over gRPC and break off by plan."""
+"""Routers that serve the streams of `tests.fakes.story` over gRPC and break them off as planned."""
 # ruff: noqa: N802
 
 import random
@@ -16,14 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 from tests.fakes.story import events
 
 Break = Callable[[Any], None]
 
 
 def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = None, **metadata: str) -> Break:
-    """As a router refuses or hands back."""
+    """An error from a router, with a reason."""
     details: list[Any] = [error_details_pb2.ErrorInfo(reason=reason, domain="sluice", metadata=metadata)]
     if retry_after is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=Duration(nanos=int(retry_after * 1e9))))
@@ -31,7 +31,7 @@ def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = 
 
 
 def bare(code: grpc.StatusCode, message: str) -> Break:
-    """As gRPC tells of a connection that breaks."""
+    """An error from gRPC itself, without details."""
     return lambda context: context.abort(code, message)
 
 
@@ -40,17 +40,17 @@ GONE = bare(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 @dataclass
 class Plan:
-    """Shared by all routers of a test; calls take its breaks in turn, and those that find none go well."""
+    """When and how calls break off. Each call, on any router, uses up the next break; without one, it succeeds."""
 
     breaks: deque[tuple[int, Break | None]] = field(default_factory=deque)
-    """After so many events; None: the stream just ends."""
+    """Number of events before the break, and how the call ends then; None: without an error."""
     seen: list[tuple[int, pb.GenerationSpec]] = field(default_factory=list)
-    """By which router, and what it was asked."""
+    """The calls: number of the router, and the request."""
     metadata: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Storyteller(generation_pb2_grpc.GenerationServiceServicer, health_pb2_grpc.HealthServicer):
-    """One router."""
+    """The servicer of one router."""
 
     def __init__(self, number: int, plan: Plan) -> None:
         self._number = number
@@ -90,13 +90,13 @@ Storyteller.__abstractmethods__ = frozenset()
 def tell(
     number: int, plan: Plan, credentials: grpc.ServerCredentials | None = None
 ) -> Iterator[tuple[str, grpc.Server]]:
-    """A running router: its address, and the server to stop."""
+    """Run a router. Yields its address, and the server, which a test may stop."""
     server = grpc.server(ThreadPoolExecutor(8))
     servicer: Any = Storyteller(number, plan)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    where = "127.0.0.1:0"
-    port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
     try:
         yield f"127.0.0.1:{port}", server
@@ -106,6 +106,6 @@ def tell(
 
 @contextmanager
 def tell_all(count: int, plan: Plan) -> Iterator[list[str]]:
-    """So many routers; gives their addresses."""
+    """Run `count` routers. Yields their addresses."""
     with ExitStack() as stack:
         yield [stack.enter_context(tell(number, plan))[0] for number in range(count)]

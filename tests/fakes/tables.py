@@ -12,7 +12,7 @@ def floats(rows: int, hidden_size: int, seed: int, scale: float = 1.0) -> torch.
 
 
 def table_of(rows: torch.Tensor) -> Table:
-    """[rows, hidden_size] of a type that tables have."""
+    """`rows`: [rows, hidden_size], float32, float16 or bfloat16."""
     names: dict[torch.dtype, FloatType] = {
         torch.float32: "float32",
         torch.float16: "float16",

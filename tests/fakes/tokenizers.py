@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, built in memory."""
+"""Small tokenizers of every kind, built in memory."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ SPECIAL = ["<s>", "</s>", "<0x41>"]
 
 
 def byte_level() -> Tokenizer:
-    """The tiny model's, with added tokens that are, and are not, in the byte alphabet."""
+    """The tiny model's tokenizer, with added tokens both inside and outside of the byte alphabet."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     added = ["<tool>", "Ġé", "日本", " x", "a b", "Ã", "ÿ\u00ad"]
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
@@ -37,14 +37,14 @@ def byte_level() -> Tokenizer:
 
 
 def byte_char(byte: int) -> str:
-    """GPT-2's character for a byte."""
+    """The character by which GPT-2's vocabulary represents a byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [other for other in range(256) if other not in printable]
-    return chr(byte) if byte in printable else chr(0x100 + others.index(byte))
+    unprintable = [value for value in range(256) if value not in printable]
+    return chr(byte) if byte in printable else chr(0x100 + unprintable.index(byte))
 
 
 def sentencepiece(*, fuse: bool = True, strip: bool = True) -> Tokenizer:
-    """Llama 2's kind: byte fallback, ▁ for a space, one space dropped at the start."""
+    """Like Llama 2's: byte fallback, ▁ for a space, one space removed at the start."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "<0x+a>", *PIECES]
     tokenizer = _plain(pieces)
     stages = [decoders.Replace("▁", " "), decoders.ByteFallback()]
@@ -55,40 +55,40 @@ def sentencepiece(*, fuse: bool = True, strip: bool = True) -> Tokenizer:
 
 
 def metaspace(scheme: str = "always") -> Tokenizer:
-    """T5's kind."""
+    """Like T5's."""
     tokenizer = _plain(PIECES)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
     return tokenizer
 
 
 def wordpiece() -> Tokenizer:
-    """BERT's kind."""
+    """Like BERT's."""
     tokenizer = _plain(["a", "b", "##ing", "##s", "n't", ".", "日", "�"])
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
 
 def undecided() -> Tokenizer:
-    """No decoder: tokens stand apart."""
+    """Without a decoder: tokens are joined with spaces."""
     return _plain(PIECES)
 
 
 def odd_sequence() -> Tokenizer:
-    """A sequence that no table fits."""
+    """A decoder sequence that cannot be represented by a table of bytes per token."""
     tokenizer = _plain(PIECES)
     tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("[▁x]"), " "), decoders.Fuse()])
     return tokenizer
 
 
 def panicking() -> Tokenizer:
-    """Its decoder panics at the empty token, id 0; "a" is id 1."""
+    """The decoder panics at the empty token, id 0; "a" is id 1."""
     tokenizer = Tokenizer(models.BPE(vocab={"": 0, "a": 1, "b": 2}, merges=[]))
     tokenizer.decoder = decoders.Strip(" ", 0, 1)
     return tokenizer
 
 
 def _plain(pieces: list[str]) -> Tokenizer:
-    # Ids with holes: one token in ten is missing.
+    # One id in ten is unused.
     vocab = {piece: i + i // 9 for i, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     tokenizer.add_special_tokens(SPECIAL)

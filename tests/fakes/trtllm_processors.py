@@ -13,7 +13,7 @@ def only_42(request_id, logits, token_ids, stream, client_id):
 
 
 def slow(request_id, logits, token_ids, stream, client_id):
-    """A long request lasts for tens of seconds on any machine."""
+    """Delay each step, so that a long request takes tens of seconds on any machine."""
     time.sleep(SLOW_SECONDS)
 
 

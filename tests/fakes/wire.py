@@ -1,4 +1,4 @@
-"""A way between a lane and an inbox that can be held up and cut, while both of its ends live."""
+"""A connection between a lane and an inbox that tests can stall and cut while both ends keep running."""
 
 import contextlib
 import selectors
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Wire:
-    """Carries bytes between the ipc sockets `near`, where it listens, and `far`. A thread of its own does it."""
+    """A proxy, in a separate thread, that listens at ipc socket `near` and forwards to `far`."""
 
     def __init__(self, near: Path, far: Path) -> None:
         self._far = str(far)
@@ -23,12 +23,12 @@ class Wire:
         self._thread = threading.Thread(target=self._run)
 
     def hold(self) -> None:
-        """Carry nothing more on the connections that are there."""
+        """Forward nothing more on any connection, until `cut`."""
         with self._lock:
             self._held = True
 
     def cut(self) -> None:
-        """End all connections; what they held is lost. New ones are carried."""
+        """Close all connections, which loses what they held. New connections are forwarded."""
         with self._lock:
             for key in list(self._selector.get_map().values()):
                 if key.fileobj is not self._listener:
@@ -61,7 +61,7 @@ class Wire:
         try:
             far.connect(self._far)
         except OSError:
-            # Nobody listens there now: the other side tries again.
+            # Nothing listens there at the moment. The other side will retry.
             near.close()
             far.close()
             return
@@ -69,15 +69,15 @@ class Wire:
         self._selector.register(far, selectors.EVENT_READ, near)
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        # One of them may have been reset.
+        # Either connection may have been reset.
         with contextlib.suppress(OSError):
             if data := source.recv(1 << 16):
                 sink.sendall(data)
                 return
-        for each in (source, sink):
-            self._end(each)
+        for connection in (source, sink):
+            self._end(connection)
 
-    def _end(self, end: socket.socket) -> None:
+    def _end(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(end)
-        end.close()
+            self._selector.unregister(connection)
+        connection.close()

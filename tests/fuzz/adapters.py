@@ -1,4 +1,4 @@
-"""What fuzzed messages say of adapters, and an engine's library without weights in which they are loaded."""
+"""Adapters that fuzzed messages name, and an engine's adapter library without weights."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,8 @@ from sluice.ring.tables import Table
 from sluice.ring.wire import Submit
 from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.library import FakeLibrary, FakeLoading, files
-from tests.fakes.runner import HIDDEN_SIZE, ScriptedRunner
+from tests.fakes.runner import ScriptedRunner
+from tests.fakes.scripted_tokens import HIDDEN_SIZE
 
 CHANGED_AT = 1.7e9
 FOLDER = "/adapters/a"
@@ -29,13 +30,15 @@ PROMPT_REMOVED = AdapterEntry("q", CHANGED_AT, version_of(TABLE), removed=True)
 
 
 class OnePage(dict[str, int]):
-    """Of each adapter."""
+    """Sizes of adapters by version: one page each."""
 
     def __missing__(self, version: str) -> int:
         return 1
 
 
 class Library(ScriptedAdapters):
+    """Adapters on the device, as scripted, and in host memory."""
+
     def __init__(self) -> None:
         super().__init__(2, OnePage())
         self._host = FakeLibrary()
@@ -45,9 +48,9 @@ class Library(ScriptedAdapters):
     def usage(self) -> HostUsage:
         return HostUsage(len(self._host.host), 0, 0, 0, {})
 
-    def load(self, what: str | tuple[AdapterLoad, ...], *, fail: bool = False) -> FakeLoading | None:
-        """A folder into host memory; else onto the device."""
-        return self._host.load(what) if isinstance(what, str) else super().load(what, fail=fail)
+    def load(self, source: str | tuple[AdapterLoad, ...], *, fail: bool = False) -> FakeLoading | None:
+        """Load a folder into host memory, or adapters from there onto the device."""
+        return self._host.load(source) if isinstance(source, str) else super().load(source, fail=fail)
 
     def offer(self, version: str, parts: Sequence[bytes]) -> FakeLoading:
         return self._host.offer(version, parts)
@@ -64,7 +67,7 @@ class Library(ScriptedAdapters):
 
 
 class Runner(ScriptedRunner):
-    """With a library."""
+    """A scripted runner with an adapter library."""
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         super().__init__(num_blocks, tokens_per_block)

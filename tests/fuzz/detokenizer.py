@@ -1,4 +1,4 @@
-"""Frames that nobody meant, into a detokenizer: its inbox, its service, its lanes."""
+"""Sends mutated frames to a detokenizer: its inbox, its service, its lanes."""
 
 import tempfile
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from sluice.ring.rows import End, Open, TextBatch, Times, TokenBatch, TokenLogpr
 from sluice.ring.wire import Drop, ToDetokenizer, ToRouter
 from tests.fakes.tokenizers import TINY
 from tests.fuzz.frames import Mutator
-from tests.fuzz.sender import Deadline, Sender
+from tests.fuzz.sender import Deadline, Sender, flood
 
 TEXT = "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1)  # \U0001f680 done\n"
 TIMES = Times(0.1, 0.2, 0.3)
@@ -28,7 +28,7 @@ HELLO_TURNS = 100
 
 
 def templates(router: str) -> list[Message]:
-    """Of every kind that a detokenizer takes."""
+    """Messages of every kind that a detokenizer receives."""
     opens = [
         Open(11, 0, 1, TextParams(stop=("}", "\n\n")), router, 5, 2),
         Open(12, 1, 3, TextParams(interval=4, min_tokens=2), router, 5, 0, 0.5, {1: [5, 6]}, [2]),
@@ -48,7 +48,7 @@ def templates(router: str) -> list[Message]:
 
 
 def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
-    """So many of them; `tick` is called with how many have been sent. What came of it, in words."""
+    """Send `frames` frames. Calls `tick` with the number sent so far. Returns a summary for people."""
     with tempfile.TemporaryDirectory(prefix="sl") as folder, zmq.Context() as context:
         good, sink = (Inbox(context, f"ipc://{folder}/{name}", ToRouter) for name in ("good", "sink"))
         inbox = Inbox(context, f"ipc://{folder}/detok", ToDetokenizer)
@@ -59,9 +59,9 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
             5_000,
             structlog.get_logger(),
         )
-        mutator, sender, lane = Mutator(templates(sink.address), seed), Sender(context, inbox.address), None
+        mutator, sender = Mutator(templates(sink.address), seed), Sender(context, inbox.address)
         lane = Lane(context, inbox.address)
-        streams, sent, deadline = Beside(lane, good), 0, Deadline()
+        streams, deadline = HealthyStreams(lane, good), Deadline()
 
         def turn() -> None:
             service.handle(inbox.receive())
@@ -70,58 +70,54 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
             streams.turn()
             deadline.check()
 
-        while sent < frames:
-            frame = mutator.frame()
-            while not sender.offer(frame):
-                turn()
-            sent += 1
-            if not sent % 64:
-                turn()
-                deadline = Deadline()
-                tick(sent)
-        deadline, wanted = Deadline(), streams.done + 3
-        while inbox.waiting or streams.done < wanted:
+        flood(frames, mutator, sender, deadline, turn, tick)
+        deadline.renew()
+        target = streams.done + 3
+        while inbox.waiting or streams.done < target:
             turn()
         sender.close()
         lane.close()
         service.close(0.0)
-        for each in (inbox, good, sink):
-            each.close()
-    return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {service.streams} streams left, {streams.done} beside"
+        for closing in (inbox, good, sink):
+            closing.close()
+    return (
+        f"{inbox.malformed} malformed, {inbox.gaps} gaps, {service.streams} streams left, "
+        f"{streams.done} healthy streams"
+    )
 
 
-class Beside:
-    """Well-behaved streams, one after the other, each of whose texts must be right."""
+class HealthyStreams:
+    """Well-formed streams, one after the other. Checks that the text of each is right."""
 
     def __init__(self, lane: Lane, inbox: "Inbox[TextBatch]") -> None:
         self.done = 0
         tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
         self._tokens = tokenizer.encode(TEXT).ids
         self._lane, self._inbox = lane, inbox
-        self._at, self._text, self._turns = 0, "", 0
+        self._sent, self._text, self._turns = 0, "", 0
         self._request = 1 << 60
 
     def turn(self) -> None:
-        """A hello now and then, a token more, and what has come."""
+        """Send a Hello now and then, send the next token, and read what has arrived."""
         if not self._turns % HELLO_TURNS:
             self._lane.send(Hello("good-router", self._inbox.address))
         self._turns += 1
-        opens = [Open(self._request, 0, 1, TextParams(), self._inbox.address, 1, 0)] if not self._at else []
-        if self._at < len(self._tokens):
-            end = End(FinishReason.LENGTH, TIMES) if self._at == len(self._tokens) - 1 else None
-            row = TokenRow(self._request, 0, 0, self._at, [self._tokens[self._at]], [], end)
-            self._at += self._lane.send(TokenBatch.of("good-engine", 5, opens, [row]))
+        opens = [Open(self._request, 0, 1, TextParams(), self._inbox.address, 1, 0)] if not self._sent else []
+        if self._sent < len(self._tokens):
+            end = End(FinishReason.LENGTH, TIMES) if self._sent == len(self._tokens) - 1 else None
+            row = TokenRow(self._request, 0, 0, self._sent, [self._tokens[self._sent]], [], end)
+            self._sent += self._lane.send(TokenBatch.of("good-engine", 5, opens, [row]))
         for message in self._inbox.receive():
             for row in message.rows() if isinstance(message, TextBatch) else ():
-                self._take(row)
+                self._on_row(row)
 
-    def _take(self, row) -> None:
+    def _on_row(self, row) -> None:
         if row.request != self._request:
-            # Of streams that never began everybody is told.
+            # Losses of streams that were never opened are reported to all routers.
             return
         self._text += row.text
         if row.end is not None:
             assert (row.end.reason, self._text) == (FinishReason.LENGTH, TEXT), (row.end, self._text)
             self.done += 1
             self._request += 1
-            self._at, self._text = 0, ""
+            self._sent, self._text = 0, ""

@@ -1,4 +1,4 @@
-"""Frames that nobody meant, into an engine: its inbox, its mailbox, its core around a scripted runner, its lanes."""
+"""Sends mutated frames to an engine with a scripted runner: its inbox, mailbox, core and lanes."""
 
 import tempfile
 import threading
@@ -33,10 +33,10 @@ from sluice.ring.rows import TokenBatch
 from sluice.ring.wire import Cancel, Flush, Submit
 from sluice.settings.services import EngineSettings
 from tests.fakes.rows import rows_of
-from tests.fakes.runner import VOCAB, continuation
+from tests.fakes.scripted_tokens import VOCAB, continuation
 from tests.fuzz.adapters import ADAPTER, BY_PATH, ENTRIES, FOLDER, PROMPT_ENTRY, PROMPT_REMOVED, TABLE, UPLOADED, Runner
 from tests.fuzz.frames import Mutator
-from tests.fuzz.sender import Deadline, Sender
+from tests.fuzz.sender import Deadline, Sender, flood
 
 CHECKPOINT = Checkpoint(
     path=Path("nowhere"),
@@ -50,7 +50,7 @@ CHECKPOINT = Checkpoint(
 PROMPT = [5, 6, 7, 8, 9]
 STOPPING = StopParams(max_tokens=12)
 GOOD = 1 << 60
-"""Numbers of well-behaved requests begin here."""
+"""The first number of well-formed requests."""
 
 Incoming = TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer | CacheEvents | AdapterLoaded | PromptAdapterRead
 
@@ -76,7 +76,7 @@ def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
 
 
 def templates(epoch: int, sink: str) -> list[Message]:
-    """Of every kind that an engine takes."""
+    """Messages of every kind that an engine receives."""
     everything = SamplingParams(
         0.7, 40, 0.9, 0.05, 1.1, 0.5, 0.5, 7, ((3, 1.5), (4, -2.0)), (5,), (), ((6, 7), (6, 8, 9)), (), 3, 2
     )  # fmt: skip
@@ -112,7 +112,7 @@ def templates(epoch: int, sink: str) -> list[Message]:
         LoadAdapter(epoch, 9, sink, FOLDER),
         LoadAdapter(epoch, 10, sink, version=UPLOADED.version),
         *parts_of(UPLOADED, epoch),
-        # Of two, of which the second one may come first, or never.
+        # The two parts of an upload, which may arrive in any order or not at all.
         AdapterPart(epoch, BY_PATH.version, 0, 2, b"head"),
         AdapterPart(epoch, BY_PATH.version, 1, 2, b"tail"),
         StorePromptAdapter(epoch, PROMPT_ENTRY, TABLE),
@@ -122,45 +122,38 @@ def templates(epoch: int, sink: str) -> list[Message]:
 
 
 def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
-    """So many of them; `tick` is called with how many have been sent. What came of it, in words."""
+    """Send `frames` frames. Calls `tick` with the number sent so far. Returns a summary for people."""
     with tempfile.TemporaryDirectory(prefix="sl") as folder, zmq.Context() as context:
         settings = EngineSettings(
             model="nowhere", id="engine", listen=f"ipc://{folder}/engine", max_requests=64, max_batch_size=16,
             max_tokens_per_step=128, drain_timeout=0.0, kv_event_buffer=100,
         )  # fmt: skip
         runner = Runner(64, 4)
-        # What was run is kept for tests that look at it.
-        runner.steps = Nothing()
+        # Memory is measured: do not record all steps.
+        runner.steps = DropAll()
         worker = Worker(settings, CHECKPOINT, runner, structlog.get_logger())
         thread = threading.Thread(target=worker.serve, daemon=True)
         thread.start()
         sink = Inbox(context, f"ipc://{folder}/sink", Incoming)
-        beside = Beside(context, f"ipc://{folder}/good", worker)
+        streams = HealthyStreams(context, f"ipc://{folder}/good", worker)
         mutator, sender = Mutator(templates(worker.epoch, sink.address), seed), Sender(context, worker.address)
-        sent, deadline = 0, Deadline()
+        deadline = Deadline()
 
-        def turn(wait: float = 0.0) -> None:
-            sink.wait(wait)
+        def turn() -> None:
+            sink.wait(0.001)
             sink.receive()
-            beside.turn()
+            streams.turn()
             deadline.check()
             assert thread.is_alive(), "the engine has ended"
 
-        while sent < frames:
-            frame = mutator.frame()
-            while not sender.offer(frame):
-                turn(0.001)
-            sent += 1
-            if not sent % 64:
-                turn()
-                deadline = Deadline()
-                tick(sent)
-        deadline, wanted = Deadline(), beside.done + 3
-        while beside.done < wanted:
-            turn(0.001)
+        flood(frames, mutator, sender, deadline, turn, tick)
+        deadline.renew()
+        target = streams.done + 3
+        while streams.done < target:
+            turn()
         assert runner.violations == []
         sender.close()
-        beside.close()
+        streams.close()
         worker.stop()
         thread.join()
         sink.close()
@@ -171,19 +164,19 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
     refused = sum(worker._mailbox.refused.values())
     return (
         f"{inbox.malformed} malformed, {inbox.gaps} gaps, {dropped} dropped, {refused} refused, "
-        f"{engine.live.num_begun} begun, {runner.failures} steps failed, {beside.done} streams beside"
+        f"{engine.live.num_begun} begun, {runner.failures} steps failed, {streams.done} healthy streams"
     )
 
 
-class Nothing(list):
-    """Keeps nothing."""
+class DropAll(list):
+    """A list that stays empty."""
 
     def append(self, _: object) -> None:
         pass
 
 
-class Beside:
-    """Well-behaved requests, one after the other, each of whose tokens must be right."""
+class HealthyStreams:
+    """Well-formed requests, one after the other. Checks that the tokens of each are right."""
 
     def __init__(self, context: zmq.Context, address: str, worker: Worker) -> None:
         self.done = 0
@@ -196,7 +189,7 @@ class Beside:
         self._turns = 0
 
     def turn(self) -> None:
-        """A hello, a request where none is on its way, and what has come."""
+        """Send a Hello now and then, submit a request if none is running, and read what has arrived."""
         if not self._turns % 100:
             self._lane.send(Hello("router", self._inbox.address))
         self._turns += 1
@@ -207,16 +200,16 @@ class Beside:
         for message in self._inbox.receive():
             for row in rows_of(message) if isinstance(message, TokenBatch) else ():
                 if row.request == self._request:
-                    self._take(row)
+                    self._on_row(row)
 
-    def _take(self, row) -> None:
+    def _on_row(self, row) -> None:
         assert row.offset == len(self._tokens)
         self._tokens += row.tokens
         if row.end is None:
             return
-        # A router would go elsewhere: a mutated Submit may fill the engine, or ask to run alone there.
-        elsewhere = row.end.fault is not None and row.end.fault.code in ("OVERLOADED", "QUARANTINE")
-        if not elsewhere:
+        # A mutated Submit may fill the engine or demand to run alone. A router would then choose another engine.
+        refused = row.end.fault is not None and row.end.fault.code in ("OVERLOADED", "QUARANTINE")
+        if not refused:
             assert row.end.reason is FinishReason.LENGTH, row.end
             assert self._tokens == continuation(PROMPT, STOPPING)
             self.done += 1

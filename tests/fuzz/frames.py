@@ -1,4 +1,4 @@
-"""Frames that nobody meant: real messages of every kind, with bits flipped, cut, joined, or other values put in."""
+"""Malformed frames: real messages of every kind with bits flipped, parts removed or joined, and values replaced."""
 
 import random
 from typing import Any
@@ -19,7 +19,7 @@ LANES = 8
 
 
 class Mutator:
-    """`frame` gives the next one. The same seed and templates give the same frames."""
+    """Generates frames by mutating templates. The same seed and templates give the same frames."""
 
     def __init__(self, templates: list[Message], seed: int) -> None:
         self._chance = random.Random(seed)
@@ -27,7 +27,7 @@ class Mutator:
         self._lanes = [[self._chance.getrandbits(64), 0] for _ in range(LANES)]
 
     def frame(self) -> bytes:
-        """Header and body; half of the bodies are well-formed MessagePack, most headers are right."""
+        """The next frame: header and body. Half of the bodies are well-formed MessagePack, most headers are valid."""
         chance = self._chance
         kind = chance.random()
         if kind < 0.02:
@@ -42,7 +42,7 @@ class Mutator:
 
     def _header(self) -> bytes:
         if self._chance.random() < 0.5:
-            # Of a lane of its own: no gap stands before it.
+            # The first frame of a new lane, so that no gap is reported before it.
             return HEADER.pack(MAGIC, VERSION, self._chance.getrandbits(64), 0)
         lane = self._chance.choice(self._lanes)
         lane[1] += 1
@@ -54,17 +54,17 @@ class Mutator:
     def _restructured(self, body: bytes) -> bytes:
         value = msgspec.msgpack.decode(body, strict=False)
         if self._chance.random() < 0.5 and type(value[1]) is int:
-            # Another request, so that not all are for the same one.
+            # Changes the request number, so that messages concern different requests.
             value[1] = self._chance.getrandbits(8)
         for _ in range(self._chance.choice((1, 1, 1, 2, 5))):
             value = self._changed(value)
         return msgspec.msgpack.encode(value)
 
     def _changed(self, value: Any, depth: int = 0) -> Any:
-        """One part of it is another."""
+        """A copy in which one part, at any depth, is replaced."""
         chance = self._chance
         if not isinstance(value, list | dict) or not value or (depth and chance.random() < 0.2):
-            return self._other(value)
+            return self._replacement(value)
         if isinstance(value, dict):
             key = chance.choice(list(value))
             changed = dict(value)
@@ -82,12 +82,12 @@ class Mutator:
             case 2 if depth:
                 changed *= chance.choice((2, 30))
             case _:
-                # Not the tag at the start of a message, or what follows it is hardly ever looked at.
+                # Keeps the tag at the start of a message: with a wrong tag, the fields would not be decoded at all.
                 at = at or (len(value) > 1 and depth == 0)
                 changed[at] = self._changed(changed[at], depth + 1)
         return changed
 
-    def _other(self, value: Any) -> Any:
+    def _replacement(self, value: Any) -> Any:
         chance = self._chance
         if chance.random() < 0.2:
             return chance.choice((*NUMBERS, *FLOATS, *TEXTS, *OTHERS))
@@ -106,19 +106,20 @@ class Mutator:
                 return chance.choice((None, [], {}, [value], chance.choice(NUMBERS)))
 
     def _damaged(self, data: bytes) -> bytes:
-        chance, found = self._chance, bytearray(data)
+        chance, damaged = self._chance, bytearray(data)
         for _ in range(chance.choice((1, 1, 2, 6))):
-            at, size = chance.randint(0, len(found)), chance.randint(1, 12)
+            at, size = chance.randint(0, len(damaged)), chance.randint(1, 12)
             match chance.randint(0, 5):
-                case 0 | 1 if found:
-                    found[at % len(found)] ^= 1 << chance.randint(0, 7)
+                case 0 | 1 if damaged:
+                    damaged[at % len(damaged)] ^= 1 << chance.randint(0, 7)
                 case 2:
-                    del found[at : None if chance.random() < 0.3 else at + size]
+                    del damaged[at : None if chance.random() < 0.3 else at + size]
                 case 3:
-                    found[at:at] = chance.randbytes(size)
+                    damaged[at:at] = chance.randbytes(size)
                 case 4:
                     other = chance.choice(self._bodies)
-                    found[at:] = other[chance.randint(0, len(other)) :]
+                    damaged[at:] = other[chance.randint(0, len(other)) :]
                 case _:
-                    found[at:at] = chance.choice((b"\x91" * 3000, b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff"))
-        return bytes(found)
+                    # MessagePack: deep nesting, and arrays and maps that claim to be huge.
+                    damaged[at:at] = chance.choice((b"\x91" * 3000, b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff"))
+        return bytes(damaged)

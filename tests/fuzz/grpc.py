@@ -1,6 +1,6 @@
-"""Mutated messages into every method of a router's gRPC port: `python -m tests.fuzz.grpc --messages 100000`.
+"""Send mutated messages to every method of a router's gRPC port: `python -m tests.fuzz.grpc --messages 100000`.
 
-The same as tests/router/test_fuzz.py, for longer.
+Runs tests/router/test_fuzz.py with more messages.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import pytest
 
 
 def main() -> None:
-    """Run what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     os.environ["SLUICE_FUZZ_MESSAGES"] = str(parser.parse_args().messages)

@@ -1,7 +1,7 @@
-"""Mutated frames into the inboxes of the three services: `python -m tests.fuzz.lanes --frames 1000000 --seed 1`.
+"""Send mutated frames to the inboxes of the three services: `python -m tests.fuzz.lanes --frames 1000000 --seed 1`.
 
-Each service runs as it is, with well-behaved streams beside. Nothing may be raised, their texts must be right, and
-memory must be flat.
+Each service is the real one and serves well-formed streams meanwhile. No exception may be raised, the streams must be
+right, and memory must not grow.
 """
 
 import argparse
@@ -22,11 +22,11 @@ TARGETS: dict[str, Callable[[int, int, Callable[[int], None]], str]] = {
     "router": router.run,
 }
 WARM = 0.3
-"""Part of a run after which memory is measured for the first time."""
+"""Fraction of a run after which memory is measured for the first time."""
 
 
 class Watch:
-    """Memory and speed of a run."""
+    """Measures memory growth and duration of a run."""
 
     def __init__(self, frames: int) -> None:
         self.before = 0.0
@@ -34,13 +34,13 @@ class Watch:
         self._started = time.monotonic()
 
     def tick(self, sent: int) -> None:
-        """So many frames have been sent."""
+        """Called regularly with the number of frames sent so far."""
         if sent >= self._warm and not self.before:
             gc.collect()
             self.before = resident_mib()
 
     def grown(self) -> float:
-        """MiB since the run was warm."""
+        """Growth of memory since the warm-up, in MiB."""
         gc.collect()
         return resident_mib() - self.before
 
@@ -49,29 +49,27 @@ class Watch:
 
 
 def main() -> None:
-    """Run what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000, help="per service")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    for name in asked.targets:
-        watch = Watch(asked.frames)
+    for name in arguments.targets:
+        watch = Watch(arguments.frames)
         with Progress(*columns) as progress:
-            task = progress.add_task(name, total=asked.frames)
+            task = progress.add_task(name, total=arguments.frames)
 
             def tick(sent: int, watch: Watch = watch, progress: Progress = progress, task=task) -> None:
                 watch.tick(sent)
                 progress.update(task, completed=sent)
 
-            found = TARGETS[name](asked.frames, asked.seed, tick)
+            summary = TARGETS[name](arguments.frames, arguments.seed, tick)
         seconds = watch.seconds()
         print(
-            f"{name}: {asked.frames} frames in {seconds:.0f} s ({asked.frames / seconds:.0f}/s), nothing raised; "
-            f"{found}; "
-            f"memory {watch.before:.0f} MiB, {watch.grown():+.1f} MiB since"
+            f"{name}: {arguments.frames} frames in {seconds:.0f} s ({arguments.frames / seconds:.0f}/s), no exception; "
+            f"{summary}; memory {watch.before:.0f} MiB, {watch.grown():+.1f} MiB since"
         )
 
 

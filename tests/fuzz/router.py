@@ -1,4 +1,4 @@
-"""Frames that nobody meant, into a router: its inbox, its members, placement, dispatcher and streams."""
+"""Sends mutated frames to a router: its inbox, membership, placement, dispatcher and streams."""
 
 import asyncio
 import contextlib
@@ -25,19 +25,20 @@ from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
-from tests.fakes.ring_peers import Call, FakeRing, generate
+from tests.fakes.fake_ring import FakeRing
+from tests.fakes.ring_scripts import Call, generate
 from tests.fakes.rows import text_batch
 from tests.fuzz.adapters import NEWS, PROMPT_ENTRY, REFUSED, TABLE, UPLOADED
 from tests.fuzz.frames import Mutator
-from tests.fuzz.sender import Deadline, Sender
+from tests.fuzz.sender import TICK_EVERY, Deadline, Sender
 
 TIMES = Times(0.1, 0.2, 0.3)
 STREAMS = 2
-"""Well-behaved ones at a time."""
+"""Number of concurrent healthy streams."""
 
 
 def templates(engine: str, detokenizer: str) -> list[Message]:
-    """Of every kind that a router takes, from peers of which it knows the addresses but not these epochs."""
+    """Messages of every kind that a router receives, from peers whose addresses it knows, but not these epochs."""
     rows = [
         TextRow(11, 0, 0, 0, [5, 6], [TokenLogprob(-0.5, 1, [(5, -0.5)])] * 2, "ab", None),
         TextRow(12, 1, 1, 2, [7], [], "c", End(FinishReason.STOP_STRING, TIMES, stop_string="c")),
@@ -79,7 +80,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
 
 
 def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
-    """So many of them; `tick` is called with how many have been sent. What came of it, in words."""
+    """Send `frames` frames. Calls `tick` with the number sent so far. Returns a summary for people."""
     return asyncio.run(_run(frames, seed, tick))
 
 
@@ -98,7 +99,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         ring.script = answer
         stack.push_async_callback(ring.close)
         engine, detokenizer = ring.add_engine(), ring.add_detokenizer()
-        # Two addresses more at which nobody is: heartbeats that name them are those of strangers.
+        # Two more addresses at which no peer runs, for heartbeats of unknown peers.
         far = f"ipc://{folder}/far-engine", f"ipc://{folder}/far-detok"
         settings = {
             "model": str(path()),
@@ -111,16 +112,16 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         await router.start()
         stack.push_async_callback(router.stop, 0.0)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{router.port}"))
-        beside = Beside(channel)
+        streams = HealthyStreams(channel)
         while not (router.ring.membership.engines.usable and router.ring.membership.detokenizers.usable):
             await asyncio.sleep(0.01)
-        await beside.start()
-        tasks = [asyncio.create_task(beside.run()) for _ in range(STREAMS)]
+        await streams.start()
+        tasks = [asyncio.create_task(streams.run()) for _ in range(STREAMS)]
         mutator, sender = Mutator(templates(*far), seed), Sender(ring.context, router.ring.address)
         await flood(sender, mutator, frames, tick, tasks)
-        wanted = beside.done + 2 * STREAMS
-        await until(lambda: beside.done >= wanted, tasks)
-        beside.stopping = True
+        target = streams.done + 2 * STREAMS
+        await until(lambda: streams.done >= target, tasks)
+        streams.stopping = True
         await asyncio.gather(*tasks)
         sender.close()
         await until(lambda: not (router.ring.requests.open or router.ring.requests.on_ring))
@@ -128,23 +129,26 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         inbox, membership = router.ring.inbox, router.ring.membership
         unknown = membership.engines.unknown + membership.detokenizers.unknown
         late = router.ring.dispatcher.late_rows
-    return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {unknown} unknown heartbeats, {late} late rows, {beside.done} streams beside"  # noqa: E501
+    return (
+        f"{inbox.malformed} malformed, {inbox.gaps} gaps, {unknown} unknown heartbeats, {late} late rows, "
+        f"{streams.done} healthy streams"
+    )
 
 
 async def flood(
     sender: Sender, mutator: Mutator, frames: int, tick: Callable[[int], None], tasks: list[asyncio.Task[None]]
 ) -> None:
-    """Send all frames, as fast as the router takes them."""
+    """Send `frames` mutated frames as fast as the router accepts them."""
     for sent in range(1, frames + 1):
         frame = mutator.frame()
         await until(lambda frame=frame: sender.offer(frame), tasks, 0)
-        if not sent % 64:
+        if not sent % TICK_EVERY:
             await asyncio.sleep(0)
             tick(sent)
 
 
 async def until(condition: Callable[[], bool], tasks: list[asyncio.Task[None]] | tuple[()] = (), rest=0.01) -> None:
-    """Wait for it. What ends a task meanwhile is raised."""
+    """Poll until the condition is true. Fails if it takes too long or if one of the tasks ends."""
     deadline = Deadline()
     while not condition():
         deadline.check()
@@ -154,13 +158,13 @@ async def until(condition: Callable[[], bool], tasks: list[asyncio.Task[None]] |
 
 
 async def answer(call: Call) -> None:
-    """As ever, but where a frame made the router believe in a detokenizer that is not there."""
+    """`generate`, unless a mutated frame made the router choose a detokenizer that does not exist."""
     if call.submit.detokenizer in call.engine.ring.detokenizers:
         await generate(call)
 
 
-class Beside:
-    """Calls whose texts must be the same every time."""
+class HealthyStreams:
+    """Streams of one request. Checks that its text is always the same."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.done = 0
@@ -169,12 +173,12 @@ class Beside:
         self._text = ""
 
     async def start(self) -> None:
-        """Before anything disturbs it."""
+        """Store the text of an undisturbed stream."""
         self._text = await self._call()
         assert self._text
 
     async def run(self) -> None:
-        """One after the other, until told to stop."""
+        """Run streams one after the other until `stopping` is set."""
         while not self.stopping:
             text = await self._call()
             assert text == self._text, (text, self._text)
@@ -183,5 +187,5 @@ class Beside:
     async def _call(self) -> str:
         spec = pb.GenerationSpec(text="def f(x):")
         spec.stopping.max_tokens = 8
-        found = self._stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), timeout=60)
-        return "".join([event.delta.text async for event in found])
+        stream = self._stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), timeout=60)
+        return "".join([event.delta.text async for event in stream])

@@ -1,4 +1,4 @@
-"""Mutated frames into every inbox, as many as a test has time for; `python -m tests.fuzz.lanes` for more."""
+"""Mutated frames to every inbox, as many as a test has time for. `python -m tests.fuzz.lanes` sends more."""
 
 from typing import get_args
 
@@ -10,7 +10,7 @@ from tests.fuzz.lanes import TARGETS, Watch
 
 FRAMES = 20_000
 GROWTH_MIB = 40
-"""What caches of bounded size may still take after so short a warm-up."""
+"""Caches of bounded size may still grow by this much after such a short warm-up."""
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ GROWTH_MIB = 40
         (router.templates("ipc://engine", "ipc://detok"), ToRouter),
     ],
 )
-def test_there_is_a_template_for_each_kind_of_message(templates, kinds):
+def test_every_kind_of_message_has_a_template(templates, kinds):
     assert {type(template) for template in templates} == set(get_args(kinds))
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.timeout(600)
-def test_nothing_is_raised_and_nobody_is_harmed(target):
+def test_mutated_frames_raise_nothing_and_harm_no_stream(target):
     watch = Watch(FRAMES)
     TARGETS[target](FRAMES, 4, watch.tick)
     assert watch.grown() < GROWTH_MIB

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.gateway import running
-from tests.fakes.server import Script, serve
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 
 @pytest.fixture

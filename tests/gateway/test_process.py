@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from tests.fakes.certificates import Authority
+from tests.fakes.failures import Failure
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
-from tests.fakes.server import Failure, serve
+from tests.fakes.server import serve
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.process

@@ -1,4 +1,4 @@
-"""A server with OpenAI's API, over a real socket."""
+"""The OpenAI target against a fake server, over a real socket."""
 
 import re
 import threading
@@ -20,8 +20,8 @@ def script():
 
 @pytest.fixture
 def address(script):
-    with serve(script) as found:
-        yield found
+    with serve(script) as address:
+        yield address
 
 
 async def send(address, model="", chat=False, **options):
@@ -37,17 +37,18 @@ async def test_a_stream(address, script, chat, monkeypatch):
     script.pause, script.turns = 0.02, threading.Semaphore(1)
     on_chunk = Outcome.on_chunk
 
-    def arrived(self, *arguments):
+    def on_chunk_then_release(self, *arguments):
         on_chunk(self, *arguments)
-        # Only now the pause before the next begins: a reader that is late has each of them all the same.
+        # The server's pause before the next chunk begins only now, so that a slow reader measures each pause too.
         script.turns.release()
 
-    monkeypatch.setattr(Outcome, "on_chunk", arrived)
-    target, found = await send(address, chat=chat, token="secret")
-    assert (found.error, found.text, found.prompt_tokens, found.completion_tokens) == ("", "w0 w1 w2 w3 ", 6, 4)
-    assert 0.02 <= found.first_token <= found.latency
-    assert len(found.gaps) == 3
-    assert sum(found.gaps) > 0.04
+    monkeypatch.setattr(Outcome, "on_chunk", on_chunk_then_release)
+    target, outcome = await send(address, chat=chat, token="secret")
+    assert (outcome.error, outcome.text) == ("", "w0 w1 w2 w3 ")
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (6, 4)
+    assert 0.02 <= outcome.first_token <= outcome.latency
+    assert len(outcome.gaps) == 3
+    assert sum(outcome.gaps) > 0.04
     (body,) = script.bodies
     assert (body["model"], body["max_tokens"], body["stream"], body["ignore_eos"]) == ("small", 4, True, True)
     assert ("messages" in body) is chat
@@ -57,15 +58,15 @@ async def test_a_stream(address, script, chat, monkeypatch):
 
 async def test_without_usage_chunks_are_counted(address, script):
     script.usage = False
-    _, found = await send(address, "own")
-    assert (found.completion_tokens, found.output_tokens, found.prompt_tokens) == (None, 4, 0)
-    assert script.bodies[0]["model"] == "own"
+    _, outcome = await send(address, "named")
+    assert (outcome.completion_tokens, outcome.output_tokens, outcome.prompt_tokens) == (None, 4, 0)
+    assert script.bodies[0]["model"] == "named"
 
 
-async def test_a_stream_that_ends_with_its_reason_alone(address, script):
+async def test_a_stream_may_end_with_a_finish_reason_and_without_done(address, script):
     script.says_done = False
-    _, found = await send(address)
-    assert (found.error, found.completion_tokens) == ("", 4)
+    _, outcome = await send(address)
+    assert (outcome.error, outcome.completion_tokens) == ("", 4)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +80,16 @@ async def test_a_stream_that_ends_with_its_reason_alone(address, script):
 async def test_failures(address, script, change, error):
     for name, value in change.items():
         setattr(script, name, value)
-    _, found = await send(address)
-    assert not found.succeeded
-    assert re.search(error, found.error)
+    _, outcome = await send(address)
+    assert not outcome.succeeded
+    assert re.search(error, outcome.error)
 
 
 async def test_no_server():
     with pytest.raises(TargetError, match=r"no server answers at http://127\.0\.0\.1:1/v1/ \("):
         await send("127.0.0.1:1")
-    _, found = await send("127.0.0.1:1", "named")
-    assert found.error.startswith("ConnectError")
+    _, outcome = await send("127.0.0.1:1", "named")
+    assert outcome.error.startswith("ConnectError")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures of known outcomes."""
+"""Results computed from known outcomes."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ def outcome(start, first, gaps, tail=0.0, **fields):
     arrivals = [start + first]
     for gap in gaps:
         arrivals.append(arrivals[-1] + gap)
-    found = Outcome(start, arrivals=arrivals, tokens=[1] * len(arrivals), **fields)
-    found.end = arrivals[-1] + tail
-    return found
+    result = Outcome(start, arrivals=arrivals, tokens=[1] * len(arrivals), **fields)
+    result.end = arrivals[-1] + tail
+    return result
 
 
 @pytest.fixture
@@ -31,27 +31,27 @@ def measured():
 
 
 def test_throughput(measured):
-    found = summarize([measured], [50], {})
-    assert (found["completed"], found["failed"]) == (3, 1)
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (60, 6)
-    assert found["request_throughput"] == 0.75
-    assert found["output_throughput"] == 1.5
-    assert found["total_token_throughput"] == 16.5
-    assert found["request_goodput"] is None
-    assert found["max_output_tokens_per_s"] == 5
-    assert found["max_concurrent_requests"] == 2
+    results = summarize([measured], [50], {})
+    assert (results["completed"], results["failed"]) == (3, 1)
+    assert (results["total_input_tokens"], results["total_output_tokens"]) == (60, 6)
+    assert results["request_throughput"] == 0.75
+    assert results["output_throughput"] == 1.5
+    assert results["total_token_throughput"] == 16.5
+    assert results["request_goodput"] is None
+    assert results["max_output_tokens_per_s"] == 5
+    assert results["max_concurrent_requests"] == 2
 
 
 def test_times(measured):
-    found = summarize([measured], [50, 99.9], {})
-    assert found["mean_ttft_ms"] == pytest.approx(300)
-    assert found["median_ttft_ms"] == pytest.approx(300)
-    assert found["std_ttft_ms"] == pytest.approx(1000 * np.std([0.1, 0.3, 0.5]))
-    assert found["p99.9_ttft_ms"] == pytest.approx(1000 * np.percentile([0.1, 0.3, 0.5], 99.9))
-    assert found["mean_itl_ms"] == pytest.approx(1000 * np.mean([0.02, 0.04, 0.1]))
-    # A single token has no time per token after the first.
-    assert found["mean_tpot_ms"] == pytest.approx((30 + 100) / 2)
-    assert found["p50_e2el_ms"] == pytest.approx(400)
+    results = summarize([measured], [50, 99.9], {})
+    assert results["mean_ttft_ms"] == pytest.approx(300)
+    assert results["median_ttft_ms"] == pytest.approx(300)
+    assert results["std_ttft_ms"] == pytest.approx(1000 * np.std([0.1, 0.3, 0.5]))
+    assert results["p99.9_ttft_ms"] == pytest.approx(1000 * np.percentile([0.1, 0.3, 0.5], 99.9))
+    assert results["mean_itl_ms"] == pytest.approx(1000 * np.mean([0.02, 0.04, 0.1]))
+    # A request with a single token has no time per output token.
+    assert results["mean_tpot_ms"] == pytest.approx((30 + 100) / 2)
+    assert results["p50_e2el_ms"] == pytest.approx(400)
 
 
 def test_goodput_counts_requests_that_meet_all_limits(measured):
@@ -60,17 +60,18 @@ def test_goodput_counts_requests_that_meet_all_limits(measured):
     assert summarize([measured], [], {"e2el": 1})["request_goodput"] == 0
 
 
-def test_rounds_count_together(measured):
-    idle = Measured([Outcome(0.0, end=1.0, error="no")], 2.0)
-    found = summarize([measured, idle], [], {})
-    assert (found["completed"], found["failed"], found["duration"]) == (3, 2, 6.0)
-    assert found["output_throughput"] == 1.0
-    assert found["output_throughput_of_rounds"] == [1.5, 0.0]
+def test_rounds_are_summed(measured):
+    failed = Measured([Outcome(0.0, end=1.0, error="no")], 2.0)
+    results = summarize([measured, failed], [], {})
+    assert (results["completed"], results["failed"], results["duration"]) == (3, 2, 6.0)
+    assert results["output_throughput"] == 1.0
+    assert results["output_throughput_of_rounds"] == [1.5, 0.0]
 
 
-def test_nothing_succeeded():
-    found = summarize([Measured([Outcome(0.0, end=1.0, error="no")], 1.0)], [99], {"ttft": 1})
-    assert (found["completed"], found["failed"], found["p99_ttft_ms"], found["request_goodput"]) == (0, 1, 0.0, 0.0)
+def test_without_a_successful_request():
+    results = summarize([Measured([Outcome(0.0, end=1.0, error="no")], 1.0)], [99], {"ttft": 1})
+    assert (results["completed"], results["failed"]) == (0, 1)
+    assert (results["p99_ttft_ms"], results["request_goodput"]) == (0.0, 0.0)
 
 
 def test_percentiles_are_numpys():
@@ -80,7 +81,7 @@ def test_percentiles_are_numpys():
 
 
 def test_details_have_an_entry_per_request(measured):
-    found = details(measured.outcomes)
-    assert {len(entries) for entries in found.values()} == {4}
-    assert found["output_lens"] == [3, 2, 1, 0]
-    assert found["errors"] == ["", "", "", "no"]
+    lists = details(measured.outcomes)
+    assert {len(entries) for entries in lists.values()} == {4}
+    assert lists["output_lens"] == [3, 2, 1, 0]
+    assert lists["errors"] == ["", "", "", "no"]

@@ -1,4 +1,4 @@
-"""When requests are sent, in virtual time."""
+"""The times at which requests are sent, in virtual time."""
 
 import asyncio
 from itertools import pairwise
@@ -16,11 +16,11 @@ class Slow:
     model = "slow"
 
     def __init__(self):
-        self.live = self.most = 0
+        self.live = self.max_live = 0
 
     async def send(self, request, outcome):
         self.live += 1
-        self.most = max(self.most, self.live)
+        self.max_live = max(self.max_live, self.live)
         for _ in range(request.max_tokens):
             await asyncio.sleep(1.0)
             outcome.on_chunk(asyncio.get_running_loop().time(), "x")
@@ -39,25 +39,25 @@ def run(count, pace, tokens=3, seed=0):
     return target, measured
 
 
-def test_all_at_once():
+def test_without_limits_all_requests_are_sent_immediately():
     target, measured = run(5, Pace())
-    assert target.most == 5
+    assert target.max_live == 5
     assert measured.seconds == pytest.approx(3.0)
-    assert [each.first_token for each in measured.outcomes] == pytest.approx([1.0] * 5)
-    assert [each.gaps for each in measured.outcomes] == [pytest.approx([1.0, 1.0])] * 5
+    assert [outcome.first_token for outcome in measured.outcomes] == pytest.approx([1.0] * 5)
+    assert [outcome.gaps for outcome in measured.outcomes] == [pytest.approx([1.0, 1.0])] * 5
 
 
-def test_a_limited_concurrency_queues_and_does_not_count_the_queue():
+def test_with_limited_concurrency_the_time_in_the_queue_is_no_latency():
     target, measured = run(5, Pace(concurrency=2))
-    assert target.most == 2
+    assert target.max_live == 2
     assert measured.seconds == pytest.approx(9.0)
-    assert [each.queued for each in measured.outcomes] == pytest.approx([0, 0, 3, 3, 6])
-    assert [each.latency for each in measured.outcomes] == pytest.approx([3.0] * 5)
+    assert [outcome.queued for outcome in measured.outcomes] == pytest.approx([0, 0, 3, 3, 6])
+    assert [outcome.latency for outcome in measured.outcomes] == pytest.approx([3.0] * 5)
 
 
 def test_a_rate_spreads_the_requests():
     _, measured = run(50, Pace(rate=5.0))
-    starts = [each.start for each in measured.outcomes]
+    starts = [outcome.start for outcome in measured.outcomes]
     assert starts == sorted(starts)
     assert max(starts) - 1000.0 == pytest.approx(10.0, abs=0.1)
     gaps = [b - a for a, b in pairwise(starts)]
@@ -65,9 +65,9 @@ def test_a_rate_spreads_the_requests():
 
 
 def test_arrivals_are_those_of_a_poisson_process():
-    moments = Pace(rate=2.0).arrivals(4000, seed=3)
-    gaps = [b - a for a, b in pairwise([0.0, *moments])]
-    assert moments[-1] == pytest.approx(2000.0)
-    # Of an exponential distribution, the share above its mean is 1 / e.
+    times = Pace(rate=2.0).arrivals(4000, seed=3)
+    gaps = [b - a for a, b in pairwise([0.0, *times])]
+    assert times[-1] == pytest.approx(2000.0)
+    # In an exponential distribution, a fraction of 1 / e exceeds the mean.
     assert sum(gap > 0.5 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)
     assert Pace(rate=2.0).arrivals(10, 1) == Pace(rate=2.0).arrivals(10, 1) != Pace(rate=2.0).arrivals(10, 2)

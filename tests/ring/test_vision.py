@@ -183,7 +183,7 @@ def test_unsupported_values_of_qwen2_vl_are_named(raw, reason):
 def test_sections_that_do_not_match_the_heads_are_refused(sections):
     scaling = {"type": "mrope", "mrope_section": sections}
     decoder, _ = split_config(QWEN2_VL_2B | {"rope_scaling": scaling}, QWEN2_PROCESSOR)
-    with pytest.raises(CheckpointError, match="mrope_section must be three numbers that are 64 together"):
+    with pytest.raises(CheckpointError, match="mrope_section must be three numbers whose sum is 64"):
         model_class(decoder).read_config(decoder)
 
 

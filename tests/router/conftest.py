@@ -19,7 +19,7 @@ from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
 from sluice.v1.admin_pb2_grpc import AdminServiceStub, ModelServiceStub
-from tests.fakes.ring_peers import FakeRing
+from tests.fakes.fake_ring import FakeRing
 
 
 @dataclass

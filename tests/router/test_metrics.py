@@ -9,7 +9,7 @@ from router.app import RouterApp
 from router.errors import RequestError
 from sluice.telemetry.metrics import registry_of
 from tests.fakes.admission import make_admission
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.fakes.status import serve_metrics
 from tests.router.conftest import refused, text_spec
 

@@ -16,7 +16,7 @@ from sluice.ring.stats import StepStats
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from sluice.v1.sampling_pb2 import SamplingParams
-from tests.fakes.ring_peers import generate, hang
+from tests.fakes.ring_scripts import generate, hang
 from tests.router.conftest import refused, text_spec
 
 RETRY = {

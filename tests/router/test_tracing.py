@@ -9,7 +9,7 @@ import pytest
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.collector import attributes, collect
-from tests.fakes.ring_peers import generate, hang
+from tests.fakes.ring_scripts import generate, hang
 from tests.router.conftest import refused, text_spec
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

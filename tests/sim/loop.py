@@ -1,15 +1,15 @@
-"""An event loop whose time stands still while anything is to do, and then jumps to what comes next."""
+"""An event loop in virtual time: the clock stands still while callbacks run and then jumps to the next timer."""
 
 import asyncio
 import selectors
 
 
 class StuckError(Exception):
-    """Nobody waits for a moment, and nothing else can happen."""
+    """Deadlock: no callback is ready and no timer is set."""
 
 
 class _Jumps(selectors.SelectSelector):
-    """Waiting is moving the clock."""
+    """A selector that advances the clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class _Jumps(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Deterministic as long as nothing in it uses threads or sockets."""
+    """Deterministic, provided that nothing on it uses threads or sockets."""
 
     def __init__(self) -> None:
         self._jumps = _Jumps()

@@ -1,4 +1,4 @@
-"""Lanes that lose, repeat, delay and reorder, between inboxes that come and go."""
+"""A simulated network: lanes that lose, repeat, delay and reorder frames, between inboxes that open and close."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -14,13 +14,15 @@ from sluice.ring.timing import RECONNECT_SECONDS
 from sluice.ring.wire import Submit
 
 USUAL_SECONDS = 0.0005
+"""Mean delay of a frame."""
 NEXT_SECONDS = 1e-9
-CONNECT_SECONDS = 0.1
-"""At most; until then a lane takes nothing."""
+"""Minimum time between two frames of a lane."""
+MAX_CONNECT_SECONDS = 0.1
+"""How long a new lane may refuse messages."""
 
 
 class SimInbox(Inbox):
-    """The real one's numbering and checks, without its socket."""
+    """An inbox without a socket, with the numbering and checks of the real one."""
 
     def __init__(self, network: "Network", address: str, messages) -> None:
         self.malformed = self.gaps = 0
@@ -64,7 +66,7 @@ class SimInbox(Inbox):
 
 
 class SimLane:
-    """The sending end."""
+    """The sending end of a lane."""
 
     open = True
 
@@ -75,22 +77,22 @@ class SimLane:
         self.unread = 0
         self.closed = False
         self.connected = False
-        """It has seen a receiver."""
+        """Whether it was ever connected to a receiver."""
         self.free_at = 0.0
-        """No frame overtakes the one before it, but for those that are told to."""
+        """Arrival time of the latest frame. Later frames arrive after it, except reordered ones."""
         self._capacity = capacity
         self._network = network
         self._inbox: SimInbox | None = None
-        """The receiver to which it connects, or is connected."""
+        """The receiver to which it is connected or connecting."""
         self._connected_at = 0.0
         self._ended_at: float | None = None
-        """When the connection ended, as far as `hung_up` knows."""
+        """When `hung_up` first noticed that the connection has ended."""
         self._encoder = msgspec.msgpack.Encoder()
 
     def ready(self) -> bool:
         now, inbox = asyncio.get_running_loop().time(), self._network.inbox(self.address)
         if inbox is not self._inbox:
-            self._inbox, self._connected_at = inbox, now + self._network.random.uniform(0.0, CONNECT_SECONDS)
+            self._inbox, self._connected_at = inbox, now + self._network.random.uniform(0.0, MAX_CONNECT_SECONDS)
         return inbox is not None and now >= self._connected_at and self.unread < self._capacity
 
     def send(self, message) -> bool:
@@ -104,9 +106,9 @@ class SimLane:
         return True
 
     def hung_up(self) -> bool:
-        there = self._network.listens(self.address)
-        self.connected = self.connected or there
-        ended = self.connected and not there
+        listening = self._network.listens(self.address)
+        self.connected = self.connected or listening
+        ended = self.connected and not listening
         if not ended:
             self._ended_at = None
         elif self._ended_at is None:
@@ -115,7 +117,7 @@ class SimLane:
 
     @property
     def refused_at(self) -> float | None:
-        """The kernel refuses for a process that has ended."""
+        """Like the kernel, refuse connections to a process that has ended."""
         at = None if self._ended_at is None else self._ended_at + RECONNECT_SECONDS
         return at if at is not None and at <= asyncio.get_running_loop().time() else None
 
@@ -123,27 +125,27 @@ class SimLane:
         self.closed = True
 
 
-class Weather:
-    """What befalls frames to an address, for a while."""
+class Disturbance:
+    """Loses, repeats, delays or reorders some of the frames to an address, for a while."""
 
-    def __init__(self, what: str, address: str, until: float, part: float) -> None:
-        self.what, self.address, self.until, self.part = what, address, until, part
+    def __init__(self, kind: str, address: str, until: float, probability: float) -> None:
+        self.kind, self.address, self.until, self.probability = kind, address, until, probability
         self.harmed = 0
-        """Frames."""
+        """Number of frames affected."""
 
 
 class Network:
-    """Carries frames. What is on its way to an inbox that goes is lost."""
+    """Delivers frames. Frames in flight to an inbox that closes are lost."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.numbers = Random(random.random())
-        """Epochs, and numbers of requests."""
-        self.weather: list[Weather] = []
+        """Source of epochs and request numbers."""
+        self.disturbances: list[Disturbance] = []
         self.harmed = 0
-        """Frames."""
+        """Number of frames affected by disturbances."""
         self.attempts = 0
-        """Submits of an attempt after the first that were sent."""
+        """Number of submits sent for attempts after the first."""
         self._inboxes: dict[str, SimInbox] = {}
 
     def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False, names=None) -> SimLane:
@@ -166,13 +168,13 @@ class Network:
         loop = asyncio.get_running_loop()
         now = loop.time()
         seconds, times = USUAL_SECONDS * (0.5 + self.random.random()), 1
-        self.weather = [weather for weather in self.weather if weather.until > now]
+        self.disturbances = [disturbance for disturbance in self.disturbances if disturbance.until > now]
         late = False
-        for weather in self.weather:
-            if weather.address in (lane.address, "*") and self.random.random() < weather.part:
+        for disturbance in self.disturbances:
+            if disturbance.address in (lane.address, "*") and self.random.random() < disturbance.probability:
                 self.harmed += 1
-                weather.harmed += 1
-                match weather.what:
+                disturbance.harmed += 1
+                match disturbance.kind:
                     case "lose":
                         times = 0
                     case "repeat":
@@ -182,7 +184,7 @@ class Network:
                     case "reorder":
                         seconds, late = seconds + self.random.uniform(0.001, 0.1), True
         if not late:
-            # Never at the same time as the frame before it: the loop's timers have no order then.
+            # Never at the same time as the previous frame: equal timers of the loop have no defined order.
             lane.free_at = max(lane.free_at + NEXT_SECONDS, now + seconds)
         at = now + seconds if late else lane.free_at
         if not times:

@@ -1,4 +1,4 @@
-"""The real services on the simulated network, each as a process that can be killed, frozen, and begun again."""
+"""The real services on the simulated network, each as a process that can be killed, frozen, drained and restarted."""
 
 import asyncio
 import secrets
@@ -56,14 +56,14 @@ def router_settings(name: str, address: str, engines: tuple[str, ...], detokeniz
 
 
 class Process:
-    """Its tasks, and the gate that closes while it is frozen."""
+    """The tasks of a service, and a gate that they wait for while the process is frozen."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.address = f"ipc:///sim/{name}"
         self.alive = True
         self.ended = False
-        """By itself."""
+        """Whether it has ended by itself."""
         self.tasks: list[asyncio.Task] = []
         self._gate = asyncio.Event()
         self._gate.set()
@@ -88,18 +88,18 @@ class Process:
 
 @dataclass(frozen=True)
 class Poison:
-    """A request that ends the process of each engine that computes its token number `position`."""
+    """A request, by its seed, that kills every engine which samples its token at `position` or later."""
 
     seed: int
     position: int
 
 
 class Killed(BaseException):
-    """The process has ended in the midst of a step."""
+    """The process has died in the middle of a step."""
 
 
 class MortalRunner(ScriptedRunner):
-    """Dies of poison."""
+    """A scripted runner that a poisonous request kills."""
 
     poison: Poison | None = None
 
@@ -112,7 +112,7 @@ class MortalRunner(ScriptedRunner):
 
 
 class SimEngine(Process):
-    """engine_worker's Worker with the scripted runner."""
+    """The Worker of engine_worker with a scripted runner."""
 
     def __init__(
         self,
@@ -132,10 +132,10 @@ class SimEngine(Process):
         model = replace(checkpoint(), fingerprint=f"{checkpoint().fingerprint}-{weights}")
         self.worker = engine_worker.ringside.worker.Worker(settings, model, self.runner, SILENT)
         self._network = network
-        # There is no thread of the heartbeats to wake.
+        # Heartbeats have no thread here that could be woken.
         self.worker._heartbeats.send_now = self.worker._heartbeats._send
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self._turn()), loop.create_task(self._heartbeat())]
+        self.tasks = [loop.create_task(self._serve()), loop.create_task(self._heartbeat())]
 
     def drain(self) -> None:
         self.worker.stop()
@@ -145,7 +145,8 @@ class SimEngine(Process):
         self.worker._inbox.close()
         self.worker._context.term()
 
-    async def _turn(self) -> None:
+    async def _serve(self) -> None:
+        """The loop of `Worker.serve` in virtual time."""
         worker, random = self.worker, self._network.random
         while not worker._drained():
             await self.gate()
@@ -164,7 +165,7 @@ class SimEngine(Process):
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             elif not worker._mailbox.waiting:
                 soon = worker._outbox.waiting or worker._tensors.waiting or worker._quarantined is not None
-                await first(worker._inbox.news, 0.01 if soon else 0.25)
+                await wait_at_most(worker._inbox.news, 0.01 if soon else 0.25)
         self.ended = True
         worker._inbox.close()
 
@@ -176,7 +177,7 @@ class SimEngine(Process):
 
 
 class SimDetokenizer(Process):
-    """detok_service's Detokenizer, with halves of characters for tokens."""
+    """The Detokenizer of detok_service, with a vocabulary of partial characters."""
 
     def __init__(self, network: Network, name: str) -> None:
         super().__init__(name)
@@ -187,7 +188,7 @@ class SimDetokenizer(Process):
         self.service = Detokenizer(
             identity, decoders, lambda address: network.lane(None, address), 1000, SILENT, loop.time
         )
-        self.tasks = [loop.create_task(self._turn())]
+        self.tasks = [loop.create_task(self._serve())]
 
     def drain(self) -> None:
         self.service.drain()
@@ -196,7 +197,7 @@ class SimDetokenizer(Process):
         super().kill()
         self.inbox.close()
 
-    async def _turn(self) -> None:
+    async def _serve(self) -> None:
         loop, service = asyncio.get_running_loop(), self.service
         while not service.drained(4.0):
             await self.gate()
@@ -205,14 +206,14 @@ class SimDetokenizer(Process):
             busy = service.waiting or service.draining_since is not None
             idle = max(0.0, min(service.heartbeat_at - loop.time(), 0.005 if busy else 0.5))
             wait = 0.0 if service.decode_loop.replaying else idle
-            await first(self.inbox.news, wait)
+            await wait_at_most(self.inbox.news, wait)
         service.close(0.0)
         self.ended = True
         self.inbox.close()
 
 
 class SimRouter(Process):
-    """router's Router without its gRPC server: calls are made on its GenerationService."""
+    """The RouterApp of router without its gRPC server: calls go directly to its GenerationService."""
 
     def __init__(self, network: Network, name: str, engines: tuple[str, ...], detokenizers: tuple[str, ...]) -> None:
         super().__init__(name)
@@ -245,7 +246,7 @@ class SimRouter(Process):
         self.router.ring.inbox.close()
 
     async def stream(self, request, write) -> None:
-        """One call, as gRPC would make it. Raises RequestError; CancelledError when the process dies."""
+        """Make a call as gRPC would. Raises RequestError, or CancelledError if the process dies."""
         call = Call(write)
         task = asyncio.ensure_future(self.generation.generate_stream(request, call))
         self.calls[task] = None
@@ -259,7 +260,7 @@ class SimRouter(Process):
 
 
 class Call:
-    """What of a gRPC call the service uses."""
+    """The part of a gRPC call that the service uses."""
 
     caller = Principal()
     peer = "ipv4:127.0.0.1:1"
@@ -272,8 +273,8 @@ class Call:
         await self._write(pb.GenerateStreamResponse.FromString(event))
 
 
-async def first(event: asyncio.Event, seconds: float) -> None:
-    """Until one of them."""
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, at most `seconds`."""
     if seconds <= 0.0:
         await asyncio.sleep(0)
         return

@@ -1,4 +1,4 @@
-"""What the simulated services have in place of sockets, gRPC, time and a model."""
+"""What replaces sockets, gRPC, time and the model in the simulated services."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ from router.text.tokenizer_pool import TokenizerPool
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.wire import ToRouter
 from sluice.tiny_model import path
-from tests.fakes.runner import VOCAB
+from tests.fakes.scripted_tokens import VOCAB
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, SimInbox
 
@@ -37,7 +37,7 @@ PIECES = [
     b"s",
     b"top",
 ]
-"""Halves of characters, and of stop strings."""
+"""Bytes of tokens, among them parts of characters and of stop strings."""
 
 
 @cache
@@ -52,13 +52,14 @@ def text() -> TokenizerPool:
 
 @cache
 def tables() -> tuple[BytesByToken, dict[int, str]]:
-    found = {token: PIECES[token % len(PIECES)] if token % 3 else bytes([97 + token % 26]) for token in range(VOCAB)}
-    whole = {token: piece.decode() for token, piece in found.items() if piece.isascii()}
-    return BytesByToken(found), whole
+    """The bytes of every token, and the text of every token that is complete in itself."""
+    data = {token: PIECES[token % len(PIECES)] if token % 3 else bytes([97 + token % 26]) for token in range(VOCAB)}
+    complete = {token: piece.decode() for token, piece in data.items() if piece.isascii()}
+    return BytesByToken(data), complete
 
 
 GENERATIONS: list[GenerationService] = []
-"""Of the router that is just being made."""
+"""The service of the router that is being constructed."""
 
 
 def generation_service(*parts) -> GenerationService:
@@ -68,8 +69,8 @@ def generation_service(*parts) -> GenerationService:
 
 @contextmanager
 def simulated(network: Network, loop: VirtualLoop):
-    """Services that are made in here have the network's lanes and the loop's time."""
-    places = {
+    """Services that are constructed within this context use the network's lanes and the loop's clock."""
+    replacements = {
         (router.peers.peers, "Lane"): network.lane,
         (router.ring_side, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
         (router.app, "Listener"): NoListener,
@@ -85,18 +86,18 @@ def simulated(network: Network, loop: VirtualLoop):
         (secrets, "randbits"): network.numbers.getrandbits,
     }
     with ExitStack() as stack:
-        for (module, name), stand_in in places.items():
-            stack.enter_context(patch.object(module, name, stand_in))
+        for (module, name), replacement in replacements.items():
+            stack.enter_context(patch.object(module, name, replacement))
         yield
 
 
 class SimRouterInbox:
-    """router.ring_side.RouterInbox on a SimInbox."""
+    """`router.ring_side.RouterInbox` over a SimInbox."""
 
     def __init__(self, network: Network, address: str, handle) -> None:
         self._inbox = SimInbox(network, address, ToRouter)
         self._handle = handle
-        self._begun = False
+        self._started = False
         self.address = address
         self.refused = 0
 
@@ -104,22 +105,22 @@ class SimRouterInbox:
     gaps = property(lambda self: self._inbox.gaps)
 
     def start(self) -> None:
-        self._begun = True
+        self._started = True
         self._inbox.on_arrival = lambda: asyncio.get_running_loop().call_soon(self._drain)
         self._drain()
 
     def close(self) -> None:
-        self._begun = False
+        self._started = False
         self._inbox.close()
 
     def _drain(self) -> None:
-        if self._begun:
+        if self._started:
             for message in self._inbox.receive(32):
                 self._handle(message)
 
 
 class NoListener:
-    """Where gRPC would be."""
+    """Stands in for the gRPC server."""
 
     def __init__(self, *_) -> None:
         self.address, self.port = "sim", 1

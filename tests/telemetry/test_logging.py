@@ -24,9 +24,9 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("texts", [False, True])
-def test_what_an_exception_says_is_logged_only_where_it_cannot_quote_anybody(texts):
-    found = subprocess.run([sys.executable, "-c", CODE, str(texts)], capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in found.stderr.splitlines()]
+def test_exception_messages_are_logged_only_with_exception_texts(texts):
+    process = subprocess.run([sys.executable, "-c", CODE, str(texts)], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in process.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["it failed", "again"]
     for line in lines:
         assert "ValueError" in line["exception"]

@@ -1,4 +1,4 @@
-"""Counts made visible: families from numbers, distributions, and a server for them."""
+"""Metric families, histograms, and the server that exports them."""
 
 import urllib.request
 from collections import Counter
@@ -14,17 +14,17 @@ from tests.fakes.status import serve_metrics
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 5))))
-def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it(values):
-    found = Histogram((1, 2, 5))
+def test_a_histogram_counts_each_value_in_the_first_bucket_that_contains_it(values):
+    distribution = Histogram((1, 2, 5))
     for value, times in values:
-        found.observe(value, times)
+        distribution.observe(value, times)
     for i, bound in enumerate((1, 2, 5)):
-        assert sum(found.counts[: i + 1]) == sum(times for value, times in values if value <= bound)
-    assert sum(found.counts) == sum(times for _, times in values)
-    assert found.total == pytest.approx(sum(value * times for value, times in values))
+        assert sum(distribution.counts[: i + 1]) == sum(times for value, times in values if value <= bound)
+    assert sum(distribution.counts) == sum(times for _, times in values)
+    assert distribution.total == pytest.approx(sum(value * times for value, times in values))
 
 
-def test_what_is_served_can_be_read_back_and_follows_the_counts():
+def test_a_scrape_returns_the_current_counts():
     events, sizes = Counter({"a": 1}), Histogram((0.5, 1))
 
     def read():
@@ -39,14 +39,14 @@ def test_what_is_served_can_be_read_back_and_follows_the_counts():
         events["a"] += 2
         events["b"] += 1
         sizes.observe(0.75, 3)
-        found = scrape(server.port)
+        samples = scrape(server.port)
     finally:
         server.close()
-    assert (found["x_events_total", "a"], found["x_events_total", "b"]) == (3, 1)
-    assert (found["x_pairs", "a", "b"], found["x_level",]) == (7, 2.5)
-    assert [found["x_seconds_bucket", le] for le in ("0.5", "1", "+Inf")] == [0, 3, 3]
-    assert (found["x_seconds_count",], found["x_seconds_sum",]) == (3, 2.25)
-    assert "process_cpu_seconds_total" in {name for name, *_ in found}
+    assert (samples["x_events_total", "a"], samples["x_events_total", "b"]) == (3, 1)
+    assert (samples["x_pairs", "a", "b"], samples["x_level",]) == (7, 2.5)
+    assert [samples["x_seconds_bucket", le] for le in ("0.5", "1", "+Inf")] == [0, 3, 3]
+    assert (samples["x_seconds_count",], samples["x_seconds_sum",]) == (3, 2.25)
+    assert "process_cpu_seconds_total" in {name for name, *_ in samples}
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:

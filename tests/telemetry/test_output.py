@@ -13,9 +13,9 @@ from sluice.telemetry.output import SafeStream
 from tests.fakes.processes import LIMIT
 
 LINES = 20_000
-"""More than a pipe and the queue hold."""
+"""More than fits in a pipe and the queue."""
 PIPE_BYTES = 1 << 20
-"""More than a pipe holds."""
+"""More than fits in a pipe."""
 CODE = """
 import logging, os, sys, threading, warnings
 from sluice import telemetry
@@ -55,9 +55,10 @@ def test_everything_that_goes_to_stderr_is_written():
     assert child.returncode == 0
     assert int(out) == 0
     text = err.decode()
-    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    assert [line["event"] for line in found] == ["line", "line", "bad"]
-    assert (found[2]["request_id"], found[2]["unrendered"], found[2]["render_error"]) == ("r1", "value", "ValueError")
+    logged = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in logged] == ["line", "line", "bad"]
+    bad = logged[2]
+    assert (bad["request_id"], bad["unrendered"], bad["render_error"]) == ("r1", "value", "ValueError")
     assert "canary" not in text
     for part in ("from logging", "from warnings", "printed\n", "RuntimeError: in a thread"):
         assert part in text
@@ -88,12 +89,12 @@ def test_a_closed_pipe_loses_lines_and_nothing_else():
 
 
 @pytest.mark.process
-def test_a_pipe_that_is_not_read_makes_nobody_wait():
+def test_a_pipe_that_is_not_read_does_not_block_the_process():
     reader, writer = os.pipe()
     child = start(writer, LINES, 0.0)
     os.close(writer)
     try:
-        # It comes to its end while its lines are not read.
+        # The process ends although its lines are not read.
         out, _ = child.communicate(timeout=LIMIT)
         assert child.returncode == 0
         lost = int(out)
@@ -108,7 +109,7 @@ def test_a_pipe_that_is_not_read_makes_nobody_wait():
 
 
 @pytest.mark.process
-def test_no_descriptor_of_a_closed_standard_stream_is_given_to_others():
+def test_descriptors_of_closed_standard_streams_are_opened_on_the_null_device():
     code = (
         "import os\nfrom sluice.telemetry.output import protect_stderr\nprotect_stderr()\n"
         "print([os.path.samefile(f'/proc/self/fd/{number}', os.devnull) for number in (0, 2)])"
@@ -125,12 +126,12 @@ def pipe():
         yield source, sink
 
 
-def test_once_it_is_read_again_one_line_says_how_many_were_lost(pipe):
+def test_when_a_pipe_is_read_again_one_line_reports_the_number_of_lost_lines(pipe):
     source, sink = pipe
     stream = SafeStream(sink, max_queued=8)
     stream.notice = "{} lost".format
     stream.write("x" * PIPE_BYTES + "\n")
-    # From here on its thread waits for a reader.
+    # The writing thread now waits for a reader.
     for i in range(100):
         stream.write(f"{i}\n")
     lost = stream.lost
@@ -144,7 +145,7 @@ def test_once_it_is_read_again_one_line_says_how_many_were_lost(pipe):
 
 @pytest.mark.process
 def test_after_a_full_disk_the_next_line_begins_at_the_start_of_a_line(tmp_path):
-    """RLIMIT_FSIZE stands in for the disk: it tears a line, and is raised afterwards."""
+    """RLIMIT_FSIZE simulates the full disk: it cuts off a line, and is raised afterwards."""
     code = f"""
 import resource, sys
 from sluice.telemetry.output import protect_stderr
@@ -162,7 +163,7 @@ print("last line", file=sys.stderr)
     assert (tmp_path / "log").read_text() == "first line\ntorn\nlast line\n2 lost\n"
 
 
-def test_a_descriptor_that_others_made_non_blocking_loses_nothing(pipe):
+def test_no_lines_are_lost_if_the_descriptor_is_non_blocking(pipe):
     source, sink = pipe
     os.set_blocking(sink.fileno(), False)
     stream = SafeStream(sink)

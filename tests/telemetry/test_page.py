@@ -1,7 +1,7 @@
-"""docs/metrics.md lists what the services show: every metric, its type, its labels, its text."""
+"""docs/metrics.md lists every metric of the services with its type, labels and text."""
 
 from collections import Counter
-from types import SimpleNamespace as Having
+from types import SimpleNamespace as Stub
 
 import detok_service.metrics
 import engine_worker.ringside.metrics
@@ -17,51 +17,51 @@ from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented
 
-INBOX = Having(malformed=0, refused=0, gaps=0)
+INBOX = Stub(malformed=0, refused=0, gaps=0)
 
 
 def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
     return [
         (
-            each.name + ("_total" if each.type == "counter" else ""),
-            each.type,
-            tuple(getattr(each, "_labelnames", ())),
-            each.documentation,
+            metric.name + ("_total" if metric.type == "counter" else ""),
+            metric.type,
+            tuple(getattr(metric, "_labelnames", ())),
+            metric.documentation,
         )
-        for each in metrics
+        for metric in metrics
     ]
 
 
 def test_engine():
     bench = EngineBench()
-    found = engine_worker.ringside.metrics
-    running = found.read(bench.engine, None, INBOX, bench.mailbox, bench.outbox, None)
-    assert shown([*found.start(Startup()), *running]) == documented("sluice_engine_")
+    metrics = engine_worker.ringside.metrics
+    running = metrics.read(bench.engine, None, INBOX, bench.mailbox, bench.outbox, None)
+    assert shown([*metrics.start(Startup()), *running]) == documented("sluice_engine_")
 
 
 async def test_router():
-    found, peers = router.metrics, Having(all=[], unknown=0)
-    ring = Having(
+    metrics, peers = router.metrics, Stub(all=[], unknown=0)
+    ring = Stub(
         counters=RequestCounters(),
         requests=Requests(1),
         admission=make_admission(1, 1, 1),
-        membership=Having(engines=peers, detokenizers=peers),
+        membership=Stub(engines=peers, detokenizers=peers),
         inbox=INBOX,
-        dispatcher=Having(late_rows=0, between_attempts=0),
-        serving=Having(version="", count=lambda _: 0),
+        dispatcher=Stub(late_rows=0, between_attempts=0),
+        serving=Stub(version="", count=lambda _: 0),
         suspects=Suspects(1.0),
     )
-    access = Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))
-    assert shown(found.read(ring, StatsBroadcast(), access, None)) == documented("sluice_router_")
+    access = Stub(refused={}, handshakes=Stub(begun=0, used=0), reloads=Stub(counts={}))
+    assert shown(metrics.read(ring, StatsBroadcast(), access, None)) == documented("sluice_router_")
 
 
 def test_detokenizer():
-    service = Having(
+    service = Stub(
         streams=0,
         max_streams=1,
         backlog=0,
         waiting=0,
-        decode_loop=Having(tokens=0, unknown_rows=0, stale_opens=0, failed=Counter(), dropped=0),
+        decode_loop=Stub(tokens=0, unknown_rows=0, stale_opens=0, failed=Counter(), dropped=0),
         gaps=0,
         draining_since=None,
         delay=Histogram((1.0,)),

@@ -41,31 +41,32 @@ def status(server: StatusServer) -> dict:
         return json.load(answer)
 
 
-def test_a_service_that_loads(server, startup):
+def test_the_status_of_a_service_that_is_loading(server, startup):
     startup.report("loading", 43, 100)
-    found = status(server)
-    assert (found["service"], found["id"], found["model"]) == ("engine", "engine-0", "tiny")
-    assert (found["live"], found["ready"], found["reason"], found["report"]) == (True, False, "loading 43 %", None)
+    loading = status(server)
+    assert (loading["service"], loading["id"], loading["model"]) == ("engine", "engine-0", "tiny")
+    assert (loading["live"], loading["ready"]) == (True, False)
+    assert (loading["reason"], loading["report"]) == ("loading 43 %", None)
 
 
-def test_a_service_that_runs_then_stalls(server):
+def test_the_status_of_a_service_that_runs_then_stalls(server):
     clock = Clock()
     health = Health(ProgressBeacon(clock), live_stall=120, ready_stall=30, unready=lambda: None)
-    own = EngineReport("engine-0", "serving", "ipc:///e").with_stats(StepStats(iteration=7, used_kv_blocks=3))
-    report = ServiceReport("ipc:///e", engines=[own])
+    described = EngineReport("engine-0", "serving", "ipc:///e").with_stats(StepStats(iteration=7, used_kv_blocks=3))
+    report = ServiceReport("ipc:///e", engines=[described])
     server.show(Page(CollectorRegistry(), health, OWNER, lambda: report))
-    found = status(server)
-    assert (found["live"], found["ready"], found["reason"]) == (True, True, "")
-    (engine,) = found["report"]["engines"]
+    running = status(server)
+    assert (running["live"], running["ready"], running["reason"]) == (True, True, "")
+    (engine,) = running["report"]["engines"]
     assert (engine["id"], engine["iteration"], engine["used_kv_blocks"]) == ("engine-0", 7, 3)
-    assert found["report"]["router"] is None
+    assert running["report"]["router"] is None
     clock.now += 121
-    found = status(server)
-    assert (found["live"], found["ready"]) == (False, False)
-    assert found["reason"] == "the loop has not turned for 121.0 s"
+    stalled = status(server)
+    assert (stalled["live"], stalled["ready"]) == (False, False)
+    assert stalled["reason"] == "the loop has not turned for 121.0 s"
 
 
-def test_the_page_needs_nothing_from_elsewhere(server):
+def test_the_page_loads_nothing_from_other_servers(server):
     with get(server, "/") as answer:
         policy, page = answer.headers["Content-Security-Policy"], answer.read().decode()
         assert answer.headers["Content-Type"] == "text/html; charset=utf-8"

@@ -1,9 +1,9 @@
-"""Liveness, readiness, and the server that tells them."""
+"""Liveness, readiness, and the server that answers the probes."""
 
 import socket
 import urllib.error
 import urllib.request
-from types import SimpleNamespace as Having
+from types import SimpleNamespace as Stub
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -42,7 +42,7 @@ def serve():
         server.close()
 
 
-def ask(server: StatusServer, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+def get(server: StatusServer, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -50,7 +50,7 @@ def ask(server: StatusServer, path: str, host: str = "127.0.0.1") -> tuple[int, 
         return error.code, error.read().decode()
 
 
-def test_a_long_step_is_not_ready_and_alive_until_it_is_too_long(clock, health):
+def test_in_a_long_step_a_service_is_not_ready_but_live_until_the_limit(clock, health):
     assert (health.dead(), health.not_ready()) == (None, None)
     clock.now += 31
     assert health.dead() is None
@@ -61,7 +61,7 @@ def test_a_long_step_is_not_ready_and_alive_until_it_is_too_long(clock, health):
     assert (health.dead(), health.not_ready()) == (None, None)
 
 
-def test_a_loop_that_turns_without_getting_on_is_not_ready(clock, health):
+def test_a_loop_that_turns_without_progress_is_not_ready(clock, health):
     for _ in range(31):
         clock.now += 1
         health.beacon.touch(moving=False)
@@ -71,20 +71,21 @@ def test_a_loop_that_turns_without_getting_on_is_not_ready(clock, health):
     assert health.not_ready() is None
 
 
-def test_what_a_service_knows_itself(clock):
+def test_a_service_can_add_a_reason_for_not_being_ready(clock):
     assert Health(ProgressBeacon(clock), 120, 30, lambda: "it is draining").not_ready() == "it is draining"
 
 
 def test_over_http(serve, clock, health):
     server = serve(health)
-    assert ask(server, "/livez") == ask(server, "/readyz") == (200, "ok\n")
+    assert get(server, "/livez") == get(server, "/readyz") == (200, "ok\n")
     clock.now += 31
-    assert ask(server, "/livez") == (200, "ok\n")
-    assert ask(server, "/readyz?verbose") == (503, "the loop has not turned for 31.0 s\n")
+    assert get(server, "/livez") == (200, "ok\n")
+    assert get(server, "/readyz?verbose") == (503, "the loop has not turned for 31.0 s\n")
     clock.now += 100
-    assert ask(server, "/livez") == (503, "the loop has not turned for 131.0 s\n")
-    assert ask(server, "/metrics") == (200, "")
-    assert ask(server, "/elsewhere") == (404, "there are /, /status.json, /metrics, /livez and /readyz\n")
+    assert get(server, "/livez") == (503, "the loop has not turned for 131.0 s\n")
+    assert get(server, "/metrics") == (200, "")
+    not_found = "not found: the pages are /, /status.json, /metrics, /livez and /readyz\n"
+    assert get(server, "/elsewhere") == (404, not_found)
 
 
 def test_over_ipv6(serve, health):
@@ -92,10 +93,10 @@ def test_over_ipv6(serve, health):
         server = serve(health, "::1")
     except OSError:
         pytest.skip("no IPv6 here")
-    assert ask(server, "/livez", "[::1]") == (200, "ok\n")
+    assert get(server, "/livez", "[::1]") == (200, "ok\n")
 
 
-def test_a_port_that_is_taken_is_told(health):
+def test_a_port_in_use_is_reported(health):
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match=r"cannot serve metrics and health on 127\.0\.0\.1 port"),
@@ -103,17 +104,17 @@ def test_a_port_that_is_taken_is_told(health):
         StatusServer(Page(CollectorRegistry(), health), "127.0.0.1", taken.getsockname()[1])
 
 
-def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, monkeypatch):
+def test_silent_and_broken_connections_are_limited_and_closed(serve, health, monkeypatch):
     monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1.0)
     server = serve(health)
     address = ("127.0.0.1", server.port)
     silent = [socket.create_connection(address, timeout=30) for _ in range(MAX_CONNECTIONS + 8)]
     try:
-        # Those beyond the bound are closed, as are those that say nothing for long.
-        assert all(each.recv(1) == b"" for each in silent)
+        # Connections beyond the limit are closed, and those that send nothing within the time limit.
+        assert all(connection.recv(1) == b"" for connection in silent)
     finally:
-        for each in silent:
-            each.close()
+        for connection in silent:
+            connection.close()
     for noise in (b"\x00\xff" * 500 + b"\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n", b"POST"):
         with socket.create_connection(address, timeout=30) as broken:
             broken.sendall(noise)
@@ -121,31 +122,32 @@ def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, mo
 
 
 def is_live(server: StatusServer) -> bool:
-    """False also where its short limit cut the connection off: this process may have stood still for longer."""
+    """False also if the server's short time limit has closed the connection, since this process may have been paused
+    for longer."""
     try:
-        return ask(server, "/livez")[0] == 200
+        return get(server, "/livez")[0] == 200
     except OSError:
         return False
 
 
-def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
+def test_a_service_that_is_loading_is_live_and_reports_its_progress():
     port = free_ports(1)
     opened = MetricsPort(
         Monitoring(metrics_port=port),
-        lambda startup: [gauge("loaded", "Part of the weights.", startup.loaded)],
+        lambda startup: [gauge("loaded", "Fraction of the weights.", startup.loaded)],
     )
     try:
-        server = Having(port=port)
-        assert ask(server, "/livez") == (200, "ok\n")
-        assert ask(server, "/readyz") == (503, "starting\n")
+        server = Stub(port=port)
+        assert get(server, "/livez") == (200, "ok\n")
+        assert get(server, "/readyz") == (503, "starting\n")
         opened.startup.report("loading", 43, 100)
-        assert ask(server, "/readyz") == (503, "loading 43 %\n")
-        assert "loaded 0.43" in ask(server, "/metrics")[1]
+        assert get(server, "/readyz") == (503, "loading 43 %\n")
+        assert "loaded 0.43" in get(server, "/metrics")[1]
         opened.startup.report("capturing", 1, 2)
-        assert ask(server, "/readyz") == (503, "capturing 50 %\n")
+        assert get(server, "/readyz") == (503, "capturing 50 %\n")
         opened.show(ProgressBeacon(), lambda: [gauge("steps", "Steps.", 7)], lambda: None, lambda: ServiceReport("x"))
-        assert ask(server, "/readyz") == (200, "ok\n")
-        scraped = ask(server, "/metrics")[1]
+        assert get(server, "/readyz") == (200, "ok\n")
+        scraped = get(server, "/metrics")[1]
         assert "loaded 1.0" in scraped
         assert "steps 7.0" in scraped
     finally:

@@ -1,4 +1,4 @@
-"""`/livez` answers whatever its other connections do, and without a free descriptor."""
+"""`/livez` answers regardless of other connections, and without a free file descriptor."""
 
 import json
 import socket
@@ -39,9 +39,9 @@ def probe(address) -> bytes:
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
-def test_slow_connections_make_room_for_others(serve, monkeypatch):
+def test_slow_connections_are_closed_for_new_ones(serve, monkeypatch):
     monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1e9)
-    # Else the thread of a closed connection that does not come to run makes a new one be refused.
+    # Otherwise a new connection is refused if the thread of a closed one does not get to run in time.
     monkeypatch.setattr("sluice.telemetry.server.END_SECONDS", LIMIT)
     address = serve()
     with ExitStack() as stack:
@@ -51,13 +51,13 @@ def test_slow_connections_make_room_for_others(serve, monkeypatch):
             slow[-1].sendall(b"GET /li")
         for _ in range(3):
             assert probe(address).endswith(b"ok\n")
-        # The oldest went, the latest are there.
-        assert all(each.recv(1) == b"" for each in slow[: MAX_CONNECTIONS + 1])
+        # The oldest connections were closed, the latest are open.
+        assert all(connection.recv(1) == b"" for connection in slow[: MAX_CONNECTIONS + 1])
         slow[-1].sendall(b"vez HTTP/1.0\r\n\r\n")
         assert slow[-1].recv(4096).startswith(b"HTTP/1.0 200")
 
 
-def test_a_client_that_sends_a_little_now_and_then_is_cut_off_too(serve, monkeypatch):
+def test_a_client_that_keeps_sending_small_pieces_is_disconnected_too(serve, monkeypatch):
     monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1.0)
     address = serve()
     with socket.create_connection(address, timeout=LIMIT) as connection:
@@ -80,7 +80,7 @@ def test_a_client_that_sends_a_little_now_and_then_is_cut_off_too(serve, monkeyp
             thread.join()
 
 
-def test_connections_are_closed_oldest_first_and_late_ones_at_once():
+def test_the_oldest_connection_is_closed_first_and_late_connections_immediately():
     now = [0.0]
     with ExitStack() as stack:
         pairs = [tuple(map(stack.enter_context, socket.socketpair())) for _ in range(3)]
@@ -123,7 +123,7 @@ def fill():
         return len(held)
 full = fill()
 print(json.dumps([server.port, limit, full]), flush=True)
-# Like a thread of ZeroMQ's under a flood of connections: takes whatever gets free, and gives it back later.
+# Like a ZeroMQ thread under a flood of connections: takes every descriptor that becomes free, and returns it later.
 while True:
     fill()
     while len(held) > full:

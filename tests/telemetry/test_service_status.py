@@ -1,4 +1,4 @@
-"""What a service reports to its launcher."""
+"""The status that a service reports to its launcher."""
 
 import time
 
@@ -34,7 +34,7 @@ def writer(path):
     return StatusFile({STATUS_VARIABLE: str(path)})
 
 
-def test_what_is_reported_is_read(reader, writer):
+def test_the_reader_returns_the_reported_status(reader, writer):
     reader.poll(1.0)
     assert (reader.status, reader.turned_at) == (STARTING, None)
     for now, status in ((2.0, READY), (3.0, ServiceStatus("draining", READY.address, 7))):
@@ -55,7 +55,7 @@ def test_the_same_status_is_written_once(path, writer):
     assert path.stat().st_ino == written
 
 
-def test_a_loop_that_turns_touches_the_file_now_and_then(path, reader, writer):
+def test_turns_of_the_loop_touch_the_file_at_most_once_per_interval(path, reader, writer):
     clock = Clock()
     beacon = ProgressBeacon(clock, writer)
     beacon.touch()
@@ -73,7 +73,7 @@ def test_a_loop_that_turns_touches_the_file_now_and_then(path, reader, writer):
     assert (reader.status, reader.turned_at) == (READY, 1.0)
 
 
-def test_a_write_that_fails_is_tried_again(tmp_path):
+def test_a_failed_write_is_retried(tmp_path):
     folder = tmp_path / "gone"
     path = folder / "router.status"
     reader, writer = StatusReader(StatusFileReader(path)), StatusFile({STATUS_VARIABLE: str(path)})
@@ -84,7 +84,7 @@ def test_a_write_that_fails_is_tried_again(tmp_path):
     assert reader.status == READY
 
 
-def test_time_in_which_the_launcher_stood_still_does_not_count(reader, writer):
+def test_time_in_which_the_launcher_was_paused_is_excluded(reader, writer):
     reader.forgive(5.0, 9.0)
     assert reader.turned_at is None
     writer.report(READY)

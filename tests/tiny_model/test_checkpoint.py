@@ -88,9 +88,9 @@ def test_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         {"role": "assistant", "content": "def "},
     ]
     opened = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n"
-    asked = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
     continued = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
-    assert asked == opened
+    assert prompt == opened
     assert continued.rstrip() == opened + "def"
     assert tokenizer.apply_chat_template(messages, tokenize=False) == opened + "def <|im_end|>\n"
 
@@ -100,14 +100,14 @@ def test_chat_template_rejects_an_unknown_role(tokenizer: PreTrainedTokenizerBas
         tokenizer.apply_chat_template([{"role": "wizard", "content": "x"}], tokenize=False)
 
 
-def test_it_learned_python(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> None:
+def test_the_loss_on_unseen_python_is_low(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> None:
     ids = tokenizer(SNIPPET, return_tensors="pt").input_ids
     with torch.no_grad():
         loss = model(input_ids=ids, labels=ids).loss.item()
     assert loss < 0.5 * math.log(model.config.vocab_size)
 
 
-def test_record_is_of_this_model(model: torch.nn.Module) -> None:
+def test_training_json_describes_this_model(model: torch.nn.Module) -> None:
     record = json.loads((tiny_model.path() / "training.json").read_text())
     assert record["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert record["held_out_loss"] < 0.5 * math.log(model.config.vocab_size)

@@ -7,11 +7,11 @@ from sluice.tiny_model.muon import Muon
 from sluice.tiny_model.train import Schedule
 
 
-def rates(plan: Schedule) -> list[float]:
+def rates(schedule: Schedule) -> list[float]:
     result: list[float] = []
-    while not plan.done(len(result)):
-        result.append(plan.rate(len(result)))
-        plan.observe(len(result))
+    while not schedule.done(len(result)):
+        result.append(schedule.rate(len(result)))
+        schedule.observe(len(result))
     return result
 
 
@@ -24,16 +24,16 @@ def test_rate_warms_up_holds_and_decays() -> None:
     assert 0 < curve[-1] < 0.01
 
 
-def test_a_run_by_the_clock_is_repeated_by_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_limited_by_time_can_be_repeated_by_its_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
     monkeypatch.setattr(train.time, "monotonic", lambda: next(clock))
     timed = Schedule(minutes=10, steps=None)
     curve = rates(timed)
-    assert len(curve) == 725  # one tick to start, then one a step after the warm-up, up to 480 = 80% of 600
+    assert len(curve) == 725  # one clock tick at the start, then one per step after the warm-up, to 480 = 80% of 600
     assert curve == rates(Schedule(minutes=0, steps=timed.total))
 
 
-def test_windows_are_cut_once_an_epoch_and_shifted_by_one() -> None:
+def test_windows_do_not_repeat_within_an_epoch_and_targets_are_shifted_by_one() -> None:
     windows = Windows(torch.arange(100), seed=0)
     rows = torch.cat([windows.next(length=8, count=2) for _ in range(5)])
     assert rows.shape == (10, 9)

@@ -1,4 +1,4 @@
-"""An executor with everything that the tests ask of one, for each file."""
+"""One executor for each file of tests, with all options that the tests use."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""An adapter of peft as the tensors that TensorRT-LLM takes: what hf_lora_convert.py there computes."""
+"""Converts a peft adapter to TensorRT-LLM's tensors, like its hf_lora_convert.py."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ IDS = {"q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "down
 
 
 def lora_config(task_id: int, tensors: dict[str, Tensor], scale: float) -> trtllm.LoraConfig:
-    """`tensors`: of adapter_model.safetensors, all scaled by `scale`."""
+    """`tensors`: contents of adapter_model.safetensors. `scale`: the scaling of every module."""
     weights, rows = [], []
     for name in (each for each in tensors if each.endswith("lora_A.weight")):
         *_, layer, _, module, _, _ = name.split(".")
@@ -20,5 +20,5 @@ def lora_config(task_id: int, tensors: dict[str, Tensor], scale: float) -> trtll
 
 
 def padded(rows: list[Tensor]) -> Tensor:
-    """NaN behind each row: nothing may read it."""
+    """The rows, padded to the same length with NaN, which must not be read."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)

@@ -1,4 +1,4 @@
-"""Executors of the tiny model, and requests that run to their end."""
+"""Starts executors with the tiny model, and runs requests to their end."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ from sluice import tiny_model
 LIMIT = timedelta(seconds=60)
 PROMPT = [1, 2, 3, 4]
 GREEDY = [2, 2, 220, 16, 15]
-"""What the tiny model continues with."""
+"""The tiny model's greedy continuation of PROMPT."""
 
 
 def start(**options) -> trtllm.Executor:
@@ -18,7 +18,7 @@ def start(**options) -> trtllm.Executor:
 
 
 def run(executor, max_tokens=5, prompt=PROMPT, **options) -> list[trtllm.Response]:
-    """All responses of a request."""
+    """Run a request, and return all of its responses."""
     request_id = executor.enqueue_request(trtllm.Request(prompt, max_tokens, **options))
     responses = []
     while not responses or not (responses[-1].has_error() or responses[-1].result.is_final):

@@ -1,4 +1,4 @@
-"""Configuration: defaults, order of arguments, checks at every change, pickling."""
+"""Configurations: defaults, order of arguments, checks of every change, pickling."""
 
 import pickle
 from dataclasses import fields
@@ -39,7 +39,7 @@ def test_pickled_and_back(sample) -> None:
     assert pickle.loads(pickle.dumps(sample)) == sample
 
 
-def test_an_executor_config_keeps_attributes_that_a_program_added() -> None:
+def test_unknown_attributes_of_an_executor_config_are_pickled() -> None:
     config = trtllm.ExecutorConfig(2, batching_type=trtllm.BatchingType.STATIC)
     config.backend = "pytorch"
     config.extended_runtime_perf_knob_config.cuda_graph_mode = True
@@ -95,12 +95,12 @@ def test_a_value_out_of_range_in_the_constructor_and_later(make, name, value) ->
 
 
 def test_more_sequences_than_beams() -> None:
-    with pytest.raises(RuntimeError, match="num_return_sequences is 3, must be at most beam_width, 2"):
+    with pytest.raises(RuntimeError, match="num_return_sequences is 3, must be at most beam_width, which is 2"):
         trtllm.SamplingConfig(2, num_return_sequences=3)
     assert trtllm.SamplingConfig(1, num_return_sequences=3).num_return_sequences == 3
 
 
-def test_runtime_defaults_fill_what_is_not_set() -> None:
+def test_runtime_defaults_fill_unset_fields() -> None:
     defaults = trtllm.RuntimeDefaults([8, 16], 4)
     config = trtllm.KvCacheConfig(sink_token_length=2, runtime_defaults=defaults)
     assert (config.max_attention_window, config.sink_token_length) == ([8, 16], 2)
@@ -117,7 +117,7 @@ def test_token_ranges_are_sorted() -> None:
     assert [each.token_start for each in config.token_range_retention_configs] == [30, 50]
 
 
-def test_a_guide_is_needed_but_for_json() -> None:
+def test_every_guide_type_but_json_needs_a_guide() -> None:
     kinds = trtllm.GuidedDecodingParams.GuideType
     assert trtllm.GuidedDecodingParams(kinds.JSON).guide is None
     with pytest.raises(ValueError, match="REGEX needs a guide"):
@@ -133,7 +133,7 @@ def test_decoding_modes(name) -> None:
     assert pickle.loads(pickle.dumps(mode)) == mode
 
 
-def test_both_filters() -> None:
+def test_top_k_and_top_p() -> None:
     both = trtllm.DecodingMode.TopKTopP()
     assert all((both.isTopK(), both.isTopP(), both.isTopKandTopP(), both.isTopKorTopP()))
     assert not trtllm.DecodingMode.TopK().isTopKandTopP()
@@ -147,9 +147,9 @@ def test_the_width_of_a_beam_search_is_constant() -> None:
         mode.useVariableBeamWidthSearch(True)
 
 
-def test_lookahead_counts_its_drafts() -> None:
+def test_lookahead_resources() -> None:
     config = trtllm.LookaheadDecodingConfig
-    # TensorRT-LLM's documentation has 83 drafts for these.
+    # TensorRT-LLM's documentation states 83 draft tokens for these values.
     assert config(7, 7, 7).calculate_speculative_resource() == (84, 7, 83, 6)
     assert config.calculate_speculative_resource_tuple(1, 1, 0) == (1, 1, 0, 0)
 

@@ -1,4 +1,4 @@
-"""DebugConfig over real rings, as a queue and as files."""
+"""DebugConfig with real rings, as a queue and as files."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 
 def folder(caplog) -> Path:
-    """That the log names."""
+    """The folder that the log names."""
     (message,) = (record.getMessage() for record in caplog.records if "debug tensors" in record.getMessage())
     return Path(message.rpartition(" ")[2])
 
@@ -42,12 +42,12 @@ def test_a_queue_after_its_engine_died() -> None:
         results(executor)
         os.kill(executor._executor.pids["engine-0"], signal.SIGKILL)
         results(executor, 2)
-        # Those of the first process are gone.
+        # The steps of the first process were removed.
         found = executor.get_latest_debug_tensors()
         assert [each.debug_tensors["sequence_length"].tolist() for each in found] == [[4], [5]]
 
 
-def test_all_as_files(caplog) -> None:
+def test_without_a_limit_files_stay(caplog) -> None:
     config = trtllm.DebugConfig(debug_input_tensors=True, debug_output_tensors=True)
     with caplog.at_level(logging.WARNING, "sluice.trtllm"), start(debug_config=config) as executor:
         results(executor)
@@ -62,7 +62,7 @@ def test_all_as_files(caplog) -> None:
     shutil.rmtree(written)
 
 
-def test_what_is_asked_for() -> None:
+def test_debug_names() -> None:
     assert debug_names(None) == []
     assert debug_names(trtllm.DebugConfig()) == []
     assert debug_names(trtllm.DebugConfig(debug_output_tensors=True, debug_tensor_names=["input_ids"])) == [

@@ -1,4 +1,4 @@
-"""The examples, each with a ring of its own."""
+"""The examples, each with a real ring."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ def run(name: str, *flags: str) -> list[str]:
 def test_the_executor() -> None:
     lines = run("executor.py")
     responses = [[line for line in lines if line.startswith(f"request {number}: ")] for number in (1, 2, 3)]
-    # A response per token of the stream, one of the whole request, one of both beams.
+    # One response per token of the stream, one for the request without streaming, one for both beams.
     assert list(map(len, responses)) == [8, 1, 1]
     assert responses[2][0].count("[1, 2, 3, 4, ") == 2
 
@@ -35,7 +35,7 @@ def test_the_executor() -> None:
 def test_llm() -> None:
     first, second, parts = run("llm.py")
     assert len({first, second}) == 2
-    # A part for each of 32 tokens and one for the end. A late reader gets all that has come as one part.
+    # Up to one part for each of 32 tokens and one for the end. A slow reader gets several as one part.
     assert 1 <= int(parts.removesuffix(" parts")) <= 33
 
 
@@ -43,7 +43,7 @@ def test_a_closure() -> None:
     *lines, calls = run("closure.py")
     check_digits(lines)
     found = ast.literal_eval(calls.removeprefix("calls: "))
-    # A step ahead may have called it once more.
+    # An overlapped step may have called it once more.
     assert found.keys() == {0, 1}
     assert all(count >= 6 for count in found.values())
 

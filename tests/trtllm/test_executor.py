@@ -1,4 +1,4 @@
-"""Real requests through the ring that an executor starts."""
+"""Requests to an executor with a real ring."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 Finish = trtllm.FinishReason
 
 
-def test_the_whole_output_begins_with_the_prompt(executor) -> None:
+def test_a_complete_output_begins_with_the_prompt(executor) -> None:
     (result,) = results(executor)
     assert result.output_token_ids == [PROMPT + GREEDY]
     assert (result.finish_reasons, result.is_sequence_final, result.log_probs) == ([Finish.LENGTH], True, None)
@@ -42,7 +42,7 @@ def test_a_stream_that_repeats_all_tokens(executor) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_ends(executor, streaming) -> None:
+def test_finish_reasons(executor, streaming) -> None:
     def tokens_and_reason(**options):
         config = trtllm.OutputConfig(exclude_input_from_output=True, return_log_probs=True)
         found = results(executor, streaming=streaming, output_config=config, **options)
@@ -102,7 +102,7 @@ def test_overloads_of_await_responses(executor) -> None:
     with pytest.raises(ValueError, match="never enqueued"):
         executor.await_responses(10**6)
     for arguments, options in [((1, 2, 3), {}), (("x", "y"), {}), ((), {"request_id": 1})]:
-        with pytest.raises(TypeError, match="await_responses takes"):
+        with pytest.raises(TypeError, match="await_responses accepts"):
             executor.await_responses(*arguments, **options)
 
 
@@ -146,7 +146,7 @@ def test_guides(executor) -> None:
     assert result.finish_reasons == [Finish.END_ID]
 
 
-def test_what_the_server_refuses_is_in_the_response(executor) -> None:
+def test_an_error_of_the_server_is_in_the_response(executor) -> None:
     (response,) = run(executor, logits_post_processor_name="only_44")
     assert "only_44" in response.error_msg
 
@@ -174,7 +174,7 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     torch.testing.assert_close(torch.cat([each.generation_logits[:, 0] for each in found]), whole.generation_logits[0])
 
 
-def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
+def test_a_request_with_an_unsupported_option_is_not_enqueued(executor) -> None:
     for option in ({"multimodal_embedding": torch.ones(2, 2)}, {"lora_config": trtllm.LoraConfig(1)}):
         with pytest.raises(NotImplementedError, match=next(iter(option))):
             executor.enqueue_request(trtllm.Request(PROMPT, 1, **option))
@@ -182,19 +182,19 @@ def test_an_option_that_cannot_be_honoured_is_not_enqueued(executor) -> None:
 
 
 def functions(thread: threading.Thread) -> set[str]:
-    """Names of those that it is in."""
+    """Names of the functions that the thread is executing."""
     frame = sys._current_frames().get(thread.ident or 0)
     return {each.f_code.co_name for each, _ in traceback.walk_stack(frame)} if frame is not None else set()
 
 
-def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:
+def test_shutdown_ends_waits_and_calls_after_it_raise() -> None:
     executor = start()
     request_id = executor.enqueue_request(trtllm.Request(PROMPT, 5))
     assert executor.await_responses(request_id, LIMIT)
     found = []
     waiting = threading.Thread(target=lambda: found.append(executor.await_responses()))
     waiting.start()
-    # Past its look whether the executor runs, where it would raise.
+    # Wait until the thread has passed the check that would raise after the shutdown.
     assert wait_until(lambda: "_await_any" in functions(waiting))
     assert executor.can_enqueue_requests()
     executor.shutdown()
@@ -215,7 +215,7 @@ def test_a_shutdown_ends_waits_and_then_everything_raises() -> None:
     executor.shutdown()
 
 
-def test_what_is_no_checkpoint() -> None:
+def test_a_path_without_a_checkpoint() -> None:
     config = trtllm.ExecutorConfig()
     with pytest.raises(RuntimeError, match="File does not exist: Bla"):
         trtllm.Executor("Bla", trtllm.ModelType.DECODER_ONLY, config)

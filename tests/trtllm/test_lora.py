@@ -1,4 +1,4 @@
-"""TensorRT-LLM's tensors of adapters: converted to peft's files, kept by task id."""
+"""TensorRT-LLM's tensors of LoRA adapters: converted to peft's files, and stored by task id."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def config(rows: list[list[int]], values: int = 4096, fill: float = 0.5) -> trtl
 
 
 def test_logits_are_those_of_peft(tmp_path) -> None:
-    """Of an adapter with all modules, with other ranks for some, whose scaling TensorRT-LLM has in the weights."""
+    """For an adapter with all modules, of different ranks, whose scaling is part of TensorRT-LLM's weights."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -87,7 +87,7 @@ def test_files_of_one_rank() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_type_stays(dtype) -> None:
+def test_the_dtype_is_preserved(dtype) -> None:
     given = config([[1, 0, 4]])
     given.weights = given.weights.to(dtype)
     assert {each.dtype for each in load(to_peft(given, MODEL).safetensors).values()} == {dtype}
@@ -106,14 +106,14 @@ def test_the_type_stays(dtype) -> None:
         ([1, 0, 4, 1], "DoRA"),
     ],
 )
-def test_what_has_no_meaning_is_named(row, named) -> None:
+def test_unsupported_modules(row, named) -> None:
     with pytest.raises(NotImplementedError, match=named):
         to_peft(config([row]), MODEL)
 
 
 @pytest.mark.parametrize("columns", [2, 5])
-def test_columns_are_counted_when_it_is_used(columns) -> None:
-    """TensorRT-LLM's own configuration can be made with any."""
+def test_the_number_of_columns_is_checked_at_use(columns) -> None:
+    """Not before, since TensorRT-LLM's LoraConfig accepts any number of columns."""
     given = config([[1] * columns])
     with pytest.raises(trtllm.OptionError, match=f"config has {columns} columns, must have 3 or 4"):
         to_peft(given, MODEL)
@@ -126,22 +126,22 @@ def test_columns_are_counted_when_it_is_used(columns) -> None:
         ([[1, -1, 4]], 4096, "layer of attn_q is -1"),
         ([[1, 0, 0]], 4096, "adapter size of attn_q in layer 0 is 0"),
         ([[1, 0, 5]], 4 * 48, "is 5, must be at least 1 and at most 4"),
-        ([[1, 0, 4], [1, 0, 4]], 4096, r"two rows for the layer and module 0\.self_attn\.q_proj"),
+        ([[1, 0, 4], [1, 0, 4]], 4096, r"two rows for the same layer and module, 0\.self_attn\.q_proj"),
         ([], 4096, "no rows"),
     ],
 )
-def test_what_is_out_of_range(rows, values, named) -> None:
+def test_values_out_of_range(rows, values, named) -> None:
     given = trtllm.LoraConfig(5, torch.ones(len(rows), values), torch.tensor(rows).reshape(len(rows), 3))
     with pytest.raises(trtllm.OptionError, match=named):
         to_peft(given, MODEL)
 
 
-def test_other_types_and_models() -> None:
+def test_unsupported_dtypes_and_models() -> None:
     given = config([[1, 0, 4]])
     with pytest.raises(NotImplementedError, match=r"config\.json has no 'hidden_size'"):
         to_peft(given, {"num_hidden_layers": 2})
     given.weights = given.weights.int()
-    with pytest.raises(trtllm.OptionError, match=r"torch\.int32, must be float32"):
+    with pytest.raises(trtllm.OptionError, match=r"torch\.int32, must be one of float32"):
         to_peft(given, MODEL)
 
 
@@ -159,21 +159,21 @@ def test_shapes(weights, rows, message) -> None:
         trtllm.LoraConfig(1, weights, rows)
 
 
-def test_weights_come_once() -> None:
+def test_weights_are_sent_once() -> None:
     tasks = LoraTasks(MODEL)
     assert tasks.find(trtllm.LoraConfig(5)) == LoRARequest("5", 5)
     first = tasks.find(config([[1, 0, 4]]))
     assert (first.name, first.adapter_id) == ("5", 5)
     assert {each.name for each in Path(first.path).iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert tasks.find(trtllm.LoraConfig(5)) == tasks.find(config([[1, 0, 4]])) == first
-    with pytest.raises(trtllm.OptionError, match="task_id 5 stands for other weights"):
+    with pytest.raises(trtllm.OptionError, match="task_id 5 already has other weights"):
         tasks.find(config([[1, 0, 4]], fill=0.25))
     tasks.close()
     assert not Path(first.path).exists()
 
 
 def test_a_folder_of_adapters(tmp_path, caplog) -> None:
-    """Of TensorRT-LLM's files or peft's."""
+    """With TensorRT-LLM's files or peft's."""
     given = config([[1, 0, 4]])
     for name in ("0", "12", "other"):
         (tmp_path / name).mkdir()
@@ -182,18 +182,18 @@ def test_a_folder_of_adapters(tmp_path, caplog) -> None:
     (tmp_path / "12" / "adapter_config.json").write_text("{}")
     with caplog.at_level(logging.WARNING, "sluice.trtllm"):
         tasks = LoraTasks(MODEL, str(tmp_path))
-    assert ["other is skipped" in record.message for record in caplog.records] == [True]
+    assert ["skipping other" in record.message for record in caplog.records] == [True]
     assert tasks.find(trtllm.LoraConfig(12)) == LoRARequest("12", 12, str(tmp_path / "12"))
     found = Path(tasks.find(trtllm.LoraConfig(0)).path)
     assert (found / "adapter_model.safetensors").read_bytes() == to_peft(given, MODEL).safetensors
     (tmp_path / "7").mkdir()
-    with pytest.raises(trtllm.OptionError, match="7 has no adapter"):
+    with pytest.raises(trtllm.OptionError, match=r"cannot load an adapter from .*7: "):
         LoraTasks(MODEL, str(tmp_path))
     with pytest.raises(trtllm.OptionError, match="must be a folder"):
         LoraTasks(MODEL, str(tmp_path / "none"))
 
 
-def test_a_pickle_is_not_read(tmp_path) -> None:
+def test_pickled_arrays_are_refused(tmp_path) -> None:
     (tmp_path / "3").mkdir()
     for name in ("model.lora_weights.npy", "model.lora_config.npy"):
         np.save(tmp_path / "3" / name, np.array([{}], dtype=object), allow_pickle=True)
@@ -202,7 +202,7 @@ def test_a_pickle_is_not_read(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", [AdapterNotFound, AdapterMissing])
-def test_the_error_at_which_programs_send_the_weights(kind) -> None:
+def test_unknown_adapters_have_tensorrt_llms_error_message(kind) -> None:
     def message(error: Exception, **options) -> str:
         request = OpenRequest(trtllm.Request([1], 1, **options), 1, 0.0)
         failed = Response(1, None, error=RequestError(1, None, error))

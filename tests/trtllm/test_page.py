@@ -1,4 +1,4 @@
-"""The calls of docs/trtllm.md."""
+"""The examples in docs/trtllm.md."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize(("number", "shown"), [(0, r"\[\d+(, \d+){9}\]\n"), (1, r"(?s).+\n.+")])
-def test_a_call_of_the_page(capsys, number, shown) -> None:
+def test_an_example_of_the_page(capsys, number, shown) -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
-    # No other text is on the page: it is ours.
+    # The code comes from this repository.
     exec(code, {"checkpoint": str(tiny_model.path())})
     assert re.fullmatch(shown, capsys.readouterr().out)

@@ -1,12 +1,15 @@
-"""Logits post-processors that are functions of the program itself, in TensorRT-LLM's forms."""
+"""Logits post-processors that run in the program, with TensorRT-LLM's signatures."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import sluice.trtllm as trtllm
-from tests.trtllm.running import GREEDY, PROMPT, results, run, start
+from tests.fakes.processes import wait_until
+from tests.trtllm.running import GREEDY, LIMIT, PROMPT, results, run, start
 
 pytestmark = pytest.mark.process
 
@@ -78,11 +81,83 @@ def test_batched(executor, calls) -> None:
     assert token_ids[0][0][:4] == PROMPT
 
 
-def test_a_lambda_whose_result_does_not_count(executor) -> None:
+def test_the_return_value_is_ignored(executor) -> None:
     assert tokens(executor, "adds") == GREEDY
 
 
-def test_one_that_raises(executor) -> None:
+def test_a_processor_that_raises(executor) -> None:
     (response,) = run(executor, logits_post_processor_name="raises")
     assert "the logits processor 'raises' raised ZeroDivisionError" in response.error_msg
     assert tokens(executor, "only", client_id=123) == [42] * 5
+
+
+class Only:
+    """The function of one request: only its token can be generated."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.seen: list[tuple] = []
+
+    def __call__(self, request_id, logits, ids, stream, client_id) -> None:
+        self.seen.append((request_id, [list(each) for each in ids], stream, client_id))
+        logits[:] = -torch.inf
+        logits[..., self.token] = 0
+
+
+def test_functions_of_requests(executor) -> None:
+    functions = [Only(token) for token in (50, 51, 52)]
+    requests = [trtllm.Request(PROMPT, 5, logits_post_processor=each, client_id=each.token) for each in functions]
+    ids = executor.enqueue_requests(requests)
+    for request_id, function, (response,) in zip(ids, functions, executor.await_responses(ids, LIMIT), strict=True):
+        token = function.token
+        assert response.result.output_token_ids == [PROMPT + [token] * 5]
+        assert function.seen[:5] == [(request_id, [PROMPT + [token] * i], 0, token) for i in range(5)]
+
+
+def test_the_function_of_a_request_with_several_sequences(executor) -> None:
+    function, sampling = Only(53), trtllm.SamplingConfig(num_return_sequences=2)
+    found = results(executor, logits_post_processor=function, sampling_config=sampling)
+    assert [each.output_token_ids[0][len(PROMPT) :] for each in found] == [[53] * 5] * 2
+    assert len({request_id for request_id, *_ in function.seen}) == 1
+
+
+def test_a_request_does_not_call_the_function_of_another(executor) -> None:
+    function = Only(54)
+    request_id = executor.enqueue_request(trtllm.Request(PROMPT, 200, logits_post_processor=function))
+    assert tokens(executor, "only") == [42] * 5
+    assert tokens(executor, None) == GREEDY
+    (response,) = executor.await_responses(request_id, LIMIT)
+    assert response.result.output_token_ids == [PROMPT + [54] * 200]
+    assert {each for each, *_ in function.seen} == {request_id}
+
+
+def test_a_function_of_a_request_that_raises(executor) -> None:
+    (response,) = run(executor, logits_post_processor=lambda *_: 1 / 0)
+    assert "raised ZeroDivisionError" in response.error_msg
+    assert tokens(executor, None, logits_post_processor=Only(55)) == [55] * 5
+
+
+def test_the_function_of_a_request_is_dropped_with_the_request(executor) -> None:
+    function = Only(56)
+    reference = weakref.ref(function)
+    tokens(executor, None, logits_post_processor=function)
+    del function
+    wait_until(lambda: gc.collect() >= 0 and reference() is None)
+
+
+def test_the_function_of_a_request_needs_no_configuration() -> None:
+    def older(request_id, logits, ids, stream):
+        logits[..., 57] = 1000.0
+
+    with start() as executor:
+        assert tokens(executor, None, logits_post_processor=older) == [57] * 5
+
+
+def test_invalid_functions_of_requests(executor) -> None:
+    with pytest.raises(trtllm.OptionError, match="logits_post_processor and logits_post_processor_name cannot be"):
+        run(executor, logits_post_processor=print, logits_post_processor_name="only")
+    with pytest.raises(trtllm.UnsupportedOptionError, match=r"Request\.logits_post_processor = 'my:function'"):
+        run(executor, logits_post_processor="my:function")
+    config = trtllm.LogitsPostProcessorConfig({"dynamic": print})
+    with pytest.raises(trtllm.OptionError, match="'dynamic' is reserved"):
+        start(logits_post_processor_config=config)

@@ -1,4 +1,4 @@
-"""An engine's statistics of a request as TensorRT-LLM's metrics."""
+"""TensorRT-LLM's performance metrics, read from an engine's statistics of a request."""
 
 from datetime import timedelta
 
@@ -45,7 +45,7 @@ def test_steps_are_counted_from_0() -> None:
 
 @pytest.mark.parametrize("reported", [1, 3, 5])
 def test_within_a_stream(reported) -> None:
-    """Whatever the engine had reported when the response was read."""
+    """For any number of tokens that the engine had reported when the response was read."""
     report = {"stage": pb.REQUEST_STAGE_GENERATION, "generated_tokens": reported, "iteration": 7 + reported}
     for num_tokens in range(1, 5):
         found = metrics(num_tokens, is_final=False, **report)

@@ -1,4 +1,4 @@
-"""What an executor reports beside responses: statistics, metrics of requests, events of the KV cache."""
+"""What an executor reports in addition to responses: statistics, performance metrics, KV cache events."""
 
 from datetime import timedelta
 
@@ -72,9 +72,9 @@ def test_perf_metrics_of_drafts(executor) -> None:
         found = result.request_perf_metrics.speculative_decoding
         return found.total_accepted_draft_tokens > 0
 
-    # Whether a step has drafts depends on how long steps take here.
+    # Whether a step has draft tokens depends on measured step times.
     assert wait_until(accepted)
-    # Where these drafts are wrong, lookups may be right.
+    # Where these draft tokens are wrong, those of a lookup may be accepted.
     assert found.total_accepted_draft_tokens <= min(39, found.total_draft_tokens)
     assert found.acceptance_rate == found.total_accepted_draft_tokens / found.total_draft_tokens
 

@@ -1,4 +1,4 @@
-"""Statistics as values and as JSON, and read from the executor's."""
+"""Statistics: their JSON form, and their translation from the executor's statistics."""
 
 import json
 

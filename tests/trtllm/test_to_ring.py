@@ -1,4 +1,4 @@
-"""An executor's configuration as settings of a ring, and what is refused."""
+"""Translation of an executor's configuration: the settings of the ring, and which options are refused."""
 
 import logging
 
@@ -19,7 +19,7 @@ def test_the_default() -> None:
     assert (found["engine_args"], found["router_args"], found["enable_chunked_context"]) == ({}, {}, None)
 
 
-def test_reuse_of_parts_of_blocks_may_be_turned_off() -> None:
+def test_partial_reuse_may_be_turned_off() -> None:
     config = trtllm.KvCacheConfig(enable_partial_reuse=False, copy_on_partial_reuse=False)
     assert ring_arguments(trtllm.ExecutorConfig(kv_cache_config=config)) == ring_arguments(trtllm.ExecutorConfig())
 
@@ -81,7 +81,7 @@ def test_processors_on_rank_0_alone() -> None:
     assert ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=without))["engine_args"] == {}
 
 
-def test_functions_of_the_program_are_called_in_it_for_rank_0_alone() -> None:
+def test_functions_that_engines_cannot_import_are_not_replicated() -> None:
     called = []
 
     def whole(*arguments):
@@ -103,7 +103,7 @@ def test_functions_of_the_program_are_called_in_it_for_rank_0_alone() -> None:
     assert called == [(7, "logits", [[1]], 0, 5), (7, "logits", [[1]], 0), [8, 9]]
 
 
-def test_former_names_of_processors() -> None:
+def test_deprecated_names_of_processors() -> None:
     config = trtllm.ExecutorConfig()
     assert (config.logits_post_processor_map, config.logits_post_processor_batched) == (None, None)
     config.logits_post_processor_map = {"a": only_42}
@@ -112,7 +112,7 @@ def test_former_names_of_processors() -> None:
     assert (config.logits_post_processor_map, config.logits_post_processor_batched) == ({"a": only_42}, only_43)
 
 
-def test_layers_that_are_announced_are_offered() -> None:
+def test_announced_layers_become_engine_settings() -> None:
     outputs = [trtllm.AdditionalModelOutput(name) for name in ("layers.12", "hidden_states", "layers.3", "layers.12")]
     found = ring_arguments(trtllm.ExecutorConfig(additional_model_outputs=outputs))
     assert found["engine_args"] == {"output_layers": [3, 12]}
@@ -141,7 +141,7 @@ def cache(**options) -> dict:
         ),
         (
             {"debug_config": trtllm.DebugConfig(debug_tensor_names=["test"])},
-            "debug_tensor_names: 'test': .* it has input_ids, .*, logits",
+            "debug_tensor_names: 'test': .* engines can write input_ids, .*, logits",
         ),
         *(
             ({"additional_model_outputs": [trtllm.AdditionalModelOutput(name)]}, f"additional_model_outputs: {name!r}")
@@ -165,12 +165,12 @@ def cache(**options) -> dict:
         ),
     ],
 )
-def test_what_cannot_be_done_is_named(options, named) -> None:
+def test_unsupported_options(options, named) -> None:
     with pytest.raises(NotImplementedError, match=named):
         ring_arguments(trtllm.ExecutorConfig(**options))
 
 
-def test_adapters_are_served_where_memory_for_them_is_configured(tmp_path) -> None:
+def test_adapters_are_served_if_their_memory_is_configured(tmp_path) -> None:
     assert ring_arguments(trtllm.ExecutorConfig())["peft_cache_config"] is None
     given = trtllm.PeftCacheConfig(max_adapter_size=16, num_put_workers=2, host_cache_size=1 << 20)
     assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=given))["peft_cache_config"].engine_args() == {
@@ -189,7 +189,7 @@ def test_adapters_are_served_where_memory_for_them_is_configured(tmp_path) -> No
     assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=trtllm.PeftCacheConfig()))["peft_cache_config"]
 
 
-def test_beams_need_the_policy_that_knows_of_forks() -> None:
+def test_beams_need_max_utilization() -> None:
     found = ring_arguments(trtllm.ExecutorConfig(4))["scheduler_config"]
     assert found.engine_args() == {"capacity_scheduler_policy": "max_utilization"}
     with pytest.raises(NotImplementedError, match="max_beam_width = 4"):
@@ -214,7 +214,7 @@ def test_an_orchestrator_and_neutral_options() -> None:
     assert ring_arguments(config) == ring_arguments(trtllm.ExecutorConfig())
 
 
-def test_options_of_speed_alone_are_logged(caplog) -> None:
+def test_options_without_effect_are_logged(caplog) -> None:
     peft = trtllm.PeftCacheConfig(num_ensure_workers=4, num_copy_streams=2)
     config = trtllm.ExecutorConfig(recv_poll_period_ms=5, peft_cache_config=peft)
     config.kv_cache_config.attention_dp_events_gather_period_ms = 1
@@ -224,9 +224,9 @@ def test_options_of_speed_alone_are_logged(caplog) -> None:
             trtllm.ExecutorConfig(peft_cache_config=trtllm.PeftCacheConfig())
         )
     assert [record.message for record in caplog.records] == [
-        "ExecutorConfig.recv_poll_period_ms has no effect here",
-        "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect here",
-        "ExecutorConfig.peft_cache_config.num_copy_streams has no effect here",
-        "ExecutorConfig.kv_cache_config.attention_dp_events_gather_period_ms has no effect here",
-        "ExecutorConfig.extended_runtime_perf_knob_config has no effect here",
+        "ExecutorConfig.recv_poll_period_ms has no effect",
+        "ExecutorConfig.peft_cache_config.num_ensure_workers has no effect",
+        "ExecutorConfig.peft_cache_config.num_copy_streams has no effect",
+        "ExecutorConfig.kv_cache_config.attention_dp_events_gather_period_ms has no effect",
+        "ExecutorConfig.extended_runtime_perf_knob_config has no effect",
     ]

@@ -1,4 +1,5 @@
-"""The adapter: any decoder-only architecture of transformers, as its own module with our paged attention inside.
+"""The adapter: runs decoder-only architectures without a native implementation as transformers' modules, with our paged
+attention in place of theirs.
 
-Imported only for a checkpoint that needs it: transformers takes seconds to import.
+Imported only for a checkpoint that needs it: importing transformers takes seconds.
 """

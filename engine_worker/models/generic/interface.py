@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 SERVED = "sluice"
-"""Registered without a mask function, so transformers builds no masks: the paged backend masks by itself."""
+"""Attention implementation for serving. Registered without a mask function, so that transformers builds no masks: the
+paged backend applies the causal mask and the window itself."""
 PROBED = "sluice_probe"
-"""The same with masks that only say which window they stand for; see `window_of_mask`."""
+"""Attention implementation for `probe`. Its masks have no values and only state their window; see `window_of_mask`."""
 PROBED_ROWS = (0.0, 0.3, 0.5, 1.0)
-"""Rows of the mask to look at, as fractions of the context."""
+"""Rows of a mask that are inspected, as fractions of the context."""
 MAX_PROBED_CONTEXT = 1 << 20
+"""Limit, in tokens, of the context for which masks are inspected."""
 DEFAULT_CONTEXT = 2048
+"""Tokens of context if the model's configuration does not state them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class AttentionCall:
 
 
 Attention = Callable[[AttentionCall], Tensor]
-"""-> [1, T, heads, value_dim]."""
+"""Computes attention -> [1, T, heads, value_dim]."""
 
 # A context variable, since not all modules pass keyword arguments through to their attention.
 _attention: ContextVar[Attention] = ContextVar("sluice_attention")
@@ -56,14 +59,15 @@ def attention_computed_by(attention: Attention) -> Iterator[None]:
 
 
 def context_of(config: Any) -> int:
-    """Tokens, by transformers' configuration of the model."""
+    """The model's longest context in tokens, from transformers' configuration."""
     return getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
 
 
 def window_of_mask(mask: Tensor) -> str | int | None:
-    """The window of a mask made for `PROBED`; None: causal without one. A string describes an unsupported mask."""
-    found: str | int | None = getattr(mask, "seen", "a mask of its own making")
-    return found
+    """The window of a mask built for `PROBED`; None: causal without a window. A string describes an unsupported
+    mask."""
+    window: str | int | None = getattr(mask, "window", "a custom mask")
+    return window
 
 
 def _attend(
@@ -73,18 +77,19 @@ def _attend(
 
 
 def _make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], config: Any, **_: Any) -> Tensor:
-    """Classifies the mask by a few of its rows, at the full length of the model's context."""
+    """Classifies the mask by a few of its rows, at the full length of the model's context, and returns a tensor without
+    values whose attribute `window` is the result."""
     context = min(context_of(config), MAX_PROBED_CONTEXT)
     rows = torch.tensor([[int(part * (context - 1))] for part in PROBED_ROWS])
     keys = torch.arange(context)[None]
     zero = torch.tensor(0)
-    seen = mask_function(zero, zero, rows, keys).expand(len(rows), context)
-    width = int(seen[-1].sum())
+    visible = mask_function(zero, zero, rows, keys).expand(len(rows), context)
+    width = int(visible[-1].sum())
     mask = torch.empty(1, 1, q_length, kv_length, device="meta")
-    if not torch.equal(seen, (keys <= rows) & (keys > rows - width)):
-        mask.seen = "a mask that is neither causal nor a sliding window"  # type: ignore[attr-defined]
+    if not torch.equal(visible, (keys <= rows) & (keys > rows - width)):
+        mask.window = "a mask that is neither causal nor a sliding window"  # type: ignore[attr-defined]
     else:
-        mask.seen = width if width < context else None  # type: ignore[attr-defined]
+        mask.window = width if width < context else None  # type: ignore[attr-defined]
     return mask
 
 

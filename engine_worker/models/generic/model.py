@@ -1,4 +1,4 @@
-"""The adapter: a module of transformers behind our `Model` interface, tested once it is loaded."""
+"""The adapter: a module of transformers behind the interface `Model`, tested once when it is loaded."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -25,20 +25,22 @@ from engine_worker.models.taps import Taps
 from sluice.ring.checkpoint import CheckpointError
 
 TOLERANCE = 0.02
-"""Relative to the norm: far above the noise of bfloat16, far below the effect of a different token."""
+"""Largest allowed distance of two hidden states, relative to their norm: far above the noise of bfloat16, far below the
+effect of a different token."""
 NEAR = 7
+"""A small position, other than 0, for `check_independence`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """A module of transformers, and what it requires of attention."""
+    """A module of transformers, and the attention that it requires."""
 
     vocab_size: int
     hidden_size: int
     windows: Windows
     heads: HeadShape
     attention: tuple[str, ...]
-    """Each layer's attention submodule, by name."""
+    """Name of each layer's attention submodule."""
     source: Source = field(repr=False)
 
     @property
@@ -47,7 +49,7 @@ class AdapterConfig:
 
 
 class Adapter:
-    """Runs the module's own forward pass on a step's tokens, as a batch of one row, without a cache of its own."""
+    """Runs the module's own forward pass on a step's tokens, as a batch of one row, without transformers' KV cache."""
 
     def __init__(self, config: AdapterConfig, backend: AttentionBackend, place: Place) -> None:
         """Raises ValueError if there is more than one rank."""
@@ -70,26 +72,26 @@ class Adapter:
 
     @property
     def graphs(self) -> bool:
-        # The probe has shown that nothing but the experts reads values on the host. Host-to-device copies, which a
-        # capture refuses too, it cannot see: they show when the capture fails.
+        # The probe has shown that only experts can read values on the host. It cannot detect host-to-device copies,
+        # which a capture refuses too: with these the capture fails.
         sparse = any(hasattr(part, "num_experts") for part in self._module.modules())
         return not sparse or not waits_for_device(self._dtype, self._device)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> AdapterConfig:
         source = read_source(raw)
-        found = probe(source)
+        probed = probe(source)
         return AdapterConfig(
             vocab_size=int(source.config.vocab_size),
             hidden_size=int(source.config.hidden_size),
-            windows=found.windows,
-            heads=found.heads,
-            attention=found.modules,
+            windows=probed.windows,
+            heads=probed.heads,
+            attention=probed.modules,
             source=source,
         )
 
     def targets(self) -> dict[str, Tensor]:
-        """Weights that hold transformers' random initial values until they are filled."""
+        """The module's weights. Until they are filled, they contain transformers' random initial values."""
         with torch.inference_mode(False):
             self._module = build(self.config.source, SERVED, self._dtype, self._device).requires_grad_(False)
         return dict(self._module.named_parameters())
@@ -127,7 +129,7 @@ class Adapter:
             layer = self._layers[call.module]
             query, key, value = (_tokens(part, cache.dtype) for part in (call.query, call.key, call.value))
             size = value.shape[-1]
-            # The cache has one head size, so values shorter than keys (multi-head latent attention) are zero-padded.
+            # The cache has one head size: values shorter than keys (multi-head latent attention) are padded with zeros.
             value = F.pad(value, (0, key.shape[-1] - size)) if size < key.shape[-1] else value
             out = self._backend.attend(query, key, value, cache.layers[layer], inputs, self.config.windows[layer])
             return out[None, ..., :size].to(call.query.dtype)
@@ -141,61 +143,61 @@ class Adapter:
 
     def _hidden(self, token_ids: Tensor, positions: Tensor | None) -> Tensor:
         position_ids = None if positions is None else positions[None]
-        found = self._body(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
-        hidden: Tensor = found.last_hidden_state[0]
+        output = self._body(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def _from(self, embeds: Embeds, token_ids: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self._body.get_input_embeddings()(token_ids).clone()
-        embeds.lay_over(x)
-        found = self._body(inputs_embeds=x[None], position_ids=positions[None], use_cache=False)
-        hidden: Tensor = found.last_hidden_state[0]
+        embeds.replace_rows(x)
+        output = self._body(inputs_embeds=x[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def _starts_with_embeddings(self) -> bool:
-        """Whether the decoder computes from its input embeddings what it computes from ids, without the ids."""
-        ids, positions = (torch.tensor(each, device=self._device) for each in ((1, 2), (0, 1)))
-        nothing = Embeds(ids[:0], torch.zeros(0, self.config.hidden_size, device=self._device))
+        """Whether the decoder computes the same from input embeddings as from ids, so that it does not need the ids."""
+        ids, positions = torch.tensor((1, 2), device=self._device), torch.tensor((0, 1), device=self._device)
+        no_embeds = Embeds(ids[:0], torch.zeros(0, self.config.hidden_size, device=self._device))
         try:
             with attention_computed_by(_within_tokens):
-                return _close(self._from(nothing, ids, positions), self._hidden(ids, positions))
-        except Exception:  # noqa: BLE001 - whatever a module raises that needs its ids
+                return _close(self._from(no_embeds, ids, positions), self._hidden(ids, positions))
+        except Exception:  # noqa: BLE001 - a module that needs ids may raise anything without them
             return False
 
     def _whole(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        found = self._module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-        logits: Tensor = found.logits[0]
+        output = self._module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        logits: Tensor = output.logits[0]
         return logits
 
 
 def _tokens(heads: Tensor, dtype: torch.dtype) -> Tensor:
     """[1, heads, T, dim] -> [T, heads, dim], contiguous in its last dimension."""
-    found = heads[0].transpose(0, 1).to(dtype)
-    return found if found.stride(-1) == 1 else found.contiguous()
+    tokens = heads[0].transpose(0, 1).to(dtype)
+    return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
 
 
 class _Output(BaseModelOutputWithPast):
-    """A decoder's output with hidden states alone: every other attribute is None."""
+    """A decoder's output that has only hidden states: every other attribute is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 class _Precomputed(nn.Module):
-    """Stands in for a decoder that has already run: returns the embeddings it is given as its hidden states."""
+    """Stands in for a decoder that has already run: returns its input embeddings as hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)
 
 
 def _with_precomputed_body(module: nn.Module, path: str) -> nn.Module:
-    """A shallow copy of the module whose decoder is a no-op, leaving the head with any scaling and capping around
-    it."""
+    """A shallow copy of the module whose decoder, at `path`, does nothing: it computes the head, with any scaling and
+    capping that the module applies."""
     name, _, rest = path.partition(".")
-    found = copy.copy(module)
-    found._modules = dict(module._modules)
-    found._modules[name] = _with_precomputed_body(module.get_submodule(name), rest) if rest else _Precomputed()
-    return found
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    copied._modules[name] = _with_precomputed_body(module.get_submodule(name), rest) if rest else _Precomputed()
+    return copied
 
 
 def check_independence(
@@ -207,39 +209,39 @@ def check_independence(
     pad: int | None,
     device: torch.device,
 ) -> None:
-    """With attention replaced by something that stays within each token, a token's hidden state must depend on nothing
-    but its id and its position, counted from 0; and the head after the body must give what the whole module gives.
+    """Check that attention is the only part of the module that mixes tokens. With attention replaced by a function of
+    each token alone, a token's hidden state must depend only on its id and its position, counted from 0. The head
+    applied to the body's output must equal the output of the whole module.
 
     body: ids [T], positions [T] (None: the module counts them itself) -> hidden [T, hidden]. logits: hidden ->
-    [T, vocab]. whole: ids, positions -> [T, vocab]. context: the longest the model supports. pad: an id that modules
-    may treat specially, so it is not used. Raises CheckpointError.
+    [T, vocab]. whole: ids, positions -> [T, vocab]. context: the model's longest context. pad: an id that modules may
+    treat specially, so it is not used. Raises CheckpointError.
     """
     near, far = min(NEAR, context - 1), context - 1
-    numbers = [number for number in range(4) if number != pad][:3]
-    ids, positions, first = (torch.tensor(each, device=device) for each in (numbers, (near, 0, far), (0, 1)))
+    ids = torch.tensor([number for number in range(4) if number != pad][:3], device=device)
+    positions, first_positions = torch.tensor((near, 0, far), device=device), torch.tensor((0, 1), device=device)
     with attention_computed_by(_within_tokens):
         hidden = body(ids[:2], positions[:2])
         swapped = body(ids[[1, 0]], positions[[1, 0]]).flip(0)
-        beside_others = body(ids[[2, 0]], positions[[2, 0]])[1:]
-        differs = not _close(hidden, swapped) or not _close(hidden[:1], beside_others)
-        if differs:
+        with_another = body(ids[[2, 0]], positions[[2, 0]])[1:]
+        if not _close(hidden, swapped) or not _close(hidden[:1], with_another):
             raise CheckpointError(
                 f"{name} mixes tokens outside attention (recurrence, convolution), or counts positions itself"
             )
-        if not _close(body(ids[:2], first), body(ids[:2], None)):
+        if not _close(body(ids[:2], first_positions), body(ids[:2], None)):
             raise CheckpointError(f"{name} does not count positions from 0")
         if not _close(logits(hidden), whole(ids[:2], positions[:2])):
-            raise CheckpointError(f"{name} does more than its head after its decoder")
+            raise CheckpointError(f"{name} computes more than its head after its decoder")
 
 
 def _within_tokens(call: AttentionCall) -> Tensor:
-    """A mix of the token's own query, key and value, so that a change in any of them shows in the output."""
+    """Replaces attention: a function of each token's query, key and value in which a change of any of them shows."""
     heads = call.query.shape[1]
     key, value = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (call.key, call.value))
     mixed = value + torch.tanh(call.query * key)[..., : value.shape[-1]]
     return mixed.transpose(1, 2).contiguous()
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
-    distance = torch.linalg.vector_norm(found.float() - expected.float(), dim=-1)
+def _close(computed: Tensor, expected: Tensor) -> bool:
+    distance = torch.linalg.vector_norm(computed.float() - expected.float(), dim=-1)
     return bool((distance <= TOLERANCE * torch.linalg.vector_norm(expected.float(), dim=-1)).all())

@@ -19,12 +19,12 @@ from sluice.ring.checkpoint import CheckpointError, listed
 LOADING = "Loading weights"
 """Title of transformers' progress bar."""
 BATCH_BOUND = ("dynamic", "longrope")
-"""Rope types whose frequencies depend on the longest sequence of a batch."""
+"""Rope types whose frequencies depend on the longest sequence of a batch, so a sequence's result would too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A class of transformers and its configuration."""
+    """A module class of transformers, and its configuration."""
 
     module_class: Any
     config: PreTrainedConfig
@@ -35,7 +35,8 @@ class Source:
 
 
 def read_source(raw: Mapping[str, Any]) -> Source:
-    """From config.json; code shipped with a checkpoint is never run. Raises CheckpointError."""
+    """The class and configuration for config.json. Code shipped with a checkpoint is never run. Raises
+    CheckpointError."""
     kind, names = str(raw.get("model_type")), raw.get("architectures") or []
     if kind not in CONFIG_MAPPING:
         raise CheckpointError(f"config.json: model_type {kind!r} is unknown to transformers {transformers.__version__}")
@@ -45,18 +46,18 @@ def read_source(raw: Mapping[str, Any]) -> Source:
         config = CONFIG_MAPPING[kind].from_dict(dict(raw))
     except Exception as error:
         raise CheckpointError(f"config.json is not a valid {kind} configuration: {error}") from error
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if found is None or found.__name__ not in names:
-        listed = ", ".join(map(str, names)) or "none given"
+    module_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if module_class is None or module_class.__name__ not in names:
         raise CheckpointError(
-            f"config.json: architecture {listed} is not a causal language model of model_type {kind!r}"
+            f"config.json: architectures ({', '.join(map(str, names)) or 'empty'}) names no causal language model of "
+            f"model_type {kind!r}"
         )
     if config.is_encoder_decoder:
-        raise CheckpointError(f"{found.__name__} has an encoder, which is not supported")
+        raise CheckpointError(f"{module_class.__name__} has an encoder, which is not supported")
     for rope in _rope_types(config):
         if rope in BATCH_BOUND:
             raise CheckpointError(f"rope type {rope!r} is not supported: it depends on the longest sequence of a batch")
-    return Source(found, config)
+    return Source(module_class, config)
 
 
 def build(source: Source, attention: str, dtype: torch.dtype, device: torch.device) -> Any:
@@ -68,13 +69,13 @@ def build(source: Source, attention: str, dtype: torch.dtype, device: torch.devi
 def load(
     source: Source, folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None]
 ) -> Any:
-    """The module with a checkpoint's weights; transformers handles renamed, fused and tied ones.
+    """The module with a checkpoint's weights; transformers handles renamed, fused and tied tensors.
 
-    `progress` gets bytes done and bytes in total. Raises CheckpointError on files that are missing or broken, and on
-    tensors that are missing, unexpected or of another shape.
+    `progress` is called with the bytes loaded and the bytes in total. Raises CheckpointError if files are missing or
+    broken, or if tensors are missing, unexpected or of another shape.
     """
-    # Loading straight to a device needs accelerate; without it the weights pass through host memory.
-    straight = device if device.type != "cpu" and find_spec("accelerate") else None
+    # Loading directly to a device needs accelerate; without it the weights are loaded to host memory first.
+    direct = device if device.type != "cpu" and find_spec("accelerate") else None
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     try:
         with _progress_bar(progress, total):
@@ -83,7 +84,7 @@ def load(
                 config=source.config,
                 dtype=dtype,
                 attn_implementation=SERVED,
-                device_map=straight,
+                device_map=direct,
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -100,10 +101,10 @@ def load(
 
 
 def _rope_types(config: PreTrainedConfig) -> list[str]:
-    """One for all layers, or one per layer type."""
-    found = getattr(config, "rope_parameters", None) or {}
-    each = [found, *(part for part in found.values() if isinstance(part, Mapping))]
-    return [str(part["rope_type"]) for part in each if "rope_type" in part]
+    """The rope types of the configuration: one for all layers, or one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    candidates = [parameters, *(part for part in parameters.values() if isinstance(part, Mapping))]
+    return [str(part["rope_type"]) for part in candidates if "rope_type" in part]
 
 
 @contextmanager
@@ -120,11 +121,11 @@ def _progress_bar(progress: Callable[[int, int], None], total: int) -> Iterator[
             progress(total * done // len(items), total)
             yield item
 
-    before = logging.set_tqdm_hook(bar)
+    previous = logging.set_tqdm_hook(bar)
     try:
         yield
     finally:
-        logging.set_tqdm_hook(before)
+        logging.set_tqdm_hook(previous)
 
 
 def _keys(report: Mapping[str, Any], kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sluice's Triton kernels by Triton's interpreter, on a CPU; `test_triton` runs this in a process of its own."""
+"""Sluice's Triton kernels in Triton's interpreter, on a CPU; `test_triton` runs this file in a separate process."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from engine_worker.attention.cache import KVCache, store_by_torch
 from engine_worker.attention.paged import TRITON, PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import as_captured
-from tests.engine_worker.attention.paged import attend, paged_step, pools, without_blocks_behind
+from tests.engine_worker.attention.paged import attend, drop_blocks_before_window, paged_step, pools
 from tests.examples import examples
 
 ONE_SPLIT = [(300, 1), (7, 1)]
@@ -22,14 +22,14 @@ MIXED = [(300, 1), (7, 1), (30, 40), (5, 1), (0, 3)]
 
 def assert_same(heads, step, window=None, tolerance=1e-5) -> None:
     expected, expected_cache = attend(ReferenceAttention(heads), step, window)
-    found, found_cache = attend(PagedAttention(TRITON, heads, kernels.store), step, window)
+    out, cache = attend(PagedAttention(TRITON, heads, kernels.store), step, window)
     real = int(step.inputs.query_start[-1])
-    torch.testing.assert_close(found[:real], expected[:real], atol=tolerance, rtol=tolerance)
-    assert torch.equal(found_cache.keys, expected_cache.keys)
-    assert torch.equal(found_cache.values, expected_cache.values)
+    torch.testing.assert_close(out[:real], expected[:real], atol=tolerance, rtol=tolerance)
+    assert torch.equal(cache.keys, expected_cache.keys)
+    assert torch.equal(cache.values, expected_cache.values)
     captured = replace(step, inputs=as_captured(step.inputs))
-    again, _ = attend(PagedAttention(TRITON, heads, kernels.store), captured, window)
-    torch.testing.assert_close(again[:real], expected[:real], atol=tolerance, rtol=tolerance)
+    captured_out, _ = attend(PagedAttention(TRITON, heads, kernels.store), captured, window)
+    torch.testing.assert_close(captured_out[:real], expected[:real], atol=tolerance, rtol=tolerance)
 
 
 context = st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 60)))
@@ -53,7 +53,7 @@ def test_agrees_with_the_reference(
 ):
     heads, sequences = HeadShape(num_kv_heads * group, num_kv_heads, head_dim), rows + contexts or [(0, 1)]
     step = paged_step(heads, sequences, tokens_per_block=tokens_per_block, padding=padding, seed=seed)
-    assert_same(heads, step if window is None else without_blocks_behind(step, window), window)
+    assert_same(heads, step if window is None else drop_blocks_before_window(step, window), window)
 
 
 @pytest.mark.parametrize("sequences", [ONE_SPLIT, MIXED])
@@ -66,8 +66,8 @@ def test_half_precision(sequences, head_dim):
 @pytest.mark.parametrize(
     ("cores", "long", "window"), [(1, 4096, None), (1, 64, None), (4, 64, None), (1, 64, 200), (32, 64, 200)]
 )
-def test_however_keys_are_split(monkeypatch, cores, long, window):
-    """One program for each sequence, more for the long one, some for each and more for the long one, many for each."""
+def test_results_do_not_depend_on_how_keys_are_split(monkeypatch, cores, long, window):
+    """One share per sequence; more for the long sequence; several for each and more for the long one; many for each."""
     monkeypatch.setattr(kernels, "_cores", lambda device: cores)
     for module in (kernels, split):
         monkeypatch.setattr(module, "LONG", long)
@@ -75,8 +75,8 @@ def test_however_keys_are_split(monkeypatch, cores, long, window):
     assert_same(heads, paged_step(heads, MIXED), window)
 
 
-def test_a_graph_overwrites_no_other_row(monkeypatch):
-    """Which rows generate is known on the device alone; keys are split over programs of every row."""
+def test_a_captured_launch_for_generation_rows_does_not_overwrite_other_rows(monkeypatch):
+    """Which sequences are generation rows is known on the device only, so splitting launches programs for every row."""
     monkeypatch.setattr(kernels, "_cores", lambda device: 64)
     heads = HeadShape(4, 2, 8)
     many = [(i, 1 + i % 5) for i in range(40)]
@@ -84,7 +84,7 @@ def test_a_graph_overwrites_no_other_row(monkeypatch):
         assert_same(heads, paged_step(heads, sequences, padding=2))
 
 
-def test_generation_rows_beside_context_are_split(monkeypatch):
+def test_generation_rows_are_split_in_steps_with_context_too(monkeypatch):
     launched = []
     monkeypatch.setattr(
         kernels, "_launch", lambda *args: launched.append((args[6], args[7], args[8] and args[8].split.most))
@@ -96,22 +96,22 @@ def test_generation_rows_beside_context_are_split(monkeypatch):
 
 
 @pytest.mark.parametrize("head_dim", [16, 256])
-def test_a_sequence_without_a_context_is_zeros(head_dim):
-    """Padding of a graph: where splits have nothing to look at, too."""
+def test_the_output_for_context_length_0_is_zeros(head_dim):
+    """Such sequences are the padding of a graph. Also with split keys, where every share is empty."""
     heads = HeadShape(4, 2, head_dim)
     step = paged_step(heads, [(300, 1), (0, 1)])
     step.inputs.context_lengths[1] = 0
     step.inputs.slots[1] = -1
-    found, _ = attend(PagedAttention(TRITON, heads, kernels.store), step)
-    assert not found[1].any()
-    assert found[0].any()
+    out, _ = attend(PagedAttention(TRITON, heads, kernels.store), step)
+    assert not out[1].any()
+    assert out[0].any()
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_the_store_is_the_plain_one(strided):
+def test_the_store_writes_what_torch_writes(strided):
     generator = torch.Generator().manual_seed(3)
-    together = torch.randn(5, 7, 24, generator=generator)
-    key, value = together[:, 2:5], torch.randn(5, 3, 24, generator=generator)
+    fused = torch.randn(5, 7, 24, generator=generator)
+    key, value = fused[:, 2:5], torch.randn(5, 3, 24, generator=generator)
     if strided:
         key, value = key.transpose(1, 2).contiguous().transpose(1, 2), value.expand(5, 3, 24)
     slots = torch.tensor([7, -1, 0, 12, -1])
@@ -120,6 +120,6 @@ def test_the_store_is_the_plain_one(strided):
         pool = KVCache(1, 4, 4, 3, 24, torch.float32, torch.device("cpu"))
         store(pool.layers[0], key, value, slots)
         caches.append(pool.layers[0])
-    for one, other in zip(*map(pools, caches), strict=True):
-        assert torch.equal(one, other)
-        assert one.flatten(0, 1).flatten(1).any(1).sum() == 3
+    for expected, written in zip(*map(pools, caches), strict=True):
+        assert torch.equal(written, expected)
+        assert written.flatten(0, 1).flatten(1).any(1).sum() == 3

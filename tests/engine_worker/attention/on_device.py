@@ -1,4 +1,4 @@
-"""An attention backend against the reference in many random steps, on this machine's GPU if it has one."""
+"""Compares an attention backend with the reference in many random steps, on this machine's GPU if it has one."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -26,13 +26,15 @@ HEADS = (
 )
 PAGES, LONGEST, ROUNDS = ((16, 256), 1500, 3) if ON_GPU else ((16,), 300, 2)
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Absolute and relative: the reference computes in float32 and rounds once, others round in between."""
+"""Allowed error, absolute and relative: the reference computes in float32 and rounds once, kernels also round
+intermediate results."""
 PADDING = 3
-"""At the end of every other step, as the engine pads: tokens of no sequence, or in generation steps, which graphs pad,
-sequences without a context. FlashAttention-2 rejects the former if every sequence has one token."""
+"""Every second step ends with this much padding, like the engine's steps: tokens of no sequence or, in generation
+steps, which are padded for CUDA graphs, sequences with context length 0. FlashAttention-2 rejects the former if every
+sequence has one token."""
 BATCHES = (3, 17)
-"""Sequences: kernels split the keys of a small batch over the device, those of a large one less or not at all. Few of
-them, few windows and one longest context, because each may compile another kernel."""
+"""Numbers of sequences: kernels split the keys of a small batch over the GPU, those of a large batch less or not at
+all. There are few batch sizes and windows, and one longest context, because each may compile another kernel."""
 WINDOWS = {False: (None,), True: (1, 100)}
 KINDS = (
     lambda source, context: 1,
@@ -40,10 +42,10 @@ KINDS = (
     lambda source, context: source.randint(1, context),
     lambda source, context: source.choice([1, context, source.randint(1, context)]),
 )
-"""Tokens of a sequence in steps of generation, of whole prompts, of chunks, and mixed ones."""
+"""Query tokens of a sequence in steps of generation, of whole prompts, of chunks, and in mixed steps."""
 
 Make = Callable[[HeadShape, bool, int], AttentionBackend]
-"""(heads, windowed, tokens per block) → a backend. Raises RefusedError if it is not meant for these, or fails."""
+"""(heads, windowed, tokens per block) -> a backend. Raises RefusedError if it does not support these, or fails."""
 
 
 def by_kernel(kernel: Kernel, device: torch.device = DEVICE, dtype: torch.dtype = DTYPE) -> Make:
@@ -71,10 +73,10 @@ def steps(heads: HeadShape, size: int, dtype: torch.dtype, device: torch.device)
         queries = [query(source, context) for context in contexts]
         rows = [(context - count, count) for context, count in zip(contexts, queries, strict=True)]
         if source.random() < 0.5:
-            rows.sort(key=lambda row: row[1] > 1)  # As the engine orders them.
+            rows.sort(key=lambda row: row[1] > 1)  # Generation rows first, as the engine orders them.
         padding, generation = PADDING * (i % 2), all(count == 1 for count in queries)
         if generation:
-            rows.sort(reverse=True)  # The longest comes first, and is no padding.
+            rows.sort(reverse=True)  # The longest comes first, so that it is not replaced by padding.
         options = {"tokens_per_block": size, "dtype": dtype, "device": device, "seed": source.getrandbits(32)}
         step = paged_step(heads, rows, padding=0 if generation else padding, **options)
         step.inputs.block_tables.clamp_(min=0)
@@ -88,20 +90,20 @@ def steps(heads: HeadShape, size: int, dtype: torch.dtype, device: torch.device)
 def deviation(
     backend: AttentionBackend, heads: HeadShape, step: PagedStep, window: int | None, *, captured: bool = False
 ) -> float:
-    """The largest, as a share of the allowed one. Raises AssertionError if the caches differ afterwards."""
-    wanted, expected = attend(ReferenceAttention(heads), step, window)
+    """The largest error, divided by the allowed error. Raises AssertionError if the caches differ afterwards."""
+    expected, expected_cache = attend(ReferenceAttention(heads), step, window)
     form = replace(step, inputs=as_captured(step.inputs)) if captured else step
-    found, cache = attend(backend, form, window)
-    assert all(map(torch.equal, pools(cache), pools(expected))), "keys and values are not in their slots"
+    out, cache = attend(backend, form, window)
+    assert all(map(torch.equal, pools(cache), pools(expected_cache))), "keys and values are not in their slots"
     real = int(step.inputs.query_start[int((step.inputs.context_lengths > 0).sum())])
-    wanted, found = wanted[:real].float(), found[:real].float()
-    allowed = ALLOWED[step.query.dtype] * (1 + wanted.abs())
-    return float(((found - wanted).abs() / allowed).nan_to_num(nan=torch.inf).max())
+    expected, out = expected[:real].float(), out[:real].float()
+    allowed = ALLOWED[step.query.dtype] * (1 + expected.abs())
+    return float(((out - expected).abs() / allowed).nan_to_num(nan=torch.inf).max())
 
 
 def check(make: Make, dtype: torch.dtype = DTYPE, device: torch.device = DEVICE, heads=tuple(HEADS)) -> str:
-    """What was compared. Skips a backend that is meant for none of these heads, blocks and windows."""
-    refused, most, count = set(), 0.0, 0
+    """Returns a summary. Skips the test if the backend supports none of these heads, block sizes and windows."""
+    refused, largest, count = set(), 0.0, 0
     for shape, size, windowed in product(heads, PAGES, WINDOWS):
         try:
             backend = make(shape, windowed, size)
@@ -113,11 +115,11 @@ def check(make: Make, dtype: torch.dtype = DTYPE, device: torch.device = DEVICE,
         for i, step in enumerate(steps(shape, size, dtype, device)):
             window = WINDOWS[windowed][i % len(WINDOWS[windowed])]
             forms = [False, True] if backend.context_graphs else [False]
-            off = max(deviation(backend, shape, step, window, captured=form) for form in forms)
-            assert off <= 1, (
-                f"off by {off:.1f} of what is allowed: step {i}, {shape}, blocks of {size}, window {window}"[:200]
+            error = max(deviation(backend, shape, step, window, captured=captured) for captured in forms)
+            assert error <= 1, (
+                f"off by {error:.1f} of the allowed error: step {i}, {shape}, blocks of {size}, window {window}"[:200]
             )
-            most, count = max(most, off), count + 1
+            largest, count = max(largest, error), count + 1
     if not count:
         pytest.skip("; ".join(sorted(refused)))
-    return "; ".join([f"{count} steps, off by {most:.2f} of what is allowed at most", *sorted(refused)])
+    return "; ".join([f"{count} steps, off by {largest:.2f} of the allowed error at most", *sorted(refused)])

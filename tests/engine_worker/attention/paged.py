@@ -1,4 +1,4 @@
-"""Random steps over a random paged cache."""
+"""Random attention steps over a paged cache with random content."""
 
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -10,7 +10,7 @@ from engine_worker.attention.cache import KVCache, LayerCache
 
 CPU = torch.device("cpu")
 GONE = 1 << 24
-"""No block of any pool here: reading it raises."""
+"""A block number beyond the end of every pool here: reading it raises."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def paged_step(
     seed: int = 0,
     device: torch.device = CPU,
 ) -> PagedStep:
-    """`sequences`: (tokens already in the cache, tokens of this step) of each. `padding`: tokens at the end with slot
-    -1."""
+    """sequences: (tokens already in the cache, tokens of this step) of each. padding: number of tokens with slot -1 at
+    the end. scattered: assign blocks in random order."""
     random = torch.Generator().manual_seed(seed)
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
     pool = KVCache(1, sum(needed) + 3, tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
@@ -43,13 +43,11 @@ def paged_step(
         blocks.copy_(torch.randn(blocks.shape, generator=random))
     order = torch.randperm(pool.num_blocks, generator=random) if scattered else torch.arange(pool.num_blocks)
     tables = torch.full((len(sequences), max(needed)), -7, dtype=torch.int32)
-    slots, at = [], 0
-    for i, (past, query) in enumerate(sequences):
-        own = order[at : at + needed[i]]
-        at += needed[i]
-        tables[i, : needed[i]] = own
+    slots = []
+    for i, (blocks, (past, query)) in enumerate(zip(order[: sum(needed)].split(needed), sequences, strict=True)):
+        tables[i, : needed[i]] = blocks
         positions = torch.arange(past, past + query)
-        slots.append(own[positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block)
+        slots.append(blocks[positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block)
     slots.append(torch.full((padding,), -1))
     total = sum(query for _, query in sequences) + padding
 
@@ -68,8 +66,9 @@ def paged_step(
     return PagedStep(tokens(heads.num_heads), tokens(heads.num_kv_heads), tokens(heads.num_kv_heads), pool, inputs)
 
 
-def without_blocks_behind(step: PagedStep, window: int) -> PagedStep:
-    """Entries of the tables behind the window of a sequence's first query token are no blocks of the pool any more."""
+def drop_blocks_before_window(step: PagedStep, window: int) -> PagedStep:
+    """Replace the table entries of blocks that lie entirely before the window of a sequence's first query token by an
+    invalid block number."""
     inputs, size = step.inputs, step.pool.tokens_per_block
     queries = inputs.query_start.diff()
     tables = inputs.block_tables.clone()
@@ -83,7 +82,7 @@ def pools(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attend(backend: AttentionBackend, step: PagedStep, window: int | None = None) -> tuple[torch.Tensor, LayerCache]:
-    """The output, and the cache after it; the step's own cache stays as it is."""
+    """The output, and the cache afterwards, which is a copy: the step's own cache does not change."""
     cache = step.pool.layers[0].copy()
     inputs = backend.prepare(step.inputs, step.pool)
     return backend.attend(step.query, step.key, step.value, cache, inputs, window), cache

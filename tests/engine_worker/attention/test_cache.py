@@ -44,8 +44,8 @@ def test_copies_are_made_in_order_in_every_layer():
         assert not layer.keys[1].any()
 
 
-def test_what_was_offloaded_comes_back_as_it_was():
-    """In order: block 1 takes block 0's place, which goes to the host, makes room there and comes back elsewhere."""
+def test_an_offloaded_block_is_onloaded_unchanged():
+    """The moves run in order: block 0 is offloaded and overwritten by block 1, then onloaded to block 4."""
     pool = cache(num_host_blocks=2)
     for i, layer in enumerate(pool.layers):
         layer.keys[0], layer.values[0] = i + 1, -i - 1

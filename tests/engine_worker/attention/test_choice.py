@@ -12,18 +12,18 @@ from engine_worker.attention.backend import BrokenDeviceError, HeadShape, Refusa
 from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.choice import ChosenBackend, choose
 from engine_worker.attention.paged import Kernel
-from tests.engine_worker.attention import twins
+from tests.engine_worker.attention import flash_fakes
 
 CPU = torch.device("cpu")
 HEADS = HeadShape(4, 2, 16)
 HOPPER = Site(CPU, (9, 0), torch.bfloat16, HEADS, (None, 30), 0)
-"""Its capability is all that makes a GPU of it."""
+"""The device is a CPU; only the reported compute capability is that of a GPU."""
 AMPERE = dataclasses.replace(HOPPER, capability=(8, 0))
 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """Nothing is, until the test says so; torch is 2.11."""
+    """No kernel is installed until a test adds one, and torch is 2.11. Returns the monkeypatch."""
     for name in ("flash_attn", "flash_attn_interface", "flash_attn.cute", "engine_worker.attention.kernels"):
         monkeypatch.setitem(sys.modules, name, None)
     has_torch(monkeypatch, "2.11.0")
@@ -33,14 +33,14 @@ def installed(monkeypatch):
 def has_torch(monkeypatch, version: str) -> None:
     major, minor, _ = version.split(".")
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor))))
+    monkeypatch.setattr(torch_varlen, "varlen_attn", flash_fakes.varlen((int(major), int(minor))))
 
 
-def summary(found: ChosenBackend) -> tuple[str, int]:
-    return found.backend.name, found.tokens_per_block
+def summary(chosen: ChosenBackend) -> tuple[str, int]:
+    return chosen.backend.name, chosen.tokens_per_block
 
 
-def test_a_cpu_gets_its_own():
+def test_choices_on_a_cpu():
     site = Site(CPU, None, torch.float32, HEADS, (None,), 0)
     assert summary(choose("auto", site)) == ("cpu", 16)
     assert summary(choose("cpu", dataclasses.replace(site, tokens_per_block=5))) == ("cpu", 5)
@@ -48,40 +48,40 @@ def test_a_cpu_gets_its_own():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_a_cpu_is_refused_but_by_the_reference(dtype):
+def test_half_precision_on_a_cpu_is_refused_except_by_the_reference(dtype):
     site = Site(CPU, None, getattr(torch, dtype), HEADS, (None,), 0)
-    for wanted in ("auto", "cpu"):
+    for setting in ("auto", "cpu"):
         with pytest.raises(ValueError, match=rf"^dtype = {dtype} is slower than float32 on a CPU, .*dtype = float32"):
-            choose(wanted, site)
+            choose(setting, site)
     assert summary(choose("reference", site)) == ("reference", 16)
 
 
 @pytest.mark.parametrize("name", ["flash", "varlen", "triton"])
-def test_a_cpu_gets_none_of_a_gpus(name):
+def test_kernels_for_gpus_are_refused_on_a_cpu(name):
     with pytest.raises(ValueError, match=f"attention = {name} cannot run here.*needs a CUDA device"):
         choose(name, Site(CPU, None, torch.float32, HEADS, (None,), 0))
 
 
-def test_a_gpu_does_not_get_a_cpus():
+def test_the_backend_for_cpus_is_refused_on_a_gpu():
     with pytest.raises(ValueError, match="attention = cpu does not run"):
         choose("cpu", HOPPER)
 
 
-def test_without_anything_it_is_the_reference_and_says_why():
-    found = choose("auto", HOPPER)
-    assert summary(found) == ("reference", 16)
+def test_without_any_kernel_the_reference_is_chosen_and_the_reason_names_each():
+    chosen = choose("auto", HOPPER)
+    assert summary(chosen) == ("reference", 16)
     for title in ("FlashAttention-3", "FlashAttention-4", "FlashAttention-2", "Triton"):
-        assert f"{title} is not available: " in found.reason
-    assert "torch's varlen_attn is not available: torch 2.11.0 has it without" in found.reason
+        assert f"{title} is not available: " in chosen.reason
+    assert "torch's varlen_attn is not available: varlen_attn of torch 2.11.0 has no block_table" in chosen.reason
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
-def test_torch_alone(installed, version):
+def test_with_torch_alone_its_varlen_attn_is_chosen(installed, version):
     has_torch(installed, version)
-    found = choose("auto", HOPPER)
-    assert summary(found) == ("varlen", 256)
-    assert found.reason.startswith("torch's varlen_attn runs here. ")
-    assert "FlashAttention-3 is not available: " in found.reason
+    chosen = choose("auto", HOPPER)
+    assert summary(chosen) == ("varlen", 256)
+    assert chosen.reason.startswith("torch's varlen_attn runs here. ")
+    assert "FlashAttention-3 is not available: " in chosen.reason
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
@@ -90,11 +90,11 @@ def test_torch_alone(installed, version):
     [(HEADS, (None,), True), (HEADS, (None, 30), False), (HeadShape(2, 2, 16), (None,), False)],
 )
 def test_generation_on_varlen_packs_grouped_heads_without_a_window(installed, version, heads, windows, packs):
-    """Where torch cannot pack, it neither splits long contexts nor reads a KV head once: Sluice's kernels are first."""
+    """Where torch cannot pack, it neither splits long contexts nor reads each KV head once: Triton is preferred."""
     has_torch(installed, version)
     calls: list[bool] = []
     major, minor, _ = version.split(".")
-    installed.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor)), calls))
+    installed.setattr(torch_varlen, "varlen_attn", flash_fakes.varlen((int(major), int(minor)), calls))
     site = dataclasses.replace(HOPPER, heads=heads, windows=windows)
     assert summary(choose("auto", site)) == ("varlen", 256)
     generation_steps, windows_tried = 2, len(set(windows))
@@ -104,34 +104,34 @@ def test_generation_on_varlen_packs_grouped_heads_without_a_window(installed, ve
     assert summary(choose("auto", site)) == (("varlen", 256) if packs else ("triton", 16))
 
 
-def test_the_best_that_is_there(installed):
+def test_the_most_preferred_installed_kernel_is_chosen(installed):
     has_torch(installed, "2.13.0")
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
     assert summary(choose("auto", HOPPER)) == ("flash", 256)
     assert summary(choose("varlen", HOPPER)) == ("varlen", 256)
-    installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
+    installed.setitem(sys.modules, "flash_attn_interface", flash_fakes.flash3())
     assert summary(choose("auto", HOPPER)) == ("flash", 16)
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store_by_torch))
     assert choose("flash", HOPPER).reason == "FlashAttention-3 runs here"
 
 
-def test_the_gpu_must_be_one_that_it_is_for(installed):
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
-    installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
-    found = choose("auto", AMPERE)
-    assert found.reason.startswith("FlashAttention-2 runs here. ")
-    assert "FlashAttention-3 is not available: it does not support compute capability 8.0" in found.reason
+def test_kernels_that_do_not_support_the_compute_capability_are_not_chosen(installed):
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
+    installed.setitem(sys.modules, "flash_attn_interface", flash_fakes.flash3())
+    chosen = choose("auto", AMPERE)
+    assert chosen.reason.startswith("FlashAttention-2 runs here. ")
+    assert "FlashAttention-3 is not available: it does not support compute capability 8.0" in chosen.reason
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
     assert summary(choose("auto", turing)) == ("reference", 16)
 
 
-def test_blocks_of_another_size(installed):
-    """They rule out what cannot have them; what was asked for by name then is an error."""
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+def test_an_unsupported_block_size(installed):
+    """With auto the kernel is not chosen; if the setting names the kernel, that is an error."""
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
     small = dataclasses.replace(AMPERE, tokens_per_block=32)
-    found = choose("auto", small)
-    assert summary(found) == ("reference", 32)
-    assert "tokens_per_block = 32 is not a multiple of 256" in found.reason
+    chosen = choose("auto", small)
+    assert summary(chosen) == ("reference", 32)
+    assert "tokens_per_block = 32 is not a multiple of 256" in chosen.reason
     with pytest.raises(ValueError, match=r"attention = flash cannot run here.*32 is not a multiple of 256"):
         choose("flash", small)
     assert summary(choose("flash", dataclasses.replace(AMPERE, tokens_per_block=512))) == ("flash", 512)
@@ -141,32 +141,32 @@ def test_blocks_of_another_size(installed):
     ("change", "reason"),
     [({"dtype": torch.float32}, "float32"), ({"heads": HeadShape(2, 2, 12)}, "heads of dimension 12")],
 )
-def test_what_it_does_not_compute(installed, change, reason):
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+def test_an_unsupported_dtype_or_head_dimension(installed, change, reason):
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
     with pytest.raises(ValueError, match=reason):
         choose("flash", dataclasses.replace(HOPPER, **change))
 
 
 @pytest.mark.parametrize("name", ["flash_attn_varlen_func", "flash_attn_with_kvcache"])
 @pytest.mark.parametrize("windows", [(None,), (None, 30)])
-def test_one_that_is_wrong_here_is_not_used(installed, name, windows):
-    """It is tried out: in a generation step, in one with context, and with a window where the model has one."""
-    module, site = twins.flash2(), dataclasses.replace(HOPPER, windows=windows)
+def test_a_kernel_with_wrong_results_is_not_used(installed, name, windows):
+    """The trial covers a generation step, a step with context, and windows if the model has any."""
+    module, site = flash_fakes.flash2(), dataclasses.replace(HOPPER, windows=windows)
     right = getattr(module, name)
     installed.setitem(sys.modules, "flash_attn", module)
-    for wrong, told_apart in ((_spoilt(right), True), (_windowless(right), len(windows) > 1)):
+    for wrong, detected in ((_with_nan(right), True), (_windowless(right), len(windows) > 1)):
         setattr(module, name, wrong)
-        found = choose("auto", site)
-        assert found.backend.name == ("reference" if told_apart else "flash")
-        assert ("FlashAttention-2 is wrong: off by" in found.reason) == told_apart
+        chosen = choose("auto", site)
+        assert chosen.backend.name == ("reference" if detected else "flash")
+        assert ("FlashAttention-2 is wrong: off by" in chosen.reason) == detected
 
 
-def test_one_that_fails_here_is_not_used(installed):
-    module = twins.flash2()
+def test_a_kernel_that_fails_is_not_used(installed):
+    module = flash_fakes.flash2()
     module.flash_attn_varlen_func = _no_image
     installed.setitem(sys.modules, "flash_attn", module)
-    found = choose("auto", HOPPER)
-    assert "FlashAttention-2 failed: CUDA error: no kernel image is available." in found.reason
+    chosen = choose("auto", HOPPER)
+    assert "FlashAttention-2 failed: CUDA error: no kernel image is available." in chosen.reason
 
 
 def test_flash_attention_2_is_absent_where_only_4_is_installed(installed, tmp_path):
@@ -184,8 +184,7 @@ def _flash2() -> Kernel:
     return next(kernel for kernel in choice.KERNELS if kernel.title == "FlashAttention-2")
 
 
-def test_refusals_are_told_apart(installed):
-    """What is not here is no fault; what fails or is wrong is."""
+def test_kinds_of_refusal(installed):
 
     def refused(site: Site = AMPERE) -> Refusal:
         with pytest.raises(RefusedError) as caught:
@@ -193,11 +192,11 @@ def test_refusals_are_told_apart(installed):
         return caught.value.kind
 
     assert refused() is Refusal.ABSENT
-    module = twins.flash2()
+    module = flash_fakes.flash2()
     installed.setitem(sys.modules, "flash_attn", module)
     assert refused(dataclasses.replace(AMPERE, dtype=torch.float32)) is Refusal.ABSENT
     assert refused(dataclasses.replace(AMPERE, tokens_per_block=32)) is Refusal.ABSENT
-    module.flash_attn_varlen_func = _spoilt(module.flash_attn_varlen_func)
+    module.flash_attn_varlen_func = _with_nan(module.flash_attn_varlen_func)
     assert refused() is Refusal.WRONG
     module.flash_attn_varlen_func = _no_image
     assert refused() is Refusal.FAILED
@@ -213,20 +212,20 @@ def test_every_kernel_is_a_setting():
 
 
 def with_store(function) -> ModuleType:
-    """As `engine_worker.attention.kernels`, but for the attention."""
+    """A stand-in for `engine_worker.attention.kernels` that has only `store`."""
     module = ModuleType("kernels")
     module.store = function
     return module
 
 
 def with_attend() -> ModuleType:
-    """All of `engine_worker.attention.kernels`, with Triton's attention replaced by a twin's."""
+    """A stand-in for `engine_worker.attention.kernels` whose functions use torch."""
     module = with_store(store_by_torch)
 
     def attend(query, cache, inputs, scale, window):
         starts, lengths = inputs.query_start.tolist(), inputs.context_lengths.tolist()
         bounds = (-1, 0) if window is None else (window - 1, 0)
-        return twins.paged(query, cache.keys, cache.values, inputs.block_tables, starts, lengths, scale, bounds)
+        return flash_fakes.paged(query, cache.keys, cache.values, inputs.block_tables, starts, lengths, scale, bounds)
 
     module.attend = attend
     return module
@@ -241,23 +240,23 @@ def _padding_to_the_first(cache, key, value, slots):
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("module", "reason"),
     [
         (None, "is not available: "),
         (with_store(_no_compiler), "failed: Failed to find C compiler"),
         (with_store(_padding_to_the_first), "is wrong: "),
     ],
 )
-def test_without_tritons_store_torch_stores(installed, found, reason):
-    """What can attend is not given up for it, nor are graphs."""
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
-    installed.setitem(sys.modules, "engine_worker.attention.kernels", found)
+def test_without_tritons_store_torch_stores(installed, module, reason):
+    """The kernel is still used for attention, and still captured in graphs."""
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", module)
     chosen = choose("flash", AMPERE)
     assert f"Triton's store {reason}" in chosen.reason
     assert chosen.backend.graphs
 
 
-def _spoilt(function):
+def _with_nan(function):
     return lambda *args, **options: function(*args, **options) + torch.tensor([0.0] * 15 + [torch.nan])
 
 
@@ -273,9 +272,9 @@ def _sticky(device):
     raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
 
 
-def test_a_kernel_that_breaks_the_context_ends_the_start_with_its_name_and_a_setting(installed):
-    """Everything tried after it would fail too, and `reference` would be served for no reason of its own."""
-    module = twins.flash2()
+def test_a_kernel_that_breaks_the_cuda_context_fails_the_start_with_its_name_and_a_setting(installed):
+    """Every kernel tested afterwards would fail too, and the reference would be chosen although others work."""
+    module = flash_fakes.flash2()
     module.flash_attn_varlen_func = _no_image
     installed.setitem(sys.modules, "flash_attn", module)
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store_by_torch))
@@ -284,8 +283,8 @@ def test_a_kernel_that_breaks_the_context_ends_the_start_with_its_name_and_a_set
         choose("auto", HOPPER)
 
 
-def test_a_store_that_breaks_the_context_names_the_setting_without_it(installed):
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+def test_a_store_that_breaks_the_cuda_context_fails_the_start_with_a_setting(installed):
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_no_compiler))
     installed.setattr(backend, "synchronize", _sticky)
     with pytest.raises(BrokenDeviceError, match=r"Triton's store broke .* fused_kernels = false"):
@@ -308,24 +307,24 @@ def _fails_in_graphs(attend):
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
-    [(_wrong_in_graphs, "it is wrong: off by 0.5"), (_fails_in_graphs, "it failed: Failed to find C")],
+    [(_wrong_in_graphs, "is wrong: off by 0.5"), (_fails_in_graphs, "failed: Failed to find C")],
 )
-def test_only_graphs_of_steps_with_context_are_given_up(installed, changed, reason):
+def test_a_kernel_that_fails_only_in_graphs_with_context_is_used_without_them(installed, changed, reason):
     module = with_attend()
     installed.setitem(sys.modules, "engine_worker.attention.kernels", module)
-    found = choose("triton", HOPPER)
-    assert found.backend.context_graphs
-    assert "graphs" not in found.reason
+    chosen = choose("triton", HOPPER)
+    assert chosen.backend.context_graphs
+    assert "graphs" not in chosen.reason
     module.attend = changed(module.attend)
-    found = choose("triton", HOPPER)
-    assert found.backend.name == "triton"
-    assert found.backend.graphs
-    assert not found.backend.context_graphs
-    assert f"No graphs of steps with context: in them {reason}" in found.reason
+    chosen = choose("triton", HOPPER)
+    assert chosen.backend.name == "triton"
+    assert chosen.backend.graphs
+    assert not chosen.backend.context_graphs
+    assert f"No CUDA graphs of steps with context: in their test the kernel {reason}" in chosen.reason
 
 
 def test_without_fused_kernels_tritons_store_is_not_tried(installed):
-    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    installed.setitem(sys.modules, "flash_attn", flash_fakes.flash2())
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_padding_to_the_first))
-    found = choose("flash", dataclasses.replace(AMPERE, fused=False))
-    assert "Triton's store is not used: fused_kernels = false" in found.reason
+    chosen = choose("flash", dataclasses.replace(AMPERE, fused=False))
+    assert "Triton's store is not used: fused_kernels = false" in chosen.reason

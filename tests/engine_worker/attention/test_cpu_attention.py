@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cpu import TILE, CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
-from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools, without_blocks_behind
+from tests.engine_worker.attention.paged import PagedStep, attend, drop_blocks_before_window, paged_step, pools
 from tests.examples import examples
 
 HEADS = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16)
@@ -16,10 +16,10 @@ HEADS = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16)
 
 def assert_same(heads: HeadShape, step: PagedStep, tolerance: float = 1e-5, window: int | None = None) -> None:
     expected, expected_cache = attend(ReferenceAttention(heads), step, window)
-    found, found_cache = attend(CpuAttention(heads, [window]), step, window)
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-    assert torch.equal(found_cache.keys, expected_cache.keys)
-    assert torch.equal(found_cache.values, expected_cache.values)
+    out, cache = attend(CpuAttention(heads, [window]), step, window)
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(cache.keys, expected_cache.keys)
+    assert torch.equal(cache.values, expected_cache.values)
 
 
 sequence = st.tuples(st.integers(0, 130), st.one_of(st.just(1), st.integers(1, 40)))
@@ -41,7 +41,7 @@ def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, gr
     step = paged_step(
         heads, sequences, tokens_per_block=tokens_per_block, padding=padding, scattered=scattered, seed=seed
     )
-    assert_same(heads, step if window is None else without_blocks_behind(step, window), window=window)
+    assert_same(heads, step if window is None else drop_blocks_before_window(step, window), window=window)
 
 
 @pytest.mark.parametrize("past", [0, 1, 300])
@@ -54,7 +54,7 @@ def test_slices_longer_than_a_tile(past, query):
 @pytest.mark.parametrize("query", [TILE, 2 * TILE + 3])
 def test_slices_longer_than_a_tile_with_a_window(query, window):
     step = paged_step(HEADS, [(300, query), (5, 1), (0, query)])
-    assert_same(HEADS, without_blocks_behind(step, window), window=window)
+    assert_same(HEADS, drop_blocks_before_window(step, window), window=window)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -65,20 +65,20 @@ def test_half_precision(window):
 
 def test_the_reference_is_causal_attention():
     step = paged_step(HeadShape(2, 2, 8), [(0, 12)])
-    found, _ = attend(ReferenceAttention(HeadShape(2, 2, 8)), step)
+    out, _ = attend(ReferenceAttention(HeadShape(2, 2, 8)), step)
     q, k, v = (x.transpose(0, 1)[None] for x in (step.query, step.key, step.value))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize("window", [1, 4, 12])
 def test_the_reference_with_a_window_is_causal_attention_to_the_last_keys(window):
     step = paged_step(HeadShape(2, 2, 8), [(0, 12)])
-    found, _ = attend(ReferenceAttention(HeadShape(2, 2, 8)), step, window)
+    out, _ = attend(ReferenceAttention(HeadShape(2, 2, 8)), step, window)
     for i in range(12):
-        seen = slice(max(0, i - window + 1), i + 1)
-        scores = torch.einsum("hd,lhd->hl", step.query[i], step.key[seen]) * 8**-0.5
-        torch.testing.assert_close(found[i], torch.einsum("hl,lhd->hd", scores.softmax(-1), step.value[seen]))
+        visible = slice(max(0, i - window + 1), i + 1)
+        scores = torch.einsum("hd,lhd->hl", step.query[i], step.key[visible]) * 8**-0.5
+        torch.testing.assert_close(out[i], torch.einsum("hl,lhd->hd", scores.softmax(-1), step.value[visible]))
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS, [None, 20, 50])])
@@ -87,8 +87,8 @@ def test_layers_with_different_windows_share_a_step(backend):
     inputs, cache = backend.prepare(step.inputs, step.pool), step.pool.layers[0]
     for window in (None, 20, 50, None):
         expected, _ = attend(ReferenceAttention(HEADS), step, window)
-        found = backend.attend(step.query, step.key, step.value, cache, inputs, window)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        out = backend.attend(step.query, step.key, step.value, cache, inputs, window)
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS)])
@@ -100,16 +100,16 @@ def test_padding_writes_nothing(backend):
     lengths[2] = 0
     padded = dataclasses.replace(step, inputs=dataclasses.replace(step.inputs, slots=slots, context_lengths=lengths))
     _, cache = attend(backend, padded)
-    kept = torch.ones(cache.keys.shape[:2], dtype=torch.bool).view(-1)
-    kept[slots[0]] = False
+    untouched = torch.ones(cache.keys.shape[:2], dtype=torch.bool).view(-1)
+    untouched[slots[0]] = False
     for before, after, written in zip(pools(step.pool.layers[0]), pools(cache), (step.key, step.value), strict=True):
-        assert torch.equal(after.flatten(0, 1)[kept], before.flatten(0, 1)[kept])
+        assert torch.equal(after.flatten(0, 1)[untouched], before.flatten(0, 1)[untouched])
         assert torch.equal(after.flatten(0, 1)[slots[0]], written[0])
 
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_row_does_not_depend_on_its_batch(window):
-    """Generation rows alone and among others: the same bits."""
+    """A generation row's output has the same bits alone and in a batch."""
     sequences = [(length, 1) for length in (0, 5, 15, 16, 17, 200, 33, 700, 64)]
     step = paged_step(HEADS, sequences)
     together, _ = attend(CpuAttention(HEADS, [window]), step, window)
@@ -128,8 +128,7 @@ def test_a_row_does_not_depend_on_its_batch(window):
         assert torch.equal(alone[0], together[i])
 
 
-def test_one_sequence_cannot_poison_another():
-    """Not-a-numbers in one sequence's blocks stay in its own row."""
+def test_nan_in_one_sequences_blocks_affects_only_its_own_row():
     step = paged_step(HEADS, [(20, 1), (9, 1), (30, 4)])
     poisoned = step.inputs.block_tables[0, :2].long()
     for pool in pools(step.pool.layers[0]):
@@ -140,16 +139,16 @@ def test_one_sequence_cannot_poison_another():
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS, [20])])
-def test_what_lies_behind_the_window_is_not_read(backend):
-    """Not-a-numbers there, to the very token, go nowhere."""
+def test_keys_before_the_window_are_not_read(backend):
+    """NaN in every slot before the window does not change the output."""
     step = paged_step(HEADS, [(100, 1), (90, 3)])
     clean, _ = attend(backend, step, 20)
     for pool in pools(step.pool.layers[0]):
         for table, first in zip(step.inputs.block_tables, (100 - 19, 90 - 19), strict=True):
             for position in range(first):
                 pool[table[position // 16], position % 16] = torch.nan
-    found, _ = attend(backend, step, 20)
-    assert torch.equal(found, clean)
+    out, _ = attend(backend, step, 20)
+    assert torch.equal(out, clean)
 
 
 def test_generation_reads_no_more_keys_than_the_window_has():

@@ -1,5 +1,5 @@
-"""Every attention kernel of this machine against the reference, on its GPU if it has one. `python -m bench.gpu` runs
-these; they need no package but torch and pytest."""
+"""Every attention kernel that this machine supports against the reference, on its GPU if it has one. `python -m
+bench.gpu` runs these tests; they need no package but torch and pytest."""
 
 import pytest
 

@@ -20,8 +20,8 @@ KEYS = 64
         (512, 40960, Split(8, 1)),
     ],
 )
-def test_what_eight_kv_heads_get_on_a_large_gpu(rows, max_context, split):
-    """A long context is split even where the batch keeps the GPU busy, for the step would wait for it."""
+def test_splits_for_eight_kv_heads_on_a_large_gpu(rows, max_context, split):
+    """A long context is split even if the batch keeps the GPU busy: otherwise the step would wait for its program."""
     assert plan_split(rows * 8, max_context, KEYS, H100) == split
 
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 LARGE, WIDE, SMALL = HeadShape(32, 8, 128), HeadShape(8, 4, 256), HeadShape(4, 1, 16)
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 SHARED = {80: 163, 90: 227, 120: 99}
-"""KiB of shared memory that a program may have, by compute capability."""
+"""KiB of shared memory per program, by compute capability."""
 
 
 @needs_triton
@@ -26,7 +26,7 @@ def test_by_tritons_interpreter():
 
 
 class Recorded:
-    """In a kernel's place: what Triton's launcher would compile."""
+    """Stands in for a kernel and records what Triton's launcher would compile."""
 
     def __init__(self, kernel) -> None:
         self.kernel = kernel
@@ -53,7 +53,7 @@ class Recorded:
 
 @pytest.fixture
 def launched(monkeypatch, tmp_path):
-    """A function that gives (source, options) of what a step of these sequences would launch on a small GPU."""
+    """A function that returns (source, options) of each kernel that a step would launch on a small GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from engine_worker.attention import kernels
 
@@ -63,12 +63,12 @@ def launched(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "_combine", recorded[1])
 
     def launch(heads, sequences, window=None):
-        for one in recorded:
-            one.sources.clear()
+        for kernel in recorded:
+            kernel.sources.clear()
         step = paged_step(heads, sequences, dtype=torch.bfloat16)
         for form in (step, replace(step, inputs=trial.as_captured(step.inputs))):
             attend(PagedAttention(TRITON, heads, store_by_torch), form, window)
-        return [source for one in recorded for source in one.sources]
+        return [source for kernel in recorded for source in kernel.sources]
 
     return launch
 
@@ -76,7 +76,7 @@ def launched(monkeypatch, tmp_path):
 @needs_triton
 @pytest.mark.parametrize("heads", [LARGE, WIDE], ids=["128", "256"])
 @pytest.mark.parametrize("capability", SHARED)
-def test_they_compile_and_have_room(launched, heads, capability, monkeypatch):
+def test_kernels_compile_and_fit_the_shared_memory(launched, heads, capability, monkeypatch):
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -88,19 +88,19 @@ def test_they_compile_and_have_room(launched, heads, capability, monkeypatch):
         triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options) for source, options in sources
     ]
     assert len({source.hash() for source, _ in sources}) == 5
-    assert max(one.metadata.shared for one in compiled) <= SHARED[capability] << 10
+    assert max(kernel.metadata.shared for kernel in compiled) <= SHARED[capability] << 10
 
 
 @needs_triton
 @pytest.mark.parametrize("windows", [(None,), (50, 101)])
-def test_nothing_is_compiled_while_serving_that_was_not_tried_out(launched, windows):
-    """A window, a number of splits or of sequences is no kernel of its own."""
+def test_the_trial_compiles_every_variant_that_serving_launches(launched, windows):
+    """The window's size and the numbers of splits and sequences must not specialize a kernel."""
 
     def variants(steps, windows):
         return {source.hash() for step in steps for window in windows for source, _ in launched(SMALL, step, window)}
 
     rows = [[(length, 1)] * count for length in (0, 70, 5000) for count in (1, 3, 40)]
-    steps = [*rows, *([*some, (3, 7)] for some in rows), [(0, 9), (3, 1)]]
-    tried = variants(trial.STEPS, (None if windows[0] is None else trial.WINDOW,))
-    assert len(tried) == 6
-    assert variants(steps, windows) == tried
+    steps = [*rows, *([*generation, (3, 7)] for generation in rows), [(0, 9), (3, 1)]]
+    compiled_by_trial = variants(trial.STEPS, (None if windows[0] is None else trial.WINDOW,))
+    assert len(compiled_by_trial) == 6
+    assert variants(steps, windows) == compiled_by_trial

@@ -1,8 +1,13 @@
-"""The whole engine but its model and its sockets, as a hypothesis state machine.
+"""The whole engine except its model and its sockets, as a hypothesis state machine.
 
-In any order of submits, cancels, next attempts, steps, failures, passing time and full lanes: the books balance, blocks
-hold what they are said to hold, routers know what is in the cache, users' events lead to it, and every sequence ends
-right.
+The rules submit and cancel requests, send next attempts, run steps, inject failures, let time pass and fill lanes, in
+any order. After each rule the engine's accounting balances, blocks hold the tokens that the prefix cache says they
+hold, routers and readers of KV cache events can reconstruct the cache, and outputs are those of the oracle. At the end,
+every sequence has ended as it should.
+
+- `machine_inputs`: what the rules draw from; `machine_requests`: how requests are built from it
+- `machine_oracle`: the expected results
+- `machine_checks`: the comparison
 """
 
 from random import Random
@@ -12,139 +17,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import remaining
-from sluice.ring.errors import FinishReason
-from sluice.ring.hashing import short_hash
-from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams, Speculation
-from sluice.ring.prompt_logprobs import Row
-from sluice.ring.tables import NO_TABLES, PromptTables, Table, VirtualTokens
-from sluice.ring.tensors import LOGITS_NAMES, NO_TENSORS, TensorParams, TensorRows
-from sluice.ring.wire import Submit
+from sluice.ring.tables import NO_TABLES
+from sluice.ring.tensors import NO_TENSORS
 from sluice.settings.engine import SchedulerNames
-from tests.fakes.adapters import ScriptedAdapters, adapter, start_of
-from tests.fakes.beams import search_alone
+from tests.engine_worker.core.machine_checks import FailOnWarning, OutcomeChecks, RouterView, require_growth
+from tests.engine_worker.core.machine_inputs import ADAPTER_PAGES, ENGINES, LANES, RANDOM_CHOICES, REQUESTS
+from tests.engine_worker.core.machine_oracle import Oracle
+from tests.engine_worker.core.machine_requests import resuming, speculation_for, with_virtual_tokens
+from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import (
-    HIDDEN_SIZE,
-    VOCAB,
-    continuation,
-    digest,
-    draft_logits,
-    prompt_row,
-    shown_to_model,
-    tensor_row,
-)
 
-COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
-REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
-BASES = [[(7 * i + 31 * base) % 97 for i in range(40)] for base in range(5)]
-"""What prompts begin with."""
-LANES = ["mem://a", "mem://b"]
-OWN, OTHER = "generation_logits", "hidden_states"
-TENSORS = [
-    TensorParams(output=(OWN,)),
-    TensorParams(("context_logits",), (OWN, OTHER)),
-    TensorParams((OTHER, "context_logits"), (OTHER,)),
-    TensorParams(("context_logits",)),
-]
-ADAPTERS = [adapter(name) for name in "abc"]
-SIZES = {ADAPTERS[0].version: 1, ADAPTERS[1].version: 2, ADAPTERS[2].version: 2}
-"""In pages."""
-TABLES = [
-    PromptTables(tuple(Table.of(len(rows) // 4, HIDDEN_SIZE, "float16", rows) for rows in tables))
-    for tables in ([b"same" * 5], [b"same" * 4 + b"last"], [b"same" * 2, b"same" * 3], [b"more" * 2, b"same" * 3])
-]
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 EVENT_BUFFER = 1 << 16
-"""More events than one rule brings."""
-MOST_STEPS = 10_000
-"""Until what was submitted has ended; a thousand is a lot."""
-SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
-
-
-def version_of(spec: Submit) -> str | None:
-    return None if spec.adapter is None else spec.adapter.version
-
-
-def prompt_of(spec: Submit) -> list[int]:
-    """As the model sees it."""
-    return shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables))
-
-
-class RouterView:
-    """A router that reads the changes of the prefix cache now and then."""
-
-    def __init__(self) -> None:
-        self.known = 0
-        self.blocks: set[int] = set()
-
-    def read_changes(self, bench: EngineBench) -> None:
-        changes = bench.cache.tiers.journal.since(self.known)
-        if changes is not None:
-            assert changes.whole or changes.after == self.known
-            self.blocks = set() if changes.whole else self.blocks
-            self.blocks = self.blocks.difference(changes.removed).union(changes.stored)
-            self.known = changes.last
-        pools = (bench.cache.tiers.device, bench.cache.tiers.host)
-        assert self.blocks == {short_hash(content.hash) for pool in pools for _, content in pool.contents()}
-
-
-class Alarm:
-    """The log of a scheduler that must not warn."""
-
-    def error(self, event: str, **_) -> None:
-        raise AssertionError(event)
-
-
-def always_grows(cache: KvCacheManager) -> None:
-    """Whoever holds memory gets what it needs more."""
-    grow = cache._grow
-
-    def must_grow(sequence) -> bool:
-        assert grow(sequence), f"no blocks for {sequence}"
-        return True
-
-    cache._grow = must_grow
-
-
-@st.composite
-def retentions(draw) -> RetentionParams:
-    edges = sorted(draw(st.lists(st.integers(0, 48), max_size=6, unique=True)))
-    return RetentionParams(
-        tuple(
-            RangeRetention(start, end, draw(st.integers(0, 100)), draw(SECONDS))
-            for start, end in zip(edges[::2], edges[1::2], strict=False)
-        ),
-        draw(st.sampled_from([35, 0, 50, 100])),
-        draw(SECONDS),
-    )
+"""KV cache events to keep; more than any rule causes."""
+MAX_FINAL_STEPS = 10_000
+"""Bound of the steps until all requests have ended. A thousand is already unusual."""
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Its rules are what can happen; its invariants and the bench's own checks are what must hold after each."""
+    """Rules are what can happen; invariants, and the bench's own checks, are what must hold after each."""
 
     def count(self, rules: int, engine_steps: int) -> None:
-        """For who wants to know."""
+        """Hook for long runs, which report how much was done."""
 
-    @initialize(
-        tokens=st.sampled_from([60, 48, 80, 36, 120]),
-        tokens_per_block=st.sampled_from([1, 2, 3, 4, 5]),
-        host=st.sampled_from([1, 0, 3, 0]),
-        window=st.sampled_from([None, None, 2, 5, 9, 16, 30]),
-        batch=st.sampled_from([6, 4, 3, 2, 1]),
-        budget=st.sampled_from([6, 9, 16, 40]),
-        chunked=st.sampled_from([True, True, False]),
-        reuse=st.sampled_from([True, True, True, False]),
-        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
-        chunking=st.sampled_from(["first_come_first_served", "equal_progress"]),
-        aging=st.sampled_from([0.0, 1.0]),
-        overlap=st.booleans(),
-        draft_batch=st.sampled_from([8, 2, 0]),
-        pages=st.sampled_from([2, 3, 5, 2]),
-        draft_context=st.sampled_from([None, 1000, 30]),
-    )
+    @initialize(**ENGINES)
     def start(
         self,
         tokens,
@@ -163,107 +60,68 @@ class EngineMachine(RuleBasedStateMachine):
         pages=3,
         draft_context=None,
     ):
+        """`tokens`: size of the KV cache on the device; `host`: size of the host tier in relation to it."""
         num_blocks = tokens // tokens_per_block
-        self._begin(
-            EngineBench(
-                num_blocks,
-                tokens_per_block,
-                batch,
-                budget,
-                chunked,
-                reuse,
-                max_requests=12,
-                num_host_blocks=num_blocks * host,
-                window=window,
-                overlap=overlap,
-                log=QUIET,
-                context_chunking_policy=chunking,
-                schedulers=SchedulerNames(policy),
-                priority_aging_seconds=aging,
-                max_draft_batch=draft_batch,
-                kv_event_buffer=EVENT_BUFFER,
-                adapters=ScriptedAdapters(pages, SIZES),
-                draft_context=draft_context,
-            ),
-            policy,
+        bench = EngineBench(
+            num_blocks,
+            tokens_per_block,
+            batch,
+            budget,
+            chunked,
+            reuse,
+            max_requests=12,
+            num_host_blocks=num_blocks * host,
+            window=window,
+            overlap=overlap,
+            log=QUIET,
+            context_chunking_policy=chunking,
+            schedulers=SchedulerNames(policy),
+            priority_aging_seconds=aging,
+            max_draft_batch=draft_batch,
+            kv_event_buffer=EVENT_BUFFER,
+            adapters=ScriptedAdapters(pages, ADAPTER_PAGES),
+            draft_context=draft_context,
         )
+        self._begin(bench, Oracle(), policy)
 
-    def _begin(self, bench: EngineBench, policy: str) -> None:
+    def _begin(self, bench: EngineBench, oracle: Oracle, policy: str) -> None:
         self.bench = bench
-        self.scheduler = self.bench.engine._scheduler
-        self.scheduler._warnings._log = Alarm()
-        self.may_pause = policy == "max_utilization"
-        if not self.may_pause:
-            always_grows(self.bench.cache)
+        self.oracle = oracle
+        bench.engine._scheduler._warnings._log = FailOnWarning()
+        self.may_preempt = policy == "max_utilization"
+        if not self.may_preempt:
+            require_growth(bench.cache)
+        self.checks = OutcomeChecks(bench, oracle, may_preempt=self.may_preempt)
         self.failures = 0
-        self.pauses = 0
-        """Pauses where nobody may be paused: after failed steps."""
+        """The runner's failures up to the latest step."""
+        self.allowed_preemptions = 0
+        """Preemptions up to the latest failed step. Policies that never preempt do so only after such a step."""
         self.routers = [RouterView(), RouterView()]
         self.follower = CacheFollower()
-        self.disturbed: set[int] = set()
-        """Requests that may end otherwise than by themselves."""
-        self.superseded: set[tuple[int, int]] = set()
-        """Attempts that were followed by a next one."""
-        self.found: dict[tuple[int, int], list[list[int]]] = {}
-        """What beam searches find, by request and attempt."""
-        self.checked: dict[tuple[int, int, int], int] = {}
 
-    @rule(
-        base=st.sampled_from(BASES),
-        shared=st.sampled_from([12, 20, 8, 5, 40, 0]),
-        own=st.lists(st.integers(0, 96), max_size=8),
-        max_tokens=st.sampled_from([17, 30, 9, 3, 1]),
-        n=st.sampled_from([1, 1, 1, 2, 3, 9]),
-        priority=st.integers(1, 3),
-        salt=st.sampled_from(["", "", "x"]),
-        retention=st.one_of(st.just(RetentionParams()), retentions()),
-        ends=st.one_of(st.just(()), st.lists(st.integers(0, 96), max_size=8).map(tuple)),
-        min_tokens=st.integers(0, 4),
-        time_limit=st.sampled_from([None, None, None, 0.0, 0.05, 0.3]),
-        lane=st.sampled_from(LANES),
-        times=st.sampled_from([2, 1, 3, 6]),
-        left=st.one_of(st.none(), st.none(), st.randoms(use_true_random=False)),
-        drafts=st.sampled_from([0, 4, 1, 9]),
-        wrong=st.integers(0, 7),
-        proposing=st.sampled_from([False, False, True]),
-        threshold=st.sampled_from([None, 0.5, 1.0]),
-        beams=st.sampled_from([None, None, BeamSearchParams(3), BeamSearchParams(6, 0.5, exhaustive=True)]),
-        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
-        tensors=st.sampled_from([NO_TENSORS, NO_TENSORS, NO_TENSORS, *TENSORS]),
-        adapter=st.sampled_from([None, None, *ADAPTERS]),
-        tables=st.sampled_from([NO_TABLES, NO_TABLES, *TABLES]),
-    )
+    @rule(**REQUESTS)
     def submit(
         self,
         base,
         shared,
-        own,
+        suffix,
         ends,
         lane,
-        times,
-        left=None,
+        copies,
+        resume=None,
         drafts=0,
-        wrong=0,
-        proposing=False,
+        wrong_every=0,
+        with_logits=False,
         threshold=None,
-        beams=None,
-        **asked,
+        **options,
     ):
-        if self.bench.runner.adapters is None:
-            asked.pop("adapter", None)
-        prompt = base[:shared] + own
-        if rows := asked.get("tables", NO_TABLES).num_rows:
-            # Most prompts begin with some of them, and end with one.
-            prompt = [*range(VOCAB, VOCAB + rows), *prompt[: shared % 7], VOCAB, *prompt[shared % 7 :], VOCAB + 1]
-            asked.pop("prompt_logprobs", None)
-        if beams is not None:
-            asked["n"], drafts, proposing = min(asked["n"], beams.width), 0, False
-            asked["tensors"] = NO_TENSORS
-        if not self.bench.engine.intake._chunked and asked.get("tensors", NO_TENSORS).context:
-            asked["tensors"] = NO_TENSORS
-        if left is not None:
-            asked.pop("prompt_logprobs", None)
-        for _ in range(times):
+        """Several requests that differ in their seed. `resume`: makes them resume from a random state."""
+        prompt = base[:shared] + suffix
+        if rows := options.get("tables", NO_TABLES).num_rows:
+            prompt = with_virtual_tokens(prompt, rows, shared % 7)
+        options = self._combinable(options, resumes=resume is not None)
+        speculates = options.get("beams") is None and (drafts or with_logits)
+        for _ in range(copies):
             number = len(self.bench.specs) + 1
             spec = spec_of(
                 prompt,
@@ -272,53 +130,45 @@ class EngineMachine(RuleBasedStateMachine):
                 detokenizer=lane,
                 eos_token_ids=ends[::2],
                 stop_token_ids=ends[1::2],
-                beams=beams,
-                **asked,
+                **options,
             )
-            if drafts or proposing:
-                spec = replace(spec, speculation=self._speculation(spec, drafts, wrong))
-            if proposing:
-                logits = draft_logits(len(spec.speculation.draft_token_ids))
-                spec = replace(
-                    spec,
-                    speculation=replace(spec.speculation, draft_logits=logits, acceptance_threshold=threshold),
-                )
-            self.bench.send(spec if left is None else self._resuming(spec, left))
-            if asked["time_limit"] is not None:
-                self.disturbed.add(number)
+            if speculates:
+                speculation = speculation_for(self.oracle, spec, drafts, wrong_every, with_logits, threshold)
+                spec = replace(spec, speculation=speculation)
+            self.bench.send(spec if resume is None else resuming(self.oracle, spec, resume))
+            if options["time_limit"] is not None:
+                self.checks.disturbed.add(number)
 
     @precondition(lambda self: self.bench.specs)
-    @rule(pick=st.randoms(use_true_random=False), lane=st.sampled_from(LANES))
-    def next_attempt(self, pick, lane):
-        """Whether the one before it lives or not, with any part of what it had to bring."""
-        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
+    @rule(choices=RANDOM_CHOICES, lane=st.sampled_from(LANES))
+    def next_attempt(self, choices, lane):
+        """Sent whether or not the former attempt has ended, and resuming from any part of its output."""
+        number = self._recent_request(choices)
         former = max(spec.attempt for spec in self.bench.specs.values() if spec.request == number)
         spec = replace(self.bench.specs[number, former], attempt=former + 1, detokenizer=lane)
-        again = spec.prompt_logprobs is not None and pick.random() < 0.5
-        resuming = replace(spec, prompt_logprobs=None)
-        self.bench.send(spec if again else self._resuming(resuming, pick))
-        self.superseded.add((number, former))
+        from_the_start = spec.prompt_logprobs is not None and choices.random() < 0.5
+        self.bench.send(spec if from_the_start else resuming(self.oracle, replace(spec, prompt_logprobs=None), choices))
+        self.checks.superseded.add((number, former))
 
     @precondition(lambda self: self.bench.specs)
-    @rule(pick=st.randoms(use_true_random=False), one=st.booleans())
-    def cancel(self, pick, one):
-        number, attempt = pick.choice(sorted(self.bench.specs)[-6:])
-        sequence = pick.randrange(self.bench.specs[number, attempt].n + 1) if one else None
+    @rule(choices=RANDOM_CHOICES, one_sequence=st.booleans())
+    def cancel(self, choices, one_sequence):
+        number, attempt = choices.choice(sorted(self.bench.specs)[-6:])
+        sequence = choices.randrange(self.bench.specs[number, attempt].n + 1) if one_sequence else None
         self.bench.cancel(number, sequence, attempt=attempt)
-        self.disturbed.add(number)
+        self.checks.disturbed.add(number)
 
     @precondition(lambda self: self.bench.specs)
-    @rule(pick=st.randoms(use_true_random=False))
-    def draw_fails(self, pick):
-        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
-        self.bench.runner.faults.add((number, pick.randrange(self.bench.specs[number, 0].n)))
-        self.disturbed.add(number)
+    @rule(choices=RANDOM_CHOICES)
+    def draw_fails(self, choices):
+        number = self._recent_request(choices)
+        self.bench.runner.faults.add((number, choices.randrange(self.bench.specs[number, 0].n)))
+        self.checks.disturbed.add(number)
 
     @precondition(lambda self: self.bench.specs)
-    @rule(pick=st.randoms(use_true_random=False), steps=st.integers(1, 3))
-    def draws_are_postponed(self, pick, steps):
-        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
-        self.bench.runner.unready.add(number)
+    @rule(choices=RANDOM_CHOICES, steps=st.integers(1, 3))
+    def draws_are_postponed(self, choices, steps):
+        self.bench.runner.unready.add(self._recent_request(choices))
         self._steps(steps)
         self.bench.runner.unready.clear()
 
@@ -362,15 +212,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.engine.cache.tiers.flush()
 
     @invariant()
-    def outputs_are_right_so_far(self):
+    def one_more_rule_was_carried_out(self):
         self.count(1, 0)
-        if not hasattr(self, "bench"):
-            return
-        for key, stream in self.bench.receiver.streams.items():
-            if self.checked.get(key, -1) < len(stream.tokens):
-                expected = self.continuation(self.bench.specs[key[:2]], key[2])
-                assert stream.tokens == expected[: len(stream.tokens)]
-                self.checked[key] = len(stream.tokens)
+
+    @invariant()
+    def outputs_are_right_so_far(self):
+        if hasattr(self, "bench"):
+            self.checks.check_outputs_so_far()
 
     @invariant()
     def events_say_what_is_in_the_cache(self):
@@ -380,94 +228,44 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.follower.dropped == 0
 
     def teardown(self):
+        """Let everything end, then check how it ended and that nothing is left."""
         if not hasattr(self, "bench"):
             return
         for lane in self.bench.receiver.lanes.values():
             lane.full = False
         self.bench.runner.fail_moving = False
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_FINAL_STEPS):
             if not (self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting):
                 break
-            self._step()
-            self.count(0, 1)
+            self._steps(1)
         self.bench.run()
         self.outputs_are_right_so_far()
         self.events_say_what_is_in_the_cache()
         for router in self.routers:
             router.read_changes(self.bench)
+        self.checks.check_ends()
         assert self.bench.cache.pool.available == self.bench.cache.pool.num_blocks
-        for (number, attempt), spec in self.bench.specs.items():
-            for sequence in remaining(spec):
-                self._ended_right(number, attempt, sequence)
         assert self.bench.mailbox._submits == {}
         if self.bench.runner.adapters is not None:
-            assert not +self.bench.runner.adapters.users
+            assert not +self.bench.runner.adapters.users, "adapters are still in use"
 
-    def continuation(self, spec: Submit, sequence: int) -> list[int]:
-        """What an undisturbed sequence gets."""
-        if spec.sampling.beam_search is not None:
-            key = (spec.request, spec.attempt)
-            if key not in self.found:
-                self.found[key] = [tokens for tokens, _ in search_alone(spec)]
-            return self.found[key][sequence]
-        seed = spec.sampling.seed
-        return continuation(prompt_of(spec), spec.stopping, seed, sequence, spec.speculation, version_of(spec))
+    def _recent_request(self, choices: Random) -> int:
+        number, _ = choices.choice(sorted(self.bench.specs)[-6:])
+        return number
 
-    def check_prompt_logprobs(self, spec: Submit, rows: list[Row]) -> None:
-        """Those that came are those of an undisturbed request."""
-        top = spec.prompt_logprobs or 0
-        assert rows == [prompt_row(spec.prompt, i, top, version_of(spec)) for i in range(len(rows))]
-
-    def _check_tensors(self, spec: Submit, sequence: int, *, complete: bool) -> None:
-        """Those that came are right, and all have come of a sequence that is complete; of the prompt, if none of the
-        request's sequences was ended early, which may have been the one that had still to compute it."""
-        key, found = (spec.request, spec.attempt), self.bench.receiver.tensors
-        output = self.bench.output(spec.request, sequence, spec.attempt)
-        wanted = [(0, name, True, spec.tensors.context_rows) for name in spec.tensors.context]
-        have = spec.tensors.output_rows.get(sequence, 0)
-        wanted += [(sequence, name, False, have) for name in spec.tensors.output]
-        for index, name, context, first in wanted:
-            parts = found.get((*key, index, name, context), [])
-            count = len(spec.prompt) if context else len(output)
-            if complete and (not context or self._all_complete(spec)):
-                assert sum(part.rows for part in parts) == max(0, count - first)
-            self.check_rows(spec, sequence, parts)
-
-    def check_rows(self, spec: Submit, sequence: int, parts: list[TensorRows]) -> None:
-        """These of one tensor are those of an undisturbed request."""
-        for part in parts:
-            tokens = [*prompt_of(spec), *([] if part.context else self.continuation(spec, sequence))]
-            before = 0 if part.context else len(spec.prompt) - 1
-            source = "logits" if part.name in LOGITS_NAMES else part.name
-            positions, start = range(before + part.start, before + part.end), start_of(version_of(spec))
-            assert part.data == tensor_row(source, [digest(tokens[: position + 1], start) for position in positions])
-
-    def _all_complete(self, spec: Submit) -> bool:
-        ends = [self.bench.stream(spec.request, sequence, spec.attempt).end for sequence in remaining(spec)]
-        return all(end is not None and end.reason in COMPLETE for end in ends)
-
-    def _speculation(self, spec: Submit, drafts: int, wrong: int) -> Speculation:
-        """Expects what the first sequence gets, but for every token number `wrong`, if that is not 0."""
-        expected = [*self.continuation(spec, 0)]
-        if wrong:
-            expected[wrong - 1 :: wrong] = [(token + 1) % VOCAB for token in expected[wrong - 1 :: wrong]]
-        return Speculation(drafts, tuple(expected))
-
-    def _resuming(self, spec: Submit, random: Random) -> Submit:
-        """Some sequences with any part of their output, some that have ended, at least one that has not."""
-        ended = random.sample(range(spec.n), random.choice([0, 0, random.randrange(spec.n)]))
-        resume = {}
-        for sequence in range(spec.n):
-            if random.random() < 0.7:
-                output = self.continuation(spec, sequence)
-                resume[sequence] = output[: random.randrange(len(output) + 1)]
-        tensors = spec.tensors
-        if tensors.output:
-            rows = {sequence: random.randrange(len(output) + 1) for sequence, output in resume.items()}
-            tensors = replace(tensors, output_rows=rows)
-        if tensors.context:
-            tensors = replace(tensors, context_rows=random.randrange(len(spec.prompt) + 1))
-        return replace(spec, resume=resume, ended=ended, tensors=tensors)
+    def _combinable(self, options: dict, *, resumes: bool) -> dict:
+        """Without options that requests cannot have together, or that this engine does not support."""
+        options = options.copy()
+        if self.bench.runner.adapters is None:
+            options.pop("adapter", None)
+        if options.get("tables", NO_TABLES).num_rows or resumes:
+            options.pop("prompt_logprobs", None)
+        if options.get("beams") is not None:
+            options["n"] = min(options["n"], options["beams"].width)
+            options["tensors"] = NO_TENSORS
+        if not self.bench.engine.intake._chunked and options.get("tensors", NO_TENSORS).context:
+            options["tensors"] = NO_TENSORS
+        return options
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
@@ -476,32 +274,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         ran, active = self.bench.step(), self.bench.engine.live.active
-        assert ran or not active or any(sequence.gated for sequence in active), "nobody runs"
+        assert ran or not active or any(sequence.gated for sequence in active), "no sequence runs"
         self._note_failures()
-        assert self.may_pause or self.bench.cache.preemptions == self.pauses, "paused"
+        assert self.may_preempt or self.bench.cache.preemptions == self.allowed_preemptions, "a sequence was preempted"
 
     def _note_failures(self) -> None:
-        """A step that was told to fail may do so later, when it is collected."""
+        """An injected failure may show later than in the step that it was requested for: when that is collected."""
         if self.bench.runner.failures > self.failures:
             self.failures = self.bench.runner.failures
-            self.disturbed |= {number for number, _ in self.bench.specs}
-            self.pauses = self.bench.cache.preemptions
-
-    def _ended_right(self, number: int, attempt: int, sequence: int) -> None:
-        end = self.bench.stream(number, sequence, attempt).end
-        assert end is not None
-        spec = self.bench.specs[number, attempt]
-        rows = self.bench.receiver.prompt_logprobs.get((number, attempt), [])
-        if spec.prompt_logprobs is None:
-            assert not rows
-        elif (number, attempt) in self.bench.receiver.opens:
-            self.check_prompt_logprobs(spec, rows)
-            assert len(rows) == len(spec.prompt) - 1 or not self.bench.output(number, sequence, attempt)
-        self._check_tensors(spec, sequence, complete=end.reason in COMPLETE)
-        if end.reason in COMPLETE:
-            expected = self.continuation(self.bench.specs[number, attempt], sequence)
-            assert self.bench.output(number, sequence, attempt) == expected
-        elif (number, attempt) in self.superseded and end.reason is FinishReason.ABORTED:
-            pass
-        elif number not in self.disturbed:
-            assert end.fault.code in REFUSED | ({"NOT_BUILT_YET"} if not self.may_pause else set())
+            self.checks.disturbed |= {number for number, _ in self.bench.specs}
+            self.allowed_preemptions = self.bench.cache.preemptions

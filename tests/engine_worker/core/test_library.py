@@ -11,7 +11,8 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.stats import Stage
 from sluice.settings.engine import Batching
 from tests.fakes.engine import spec_of
-from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+from tests.fakes.runner import ScriptedRunner
+from tests.fakes.scripted_tokens import VOCAB, continuation
 
 
 class Driver:

@@ -4,7 +4,7 @@ import pytest
 
 from sluice.ring.params import DraftLogits, Speculation
 from tests.fakes.engine import EngineBench
-from tests.fakes.runner import VOCAB, continuation, draft_logits
+from tests.fakes.scripted_tokens import VOCAB, continuation, draft_logits
 
 PROMPT = [1, 2, 3]
 DRAFT = tuple((7 * i + 2) % VOCAB for i in range(24))

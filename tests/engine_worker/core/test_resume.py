@@ -11,7 +11,7 @@ from sluice.ring.stats import Stage
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.rows import rows_of
-from tests.fakes.runner import continuation
+from tests.fakes.scripted_tokens import continuation
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

@@ -50,7 +50,7 @@ def test_they_are_bounded(bench, monkeypatch):
     bench.step()
     fault = bench.stream(numbers[3]).end.fault
     assert fault.code == "OVERLOADED"
-    assert f"would have {3 * size} bytes, at most {2 * size} may be" in fault.message
+    assert f"would have {3 * size} bytes, the limit is {2 * size}" in fault.message
     bench.run()
     again = send(bench, 3)
     bench.run()

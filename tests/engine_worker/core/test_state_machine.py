@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck
 
 from sluice.ring.params import RetentionParams
-from tests.engine_worker.core.machine import BASES, EngineMachine
+from tests.engine_worker.core.machine import EngineMachine
+from tests.engine_worker.core.machine_inputs import BASES
 from tests.examples import examples
 
 # Ten seconds alone, many times that on a busy machine. Steps that lead nowhere end by a bound of their own.
@@ -22,8 +23,8 @@ def test_what_a_failed_step_was_to_offload_and_the_next_brings_back():
         policy="max_utilization", chunking="first_come_first_served", aging=0.0, overlap=True,
     )  # fmt: skip
     request = {
-        "base": BASES[0], "shared": 12, "own": [], "max_tokens": 17, "min_tokens": 0, "ends": (), "salt": "",
-        "retention": RetentionParams(), "lane": "mem://a", "times": 2,
+        "base": BASES[0], "shared": 12, "suffix": [], "max_tokens": 17, "min_tokens": 0, "ends": (), "salt": "",
+        "retention": RetentionParams(), "lane": "mem://a", "copies": 2,
     }  # fmt: skip
     machine.submit(n=2, priority=1, time_limit=None, **request)
     machine.many_steps(count=18)

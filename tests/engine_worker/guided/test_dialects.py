@@ -76,16 +76,20 @@ def test_what_matches(guides, kind, text, right, wrong):
         (GuideKind.EBNF, 's ::= "a"', "root"),
         (GuideKind.CHOICE, "[]", "at least one"),
         (GuideKind.CHOICE, '["a", 1]', "array of at least one string"),
-        (GuideKind.EBNF, "start: a\na[temperature=0.5]: /[a-z]+/", "rule a must have no temperature"),
+        (GuideKind.EBNF, "start: a\na[temperature=0.5]: /[a-z]+/", "rule a must not set a temperature"),
         (GuideKind.STRUCTURAL_TAG, "{}", "triggers must be"),
-        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "at_least_one": True}), "it has 'at_least_one', which is not"),
+        (
+            GuideKind.STRUCTURAL_TAG,
+            json.dumps({**TAGS, "at_least_one": True}),
+            "the object has 'at_least_one', which is not",
+        ),
         (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "type": "json"}), 'type must be "structural_tag"'),
         (
             GuideKind.STRUCTURAL_TAG,
             json.dumps({**TAGS, "structures": [{**TAGS["structures"][0], "strict": True}]}),
             "structures[0] has 'strict', which is not one of begin, schema, end",
         ),
-        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "triggers": ["<g"]}), "starts with none of the triggers"),
+        (GuideKind.STRUCTURAL_TAG, json.dumps({**TAGS, "triggers": ["<g"]}), "must start with one of the triggers"),
         (GuideKind.STRUCTURAL_TAG, json.dumps({"structures": [1], "triggers": ["<g"]}), "structures[0] must be"),
     ],
 )

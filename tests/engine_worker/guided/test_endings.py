@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_worker.guided.grammars import numbered_tokens
 from sluice.ring.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, regex, texts
 
@@ -60,6 +61,35 @@ def test_min_tokens_yields_to_a_grammar_that_names_an_end(guides):
 def test_stop_ids_that_a_grammar_names(guides):
     (special,) = followed(guides, Guide(GuideKind.EBNF, 'start: "a" <|im_end|>'), ends=(END, 4095))
     assert allowed(mask(guides, special, ids("a"))) == {4095}
-    # Other ids may stand for text, which ends nothing.
+    # Tokens of text are allowed only as ends, where the output matches.
     (text,) = followed(guides, Guide(GuideKind.EBNF, 'start: "a" "b"? "c"'), ends=(END, *ids("b")))
     assert allowed(mask(guides, text, ids("a"))) == set(ids("c"))
+
+
+@pytest.mark.parametrize("numbers", ["{b}", "7,{b}", "{a}-{c}"])
+def test_a_stop_id_with_text_that_a_grammar_names_by_number(guides, numbers):
+    a, b, c = (ids(letter)[0] for letter in "abc")
+    guide = Guide(GuideKind.EBNF, f'start: "a" <[{numbers.format(a=a, b=b, c=c)}]> "d"')
+    (sequence,) = followed(guides, guide, ends=(END, b))
+    assert allowed(mask(guides, sequence, [])) == {a}
+    assert b in allowed(mask(guides, sequence, [a]))
+    # min_tokens forbids the stop id, and the grammar wins where it allows nothing else.
+    only = numbers == "{b}"
+    assert mask(guides, sequence, [a], may_end=False).complete is only
+
+
+@pytest.mark.parametrize(
+    ("text", "numbered"),
+    [
+        ('start: "a" <[7]> <[10-12,20]>', [7, 10, 11, 12, 20]),
+        (r'start: "<[7]>" /<[8]>"/ "\"<[9]>" <[10]> // <[11]>', [10]),
+        ('start: "a" <[*]> <[^7]> <|im_end|>', []),
+    ],
+)
+def test_ids_that_a_grammar_names_by_number(text, numbered):
+    found = numbered_tokens(Guide(GuideKind.EBNF, text))
+    assert [token for ids in found for token in ids] == numbered
+
+
+def test_only_grammars_name_ids_by_number():
+    assert numbered_tokens(regex("<[7]>")) == ()

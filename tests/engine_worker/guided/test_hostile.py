@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.guided.masks import Asked
+from engine_worker.guided.masks import MaskRequest
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import allowed, followed, make, masked, prepared, regex
@@ -87,10 +87,10 @@ def follow(guides, guide: Guide, neighbour) -> Fault | None:
     """Some steps of it beside a neighbour, whose masks do not change; its fault."""
     (sequence,) = followed(guides, guide, ends=())
     output: list[int] = []
-    expected = allowed(masked(guides, Asked(neighbour, [], 0, (), True))[0])
+    expected = allowed(masked(guides, MaskRequest(neighbour, [], 0, (), True))[0])
     for _ in range(STEPS):
         first, second = masked(
-            guides, Asked(neighbour, [], 0, (), True), Asked(sequence, output, len(output), (), True)
+            guides, MaskRequest(neighbour, [], 0, (), True), MaskRequest(sequence, output, len(output), (), True)
         )
         assert allowed(first) == expected
         if second.fault is not None or second.complete:
@@ -125,6 +125,6 @@ def test_memory_is_bounded_and_comes_back():
         template = guides._processes.template().pid
         assert Path(f"/proc/{template}/task/{template}/children").read_text() == ""
         (neighbour,) = followed(guides, regex("[0-9]{3}"))
-        assert len(allowed(masked(guides, Asked(neighbour, [], 0, (), True))[0])) == 10
+        assert len(allowed(masked(guides, MaskRequest(neighbour, [], 0, (), True))[0])) == 10
     finally:
         guides.close()

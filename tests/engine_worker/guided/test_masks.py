@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from engine_worker.guided.masks import Asked, take_all
+from engine_worker.guided.masks import MaskRequest, take_all
 from engine_worker.guided.processes import WorkerLink
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
@@ -82,7 +82,7 @@ def test_step_by_step_at_once_and_with_guesses_are_the_same(guides, guide):
             right = output[known : known + rng.randrange(4)]
             wrong = [rng.randrange(4096) for _ in range(rng.randrange(3))]
             drafts = [*right, *wrong]
-            rows = [Asked(guessing, output, known, drafts[:i], True) for i in range(len(drafts) + 1)]
+            rows = [MaskRequest(guessing, output, known, drafts[:i], True) for i in range(len(drafts) + 1)]
             found = masked(guides, *rows)
             for i in range(len(right) + 1):
                 if known + i < len(expected):
@@ -114,7 +114,7 @@ def test_a_killed_worker_is_replaced(own):
     for count in (0, 3, 7):
         os.kill(own._processes.current().pid, signal.SIGKILL)
         rows = [
-            Asked(sequence, output, min(count, len(output)), (), True)
+            MaskRequest(sequence, output, min(count, len(output)), (), True)
             for sequence, (output, _) in zip(sequences, walks, strict=True)
         ]
         for row, found, (_, masks) in zip(rows, masked(own, *rows), walks, strict=True):
@@ -124,7 +124,7 @@ def test_a_killed_worker_is_replaced(own):
 
 def test_a_new_worker_compiles_one_guide_for_a_step_and_the_others_beside_it(own):
     sequences = [followed(own, regex(text), size=2) for text in ("[ab]+", "[cd]+", "[ef]+")]
-    rows = [Asked(each, [], 0, (), True) for pair in zip(*sequences, strict=True) for each in pair]
+    rows = [MaskRequest(each, [], 0, (), True) for pair in zip(*sequences, strict=True) for each in pair]
     expected = list(map(allowed, masked(own, *rows)))
     os.kill(own._processes.current().pid, signal.SIGKILL)
     found = masked_so_far(own, *rows)
@@ -156,7 +156,7 @@ def test_masks_that_nobody_collected(own):
     """The step failed after it had asked."""
     (sequence,) = followed(own, regex("a[bc]d"), ends=())
     expected = allowed(mask(own, sequence, [], ids("a")))
-    own.masks.ask([Asked(sequence, ids("a"), 1, ids("b"), True)])
+    own.masks.request([MaskRequest(sequence, ids("a"), 1, ids("b"), True)])
     assert allowed(mask(own, sequence, ids("a"))) == expected
 
 
@@ -180,10 +180,10 @@ def test_one_that_grows_without_bound_ends_alone_and_is_remembered():
     try:
         for step in range(400):
             rows = [
-                Asked(each, tokens, step % len(masks), (), True)
+                MaskRequest(each, tokens, step % len(masks), (), True)
                 for each, (tokens, masks) in zip(followed(guides, SCHEMA, size=3), walks, strict=True)
             ]
-            first, *others = masked(guides, Asked(culprit, output, len(output), (), True), *rows)
+            first, *others = masked(guides, MaskRequest(culprit, output, len(output), (), True), *rows)
             assert [allowed(each) for each in others] == [walks[i][1][step % len(walks[i][1])] for i in range(3)]
             if first.fault is not None:
                 break
@@ -203,7 +203,7 @@ def test_a_worker_that_dies_before_it_has_answered_all(own, monkeypatch):
     """A new worker knows the tokens of one sequence and asks for those of the other; then it dies, too."""
     first, second = followed(own, regex("[a-z]+"))[0], followed(own, regex("[0-9]+"))[0]
     letters, digits = ids("abc"), ids("123")
-    rows = [Asked(first, letters, len(letters), (), True), Asked(second, digits, len(digits), (), True)]
+    rows = [MaskRequest(first, letters, len(letters), (), True), MaskRequest(second, digits, len(digits), (), True)]
     expected = list(map(allowed, masked(own, *rows)))
     os.kill(own._processes.current().pid, signal.SIGKILL)
     assert allowed(mask(own, first, letters)) == expected[0]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.masks import Asked, GuidedSequence
+from engine_worker.guided.masks import GuidedSequence, MaskRequest
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
 from sluice.ring.errors import Fault
@@ -60,7 +60,7 @@ class Masked(NamedTuple):
     later: bool = False
 
 
-def masked(guides: Guides, *asked: Asked) -> list[Masked]:
+def masked(guides: Guides, *asked: MaskRequest) -> list[Masked]:
     found = masked_so_far(guides, *asked)
     while late := {each.sequence.guide for each, its in zip(asked, found, strict=True) if its.later}:
         for guide in late:
@@ -69,8 +69,8 @@ def masked(guides: Guides, *asked: Asked) -> list[Masked]:
     return found
 
 
-def masked_so_far(guides: Guides, *asked: Asked) -> list[Masked]:
-    guides.masks.ask(asked)
+def masked_so_far(guides: Guides, *asked: MaskRequest) -> list[Masked]:
+    guides.masks.request(asked)
     allowed, faults, complete, unread, later = guides.masks.collect()
     without = {*faults, *complete, *unread, *later}
     return [
@@ -82,7 +82,7 @@ def masked_so_far(guides: Guides, *asked: Asked) -> list[Masked]:
 def mask(
     guides: Guides, sequence: GuidedSequence, output: Sequence[int], more: Sequence[int] = (), *, may_end: bool = True
 ) -> Masked:
-    return masked(guides, Asked(sequence, output, len(output), more, may_end))[0]
+    return masked(guides, MaskRequest(sequence, output, len(output), more, may_end))[0]
 
 
 def allowed(found: Masked) -> set[int]:

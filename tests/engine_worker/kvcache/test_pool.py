@@ -91,7 +91,7 @@ def test_a_release_too_many_is_noticed():
         (lambda pool: pool._free.append(pool._free[0]), "do not add up to the 4 blocks"),
         (lambda pool: pool._index.clear(), "is not in the index"),
         (lambda pool: pool._index.update(x=3), "without content"),
-        (lambda pool: pool._stored.__setitem__(pool._index.pop(b"a"), None), "no content"),
+        (lambda pool: pool._stored.__setitem__(pool._index.pop(b"a"), None), "not findable"),
     ],
 )
 def test_check_notices_damage(damage, message):

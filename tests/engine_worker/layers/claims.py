@@ -1,4 +1,5 @@
-"""Whether products of packed weights are batch invariant where a packer claims it; as a program, the answer as JSON."""
+"""Checks whether products of packed weights are batch invariant where the packer claims it. Run as a program, it prints
+the result as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -8,12 +9,12 @@ import torch
 from engine_worker.layers.packing import LIBRARIES, Library, Packer
 
 SHAPES = [(3, 8), (200, 64), (256, 640), (2500, 256), (896, 2432)]
-"""Outputs, inputs."""
+"""(outputs, inputs) of each weight."""
 BATCHES = (*range(1, 70), 127, 128, 129, 255, 300, 511, 512, 513, 700)
 
 
 def broken_claims(libraries: Sequence[Library]) -> tuple[list[str], list[str]]:
-    """What is claimed, and the batches in which it is not so."""
+    """The packer's claim for each shape, and the batches for which a claim is wrong."""
     claims, broken = [], []
     for outputs, inputs in SHAPES:
         random = torch.Generator().manual_seed(outputs)

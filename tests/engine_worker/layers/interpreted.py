@@ -1,4 +1,4 @@
-"""The kernels of layers by Triton's interpreter, on a CPU; `test_kernels` runs this in a process of its own."""
+"""The layers' Triton kernels in Triton's interpreter, on a CPU; `test_kernels` runs this file in a separate process."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from engine_worker.layers.kernels import KERNELS, PRODUCT_TILE, TILE
 from engine_worker.layers.mlp import silu_and_mul
 from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
-from tests.engine_worker.models.test_fused import Fusible
+from tests.engine_worker.models.test_fused import RandomModel
 from tests.examples import examples
 
 CPU = torch.device("cpu")
 EPS = 1e-2
-"""Large, so that one that is forgotten is seen."""
+"""Large, so that a kernel which ignores it fails."""
 HALF = {"atol": 4e-3, "rtol": 4e-3}
 CLOSE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.float16: HALF}
 
@@ -31,17 +31,17 @@ def numbers(seed: int, dtype: torch.dtype):
 @examples(12)
 @given(rows=rows, size=st.sampled_from([1, 48, 64, 1000]), added=st.booleans(), dtype=dtypes, seed=seeds)
 def test_norm(rows, size, added, dtype, seed):
-    some = numbers(seed, dtype)
-    x, update, weight = some(rows, size), some(rows, size) if added else None, some(size)
-    whole = x if update is None else x + update
-    expected = rms_norm(whole, weight, EPS)
+    random = numbers(seed, dtype)
+    x, update, weight = random(rows, size), random(rows, size) if added else None, random(size)
+    total = x if update is None else x + update
+    expected = rms_norm(total, weight, EPS)
     torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected, **CLOSE[dtype])
-    assert torch.equal(x, whole)
+    assert torch.equal(x, total)
 
 
-def test_an_update_may_lie_in_memory_as_it_likes():
-    some = numbers(0, torch.float32)
-    x, update, weight = some(3, 8), some(8, 3).T, some(8)
+def test_an_update_need_not_be_contiguous():
+    random = numbers(0, torch.float32)
+    x, update, weight = random(3, 8), random(8, 3).T, random(8)
     expected = rms_norm(x + update, weight, EPS)
     torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected)
 
@@ -57,16 +57,16 @@ def test_an_update_may_lie_in_memory_as_it_likes():
     seed=seeds,
 )
 def test_rotate(rows, heads, head_dim, values, weighted, dtype, seed):
-    some = numbers(seed, dtype)
-    x = some(rows, heads + values, head_dim)[:, :heads]
-    weight = some(heads, head_dim) if weighted else None
+    random = numbers(seed, dtype)
+    x = random(rows, heads + values, head_dim)[:, :heads]
+    weight = random(heads, head_dim) if weighted else None
     rotations = Rotary(Rope(10000.0), head_dim, dtype, CPU).rotations(torch.arange(5, 5 + rows))
     expected = rotate(x if weight is None else rms_norm(x, weight, EPS), rotations)
-    found = KERNELS.rotate(x, rotations, weight, EPS)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected, **(CLOSE[dtype] if weight is None else {"atol": 2e-2, "rtol": 1e-2}))
+    rotated = KERNELS.rotate(x, rotations, weight, EPS)
+    assert rotated.is_contiguous()
+    torch.testing.assert_close(rotated, expected, **(CLOSE[dtype] if weight is None else {"atol": 2e-2, "rtol": 1e-2}))
     if dtype == torch.float32:
-        torch.testing.assert_close(found, expected, **CLOSE[dtype])
+        torch.testing.assert_close(rotated, expected, **CLOSE[dtype])
 
 
 @examples(12)
@@ -84,17 +84,17 @@ def test_gate(rows, size, dtype, seed):
     seed=seeds,
 )
 def test_product(inputs, outputs, dtype, seed):
-    some = numbers(seed, dtype)
-    x, weight = some(1, inputs), some(outputs, inputs) * inputs**-0.5
-    found = KERNELS.product(x, weight)
-    assert found.shape == (1, outputs)
-    torch.testing.assert_close(found, x @ weight.T, **CLOSE[dtype])
+    random = numbers(seed, dtype)
+    x, weight = random(1, inputs), random(outputs, inputs) * inputs**-0.5
+    product = KERNELS.product(x, weight)
+    assert product.shape == (1, outputs)
+    torch.testing.assert_close(product, x @ weight.T, **CLOSE[dtype])
 
 
 @pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope"])
 @torch.inference_mode()
 def test_a_model(name):
-    made = Fusible(name)
-    expected = made.logits()
-    made.model.fuse(KERNELS)
-    torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
+    random_model = RandomModel(name)
+    expected = random_model.logits()
+    random_model.model.fuse(KERNELS)
+    torch.testing.assert_close(random_model.logits(), expected, atol=1e-3, rtol=1e-3)

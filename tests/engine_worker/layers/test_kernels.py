@@ -34,7 +34,7 @@ def test_by_tritons_interpreter():
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(("name", "types", "constants"), KERNELS, ids=[f"{k[0]}{i}" for i, k in enumerate(KERNELS)])
-def test_they_compile(name, types, constants, capability, monkeypatch, tmp_path):
+def test_kernels_compile(name, types, constants, capability, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from engine_worker.layers import kernels
 

@@ -10,16 +10,16 @@ CPU = torch.device("cpu")
 
 def linear(inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype = torch.float32) -> Linear:
     random = torch.Generator().manual_seed(0)
-    found = Linear(inputs, outputs, Place(dtype, CPU), bias=bias)
-    for weight in found.targets().values():
+    layer = Linear(inputs, outputs, Place(dtype, CPU), bias=bias)
+    for weight in layer.targets().values():
         weight.copy_(torch.randn(weight.shape, generator=random))
-    return found
+    return layer
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 3), (64, 200), (640, 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_computes_the_same(inputs, outputs, bias, dtype):
+def test_a_packed_layer_computes_the_same(inputs, outputs, bias, dtype):
     layer = linear(inputs, outputs, bias=bias, dtype=dtype)
     x = torch.randn(70, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = layer(x)

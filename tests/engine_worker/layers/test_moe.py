@@ -9,11 +9,11 @@ CPU = torch.device("cpu")
 
 
 def layer(shape: ExpertShape, dtype: torch.dtype = torch.float32) -> SparseMoE:
-    found = SparseMoE(16, shape, Place(dtype, CPU))
+    moe = SparseMoE(16, shape, Place(dtype, CPU))
     random = torch.Generator().manual_seed(0)
-    for weight in found.targets().values():
+    for weight in moe.targets().values():
         weight.normal_(0.0, 0.5, generator=random)
-    return found
+    return moe
 
 
 def by_definition(weights: dict[str, torch.Tensor], shape: ExpertShape, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_equals_the_definition(shape, tokens):
     torch.testing.assert_close(moe(x), by_definition(weights, shape, x), atol=1e-5, rtol=1e-5)
 
 
-def test_experts_that_nobody_chose_do_no_harm():
+def test_experts_without_tokens_do_not_affect_the_result():
     shape = ExpertShape(64, 1, 8, normalized=True)
     moe = layer(shape)
     weights = {name: weight.clone() for name, weight in moe.targets().items()}

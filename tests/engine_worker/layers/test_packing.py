@@ -18,7 +18,7 @@ SMALL = inexact(other_in_small_batches)
 INSTRUCTION_SETS = [
     {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
-    # What MKL promises to be the same on every CPU, and the one where no product here is batch invariant.
+    # COMPATIBLE: MKL's results are the same on every CPU. With these settings no product is batch invariant.
     {"ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "COMPATIBLE"},
 ]
 
@@ -26,7 +26,7 @@ INSTRUCTION_SETS = [
 @pytest.mark.parametrize("library", [library for library in LIBRARIES if library.exists()])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 3), (64, 200), (640, 256), (1000, 130)])
-def test_a_packed_product_is_the_plain_one(library, biased, inputs, outputs):
+def test_a_packed_product_equals_the_plain_product(library, biased, inputs, outputs):
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(outputs, inputs, generator=random)
     bias = torch.randn(outputs, generator=random) if biased else None
@@ -49,14 +49,14 @@ def test_the_first_batch_invariant_library_is_chosen():
         assert (packer.invariant, packer.summary) == (True, summary)
 
 
-def test_where_no_library_is_batch_invariant_the_first_one_serves_and_nothing_is_claimed():
+def test_if_no_library_is_batch_invariant_the_first_is_used_and_nothing_is_claimed():
     packer = Packer([SMALL, inexact(other_in_small_batches, "second")])
     product = packer.pack(WEIGHT)
     assert not torch.equal(product(WEIGHT[:1], None), product(WEIGHT, None)[:1])
     assert (packer.invariant, packer.summary) == (False, "inexact, not batch invariant")
 
 
-def test_one_shape_that_is_not_invariant_spoils_the_claim():
+def test_one_shape_that_is_not_invariant_revokes_the_claim():
     wide = inexact(lambda rows: slice(None) if rows == 1 else slice(0), "MKL")
     packer = Packer([wide._replace(pack=lambda weight: (wide if len(weight) > 24 else exact()).pack(weight))])
     packer.pack(WEIGHT)
@@ -65,7 +65,7 @@ def test_one_shape_that_is_not_invariant_spoils_the_claim():
     assert packer.summary == "MKL, not batch invariant"
 
 
-def test_what_cannot_be_packed_is_left():
+def test_weights_that_cannot_be_packed():
     assert Packer([]).pack(WEIGHT) is None
     assert Packer([exact()]).pack(WEIGHT.bfloat16()) is None
     assert Packer([exact()]).pack(WEIGHT.to("meta")) is None
@@ -83,29 +83,29 @@ def test_what_cannot_be_packed_is_left():
     ],
     ids=["a single row", "a few rows", "the last rows", "many rows", "one place"],
 )
-def test_the_trial_finds(where):
+def test_the_trial_detects_differences(where):
     assert not is_batch_invariant(inexact(where).pack(WEIGHT), 40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("libraries", [LIBRARIES, (MKL,), (ONEDNN,), LIBRARIES[::-1]])
-def test_what_is_claimed_here_is_so(libraries, threads):
-    """In more batches than are tried out."""
-    before = torch.get_num_threads()
+def test_claims_on_this_cpu_are_true(libraries, threads):
+    """In more batches than the packer tests."""
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         _, broken = broken_claims(libraries)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
     assert broken == []
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda given: " ".join(given.values()))
-def test_what_is_claimed_on_other_cpus_is_so(instructions):
-    """As far as libraries compute here what they compute there: a process each, for they read this once."""
-    found = subprocess.run(
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda variables: " ".join(variables.values()))
+def test_claims_with_other_instruction_sets_are_true(instructions):
+    """An approximation of other CPUs. In separate processes, since the libraries read these variables once."""
+    process = subprocess.run(
         [sys.executable, "-m", "tests.engine_worker.layers.claims"],
         env=os.environ | instructions,
         cwd=Path(__file__).parents[3],
@@ -114,4 +114,4 @@ def test_what_is_claimed_on_other_cpus_is_so(instructions):
         check=True,
         timeout=280,
     )
-    assert json.loads(found.stdout)["broken"] == []
+    assert json.loads(process.stdout)["broken"] == []

@@ -1,4 +1,4 @@
-"""What the ranks have of a layer makes up the layer."""
+"""The ranks' shares of a layer together equal the layer."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ PLACE = Place(torch.float32, torch.device("cpu"))
 
 
 class Rank(Shard):
-    """One of several in this process: what it would exchange is left to the test."""
+    """One of several ranks in this process. Its collectives do nothing: the test combines the ranks' results."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -24,7 +24,7 @@ def ranks(size: int) -> list[Rank]:
 
 
 def fill(layer, whole: dict[str, torch.Tensor]) -> None:
-    """As the loader does."""
+    """Load the weights as the loader does."""
     cuts = layer.cuts("layer.")
     for name, target in layer.targets("layer.").items():
         tensor = whole[name]
@@ -42,20 +42,20 @@ def random_like(layer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_parts_are_the_whole(size):
+def test_spans_cover_all_rows(size):
     parts = [rank.span(12, "rows") for rank in ranks(size)]
     assert [row for part in parts for row in range(part.start, part.end)] == list(range(12))
     assert all(part.filled == part.size for part in parts)
 
 
 @pytest.mark.parametrize(("total", "size"), [(97, 2), (97, 4), (5, 4), (3, 8), (1, 1)])
-def test_padded_parts_are_the_whole_and_alike(total, size):
+def test_padded_spans_cover_all_rows_and_have_equal_sizes(total, size):
     parts = [rank.padded_span(total) for rank in ranks(size)]
     assert len({part.size for part in parts}) == 1
     assert [row for part in parts for row in range(part.end - part.filled, part.end)] == list(range(total))
 
 
-def test_what_cannot_be_shared_is_named():
+def test_a_dimension_that_the_ranks_cannot_share_is_named():
     with pytest.raises(ValueError, match="tensor_parallel = 3 does not divide intermediate_size = 80"):
         Rank(0, 3).span(80, "intermediate_size")
     with pytest.raises(ValueError, match="tensor_parallel = 3 does not divide num_attention_heads = 8"):
@@ -67,22 +67,22 @@ def test_what_cannot_be_shared_is_named():
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size"), [(8, 8, 2), (8, 2, 2), (8, 2, 4), (8, 2, 8), (8, 1, 4), (6, 3, 3), (7, 1, 7)]
 )
-def test_query_heads_go_with_the_kv_heads_that_they_read(heads, kv_heads, size):
+def test_each_rank_has_the_kv_heads_that_its_query_heads_read(heads, kv_heads, size):
     shape = HeadShape(heads, kv_heads, 16)
-    seen = []
+    covered = []
     for rank in ranks(size):
-        queries, keys, own = rank.query_heads(shape), rank.kv_heads(shape), rank.heads(shape)
-        assert (own.num_heads, own.num_kv_heads) == (queries.size, keys.size)
+        queries, keys, share = rank.query_heads(shape), rank.kv_heads(shape), rank.heads(shape)
+        assert (share.num_heads, share.num_kv_heads) == (queries.size, keys.size)
         assert queries.size % keys.size == 0
         for i in range(queries.size):
-            assert keys.start + i // own.group == (queries.start + i) // shape.group
-        seen += range(queries.start, queries.end)
-    assert seen == list(range(heads))
+            assert keys.start + i // share.group == (queries.start + i) // shape.group
+        covered += range(queries.start, queries.end)
+    assert covered == list(range(heads))
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_mlp_is_the_sum_of_its_shards(size):
-    """Biases too: that of the sum counts once."""
+    """Including biases: the bias of the summed projection is added once."""
     alone = SwiGLU(8, 12, PLACE, bias=True)
     whole = random_like(alone)
     fill(alone, whole)
@@ -94,7 +94,7 @@ def test_an_mlp_is_the_sum_of_its_shards(size):
     torch.testing.assert_close(total, alone(x))
 
 
-def test_a_sum_of_inputs():
+def test_a_row_parallel_layer_is_the_sum_of_its_shards():
     alone = SummedLinear(Span(0, 9, 9), 4, PLACE, bias=True)
     whole = random_like(alone)
     fill(alone, whole)
@@ -108,8 +108,8 @@ def test_a_sum_of_inputs():
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_vocabulary_by_rows(size):
-    """13 rows over 8 ranks: some have one row and some none; padding is never seen."""
+def test_a_vocabulary_split_by_rows(size):
+    """13 rows over 8 ranks: some ranks have a single row and some none. Padding does not appear in the logits."""
     vocabulary = 13
     alone = Embedding(vocabulary, 6, PLACE)
     whole = random_like(alone)
@@ -134,7 +134,7 @@ def test_a_vocabulary_by_rows(size):
     torch.testing.assert_close(torch.cat(scores, dim=1)[:, :vocabulary], head(alone(ids)))
 
 
-def test_ids_are_left_as_they_are():
+def test_a_split_embedding_does_not_change_the_ids():
     ids = torch.tensor([3, 12])
     embedding = Embedding(13, 6, PLACE._replace(shard=Rank(1, 2)))
     fill(embedding, {"layer.weight": torch.ones(13, 6)})

@@ -103,9 +103,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 def write_checkpoint(folder: Path, config: PreTrainedConfig, *, shard_size: str = "1GB") -> torch.nn.Module:
-    """Random weights, norms and biases too; the model that was written."""
+    """Write a checkpoint with random weights, including norms and biases; returns the model."""
     torch.manual_seed(1)
-    # The model writes to its config (`to` changes the dtype there), and CONFIGS is shared by all tests of a process.
+    # A copy: the model changes its config (`to` sets the dtype there), and all tests of a process share CONFIGS.
     model = AutoModelForCausalLM.from_config(deepcopy(config)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -1,4 +1,5 @@
-"""Small configurations of architectures that have no class of our own: those that the adapter serves, and others."""
+"""Small configurations of architectures without a native implementation: some that the adapter serves, and some that it
+refuses."""
 
 from transformers import (
     BertConfig,
@@ -149,16 +150,16 @@ ADAPTED = WINDOWED | UNWINDOWED
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "soft capping": (Gemma2Config(**GROUPED, head_dim=16), "passes softcap to attention"),
     "sinks": (GptOssConfig(**GROUPED, head_dim=12, num_local_experts=4), "passes s_aux to attention"),
-    "rope of the batch": (
+    "rope by the longest sequence": (
         Phi3Config(**GROUPED, original_max_position_embeddings=64, rope_parameters=LONGROPE),
         "rope type 'longrope' is not supported: it depends on the longest sequence",
     ),
-    "attention of its own": (FalconConfig(**PLAIN), "does not run on tokens of many sequences"),
-    "attention of its own too": (GPTJConfig(**GPT2, rotary_dim=8), "does not run on tokens of many sequences"),
-    "alibi": (BloomConfig(vocab_size=97, hidden_size=48, n_layer=2, n_head=4), "asks for attention 0 times"),
-    "state space": (MambaConfig(vocab_size=97, hidden_size=48, num_hidden_layers=2), "asks for attention 0 times"),
-    "convolution": (Lfm2Config(**GROUPED), "not without looking at values"),
-    "two attentions in a layer": (DiffLlamaConfig(**GROUPED), "asks for attention 4 times in 2"),
-    "a mask with numbers": (DogeConfig(**GROUPED), "a mask of its own making"),
-    "sees what follows": (BertConfig(**PLAIN, is_decoder=False), "neither causal nor a sliding window"),
+    "custom attention": (FalconConfig(**PLAIN), "cannot run on the tokens of many sequences"),
+    "another custom attention": (GPTJConfig(**GPT2, rotary_dim=8), "cannot run on the tokens of many sequences"),
+    "alibi": (BloomConfig(vocab_size=97, hidden_size=48, n_layer=2, n_head=4), "calls attention 0 times"),
+    "state space": (MambaConfig(vocab_size=97, hidden_size=48, num_hidden_layers=2), "calls attention 0 times"),
+    "convolution": (Lfm2Config(**GROUPED), "or its operations depend on values"),
+    "two attentions in a layer": (DiffLlamaConfig(**GROUPED), "calls attention 4 times in 2"),
+    "a mask with numbers": (DogeConfig(**GROUPED), "a custom mask"),
+    "not causal": (BertConfig(**PLAIN, is_decoder=False), "neither causal nor a sliding window"),
 }

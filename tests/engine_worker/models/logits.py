@@ -1,4 +1,4 @@
-"""What a runner makes of prompts."""
+"""Log-probabilities that a runner computes for prompts."""
 
 import torch
 
@@ -10,15 +10,15 @@ EVERYTHING = SamplingParams(temperature=0.0, logprobs=97)
 
 
 def logprobs_of(runner: Runner, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """Of all 97 tokens after each prompt, all in one step."""
+    """For each prompt, the log-probabilities [97] of all tokens after it; computed in one step."""
     slices, block = [], 0
     for prompt in prompts:
         needed = -(-len(prompt) // runner.tokens_per_block)
         draw = Draw(EVERYTHING, 0, 0)
         slices.append(Slice(prompt, 0, range(block, block + needed), (draw,)))
         block += needed
-    found = []
+    logprobs = []
     for drawn in runner.run(Step(tuple(slices))):
         top = dict(drawn.logprob.top)
-        found.append(torch.tensor([top[token] for token in range(97)]))
-    return found
+        logprobs.append(torch.tensor([top[token] for token in range(97)]))
+    return logprobs

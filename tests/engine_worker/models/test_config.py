@@ -23,12 +23,12 @@ def read(raw):
 
 
 def test_defaults():
-    found = read(LLAMA)
-    assert (found.heads.num_kv_heads, found.heads.head_dim) == (4, 12)
-    assert found.rope == Rope(10000.0)
-    assert not found.tie_word_embeddings
-    assert not found.attention_bias
-    assert not found.output_bias
+    config = read(LLAMA)
+    assert (config.heads.num_kv_heads, config.heads.head_dim) == (4, 12)
+    assert config.rope == Rope(10000.0)
+    assert not config.tie_word_embeddings
+    assert not config.attention_bias
+    assert not config.output_bias
     assert read(QWEN3).heads.head_dim == 128
 
 
@@ -57,7 +57,7 @@ def test_old_and_new_rope_keys():
         ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(change, words):
+def test_unsupported_options_are_refused_by_name(change, words):
     with pytest.raises(NotNativeError, match=words):
         read(LLAMA | change)
 
@@ -65,20 +65,20 @@ def test_what_is_not_computed_is_refused_by_name(change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "llama3 lacks 'low_freq_factor'"),
-        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "llama3 requires 'low_freq_factor'"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads = 3"),
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer"),
-        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"head_dim": 7}, "head_dim = 7 must be even"),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(change, words):
+def test_invalid_options_are_refused_by_name(change, words):
     with pytest.raises(CheckpointError, match=words) as caught:
         read(LLAMA | change)
     assert not isinstance(caught.value, NotNativeError)
 
 
-def test_a_window_that_is_off_is_fine():
+def test_a_window_that_is_switched_off_is_accepted():
     assert read(QWEN3 | {"use_sliding_window": False, "sliding_window": 4096, "layer_types": ["full_attention"] * 2})
     assert read(LLAMA | {"use_sliding_window": False, "sliding_window": 4096}).windows == (None, None)
 
@@ -87,7 +87,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @pytest.mark.parametrize(
-    ("architecture", "given", "windows"),
+    ("architecture", "options", "windows"),
     [
         ("Llama", {}, (None, None, None)),
         ("Mistral", {"sliding_window": 64}, (64, 64, 64)),
@@ -106,17 +106,18 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ),
     ],
 )
-def test_windows_are_those_of_transformers(architecture, given, windows):
-    raw = LLAMA | {"num_hidden_layers": 3, "architectures": [f"{architecture}ForCausalLM"]} | given
+def test_windows_are_those_of_transformers(architecture, options, windows):
+    raw = LLAMA | {"num_hidden_layers": 3, "architectures": [f"{architecture}ForCausalLM"]} | options
     assert read(raw).windows == windows
-    theirs = getattr(transformers, f"{architecture}Config")(**{key: raw[key] for key in raw if key != "architectures"})
-    sliding = getattr(theirs, "sliding_window", None)
-    kinds = getattr(theirs, "layer_types", None) or [SLIDING] * 3
+    config_class = getattr(transformers, f"{architecture}Config")
+    expected = config_class(**{key: raw[key] for key in raw if key != "architectures"})
+    sliding = getattr(expected, "sliding_window", None)
+    kinds = getattr(expected, "layer_types", None) or [SLIDING] * 3
     assert tuple(sliding if kind == SLIDING else None for kind in kinds) == windows
 
 
 @pytest.mark.parametrize(
-    ("architecture", "given", "words"),
+    ("architecture", "options", "words"),
     [
         ("Mistral", {"sliding_window": 0}, "sliding_window must be a positive integer or null, not 0"),
         ("Mistral", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, "layer_types full_attention"),
@@ -127,19 +128,19 @@ def test_windows_are_those_of_transformers(architecture, given, windows):
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers must be an integer"),
     ],
 )
-def test_windows_that_mean_nothing_are_refused(architecture, given, words):
+def test_invalid_windows_are_refused(architecture, options, words):
     with pytest.raises(CheckpointError, match=words):
-        read(LLAMA | {"architectures": [f"{architecture}ForCausalLM"]} | given)
+        read(LLAMA | {"architectures": [f"{architecture}ForCausalLM"]} | options)
 
 
 def test_experts():
-    found = read(MOE)
-    assert found.experts == ExpertShape(8, 2, 24, normalized=False)
-    assert found.sparse == (True, True)
+    config = read(MOE)
+    assert config.experts == ExpertShape(8, 2, 24, normalized=False)
+    assert config.sparse == (True, True)
     assert read(MOE | {"num_experts": None, "num_local_experts": 4}).experts.num_experts == 4
     assert read(MOE | {"norm_topk_prob": True}).experts.normalized
-    some = read(MOE | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
-    assert some.sparse == (False, True, False, False, False, True)
+    mixed = read(MOE | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert mixed.sparse == (False, True, False, False, False, True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_experts():
         ({"use_sliding_window": True, "sliding_window": -1}, "sliding_window must be a positive integer"),
     ],
 )
-def test_experts_that_mean_nothing_are_refused(change, words):
+def test_invalid_options_of_experts_are_refused(change, words):
     with pytest.raises(CheckpointError, match=words):
         read(MOE | change)
 
@@ -166,10 +167,10 @@ def test_a_limit_narrows_and_is_repeated_over_the_layers():
     assert narrow_windows((None, None, 64), (8, 1000), 1000) == (8, None, 8)
 
 
-def test_a_window_as_long_as_the_context_is_none():
+def test_a_window_as_long_as_the_context_becomes_none():
     assert narrow_windows((63, 64, 65, None), (), 64) == (63, None, None, None)
 
 
-def test_the_widest_window_counts_unless_a_layer_has_none():
+def test_there_is_no_widest_window_if_a_layer_has_full_attention():
     assert widest_window((4, 16, 8)) == 16
     assert widest_window((4, None, 8)) is None

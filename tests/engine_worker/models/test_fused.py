@@ -1,4 +1,4 @@
-"""A model by kernels computes what it computes without, and has torch do nothing that one of them is for."""
+"""A fused model computes the same as without kernels, and uses a kernel wherever there is one."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
 
 
-class Fusible:
-    """A small model with random weights, and a step of it."""
+class RandomModel:
+    """A small model with random weights, and one step."""
 
     def __init__(self, name: str) -> None:
         config = CONFIGS[name]
@@ -36,7 +36,7 @@ class Fusible:
         self._forward = TorchForward(self.model, cache, backend, CPU)
 
     def logits(self, *, rows: int = 2) -> torch.Tensor:
-        """Of a sequence's one token, and another's context."""
+        """Logits of a step with a sequence's single token, and (if rows is 2) another sequence's context."""
         slices = [
             Slice([10], 0, [2], (Draw(GREEDY, 0, 0),)),
             Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0),)),
@@ -46,32 +46,32 @@ class Fusible:
 
 @pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, biased", "llama, biased, linear rope", "qwen2"])
 @torch.inference_mode()
-def test_by_kernels(name):
-    made, counted = Fusible(name), CountedKernels()
-    expected = made.logits()
+def test_fused_layers(name):
+    random_model, counted = RandomModel(name), CountedKernels()
+    expected = random_model.logits()
     assert not counted.launches
-    made.model.fuse(counted.kernels)
-    torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
-    layers = made.model.config.num_layers
+    random_model.model.fuse(counted.kernels)
+    torch.testing.assert_close(random_model.logits(), expected, atol=1e-3, rtol=1e-3)
+    layers = random_model.model.config.num_layers
     assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers, "gate": layers}
 
 
 @pytest.mark.parametrize(("name", "biased"), [("qwen3, tied", 0), ("qwen2", 1)])
 @torch.inference_mode()
-def test_a_single_row(name, biased):
-    """Its products, too, but for those that add a bias."""
-    made, counted = Fusible(name), CountedKernels()
-    expected = made.logits(rows=1)
-    made.model.fuse(counted.kernels)
-    torch.testing.assert_close(made.logits(rows=1), expected, atol=1e-3, rtol=1e-3)
-    assert counted.launches["product"] == (4 - biased) * made.model.config.num_layers + 1
+def test_matrix_products_of_a_single_row(name, biased):
+    """They are computed by the kernel, except products with a bias."""
+    random_model, counted = RandomModel(name), CountedKernels()
+    expected = random_model.logits(rows=1)
+    random_model.model.fuse(counted.kernels)
+    torch.testing.assert_close(random_model.logits(rows=1), expected, atol=1e-3, rtol=1e-3)
+    assert counted.launches["product"] == (4 - biased) * random_model.model.config.num_layers + 1
 
 
 @torch.inference_mode()
-def test_experts_are_left_to_torch():
-    made, counted = Fusible("qwen3 moe"), CountedKernels()
-    expected = made.logits()
-    made.model.fuse(counted.kernels)
-    torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
-    layers = made.model.config.num_layers
+def test_experts_are_computed_by_torch():
+    random_model, counted = RandomModel("qwen3 moe"), CountedKernels()
+    expected = random_model.logits()
+    random_model.model.fuse(counted.kernels)
+    torch.testing.assert_close(random_model.logits(), expected, atol=1e-3, rtol=1e-3)
+    layers = random_model.model.config.num_layers
     assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers}

@@ -25,10 +25,10 @@ def test_logits_equal_transformers(folder_and_model, attention):
     )
     random = torch.Generator().manual_seed(0)
     prompts = [torch.randint(97, (length,), generator=random).tolist() for length in LENGTHS]
-    for prompt, found in zip(prompts, logprobs_of(runner, prompts), strict=True):
+    for prompt, logprobs in zip(prompts, logprobs_of(runner, prompts), strict=True):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(dim=-1)
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(logprobs, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_half_precision_stays_close(folder_and_model):
@@ -40,5 +40,5 @@ def test_half_precision_stays_close(folder_and_model):
         exact = model(torch.tensor([prompt])).logits[0, -1].log_softmax(dim=-1)
         half = model.bfloat16()(torch.tensor([prompt])).logits[0, -1].float().log_softmax(dim=-1)
         model.float()
-    found = logprobs_of(runner, [prompt])[0]
-    assert (found - exact).abs().mean() < 2 * (half - exact).abs().mean() + 0.02
+    logprobs = logprobs_of(runner, [prompt])[0]
+    assert (logprobs - exact).abs().mean() < 2 * (half - exact).abs().mean() + 0.02

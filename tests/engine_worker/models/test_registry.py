@@ -9,30 +9,32 @@ from engine_worker.models.registry import find_model, model_class
 from tests.engine_worker.models.checkpoints import CONFIGS
 
 
-def test_our_own_come_first():
+def test_a_native_class_is_preferred():
     raw = CONFIGS["qwen3 moe"].to_dict() | {"architectures": ["Strange", "Qwen3MoeForCausalLM"]}
-    found = find_model(raw)
-    assert found.architecture is Qwen3Moe
-    assert found.choices == {"implementation": "sluice"}
+    resolved = find_model(raw)
+    assert resolved.architecture is Qwen3Moe
+    assert resolved.choices == {"implementation": "sluice"}
 
 
-def test_what_our_own_does_not_compute_goes_to_transformers():
+def test_transformers_implements_what_the_native_class_does_not():
     raw = CONFIGS["llama"].to_dict() | {"architectures": ["LlamaForCausalLM"], "hidden_act": "gelu"}
-    found = find_model(raw)
-    assert found.choices == {
+    resolved = find_model(raw)
+    assert resolved.choices == {
         "implementation": "transformers",
         "implementation_reason": "config.json: hidden_act = 'gelu' is not supported",
     }
-    assert found.config.num_layers == 2
+    assert resolved.config.num_layers == 2
 
 
-@pytest.mark.parametrize(("names", "words"), [(["Mamba"], "for Mamba"), (None, "for no architecture")])
-def test_there_is_not_always_one(names, words):
+@pytest.mark.parametrize(
+    ("names", "words"), [(["Mamba"], "of architecture Mamba$"), (None, "of a checkpoint without architectures")]
+)
+def test_an_architecture_without_a_native_class_is_named(names, words):
     with pytest.raises(NotNativeError, match=words):
         model_class({"architectures": names})
 
 
 @pytest.mark.process
-def test_transformers_is_imported_for_the_adapter_alone():
+def test_transformers_is_imported_only_for_the_adapter():
     code = "import engine_worker.runner.load, sys; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Runners on OpenVINO, of small random checkpoints."""
+"""Loads runners on OpenVINO from small random checkpoints."""
 
 from pathlib import Path
 

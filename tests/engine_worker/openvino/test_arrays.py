@@ -1,11 +1,11 @@
-"""The graph's inputs beside torch's arrays of the same slices."""
+"""The graph's inputs against the arrays that the torch backend builds from the same slices."""
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.openvino.arrays import LEAST, PADDING, prepared_step
+from engine_worker.openvino.arrays import MIN_ROWS, PADDING, prepared_step
 from engine_worker.runner.batch import build_arrays
 from tests.engine_worker.runner.test_batch import HIDDEN_SIZE, steps
 from tests.examples import examples
@@ -16,15 +16,15 @@ NO_ROWS = np.zeros((0, HIDDEN_SIZE), np.float32)
 
 @examples(300)
 @given(steps(), st.integers(2, 4))
-def test_a_step(step, smallest):
+def test_inputs_equal_the_arrays_for_torch(step, smallest):
     slices, size, window = step
-    found, arrays = prepared_step(slices, size, window, smallest, SPARE, NO_ROWS), build_arrays(slices, size, window)
+    prepared, arrays = prepared_step(slices, size, window, smallest, SPARE, NO_ROWS), build_arrays(slices, size, window)
     token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept, virtual_tokens, _ = (
-        each.tolist() for each in found.inputs
+        array.tolist() for array in prepared.inputs
     )
     virtual = ([], NO_ROWS) if arrays.virtual_tokens is None else (arrays.virtual_tokens, arrays.virtual_rows)
     assert virtual_tokens == list(virtual[0])
-    np.testing.assert_array_equal(found.inputs[-1], virtual[1])
+    np.testing.assert_array_equal(prepared.inputs[-1], virtual[1])
     count, padded = len(slices), arrays.generation_rows == len(arrays.token_ids) < smallest
     if padded:
         assert (token_ids[-PADDING:], past[-1], starts[-1], blocks[-1]) == (
@@ -47,22 +47,22 @@ def test_a_step(step, smallest):
     assert len(blocks) == blocks_start[count]
     assert longest == max(PADDING, arrays.max_context)
     last = range(len(token_ids)) if arrays.last_tokens is None else arrays.last_tokens.tolist()
-    assert rows == [*last, *[0] * (LEAST - len(last))]
-    assert found.num_rows == len(last)
+    assert rows == [*last, *[0] * (MIN_ROWS - len(last))]
+    assert prepared.num_rows == len(last)
     assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
-    assert found.num_kept == len(kept)
+    assert prepared.num_kept == len(kept)
 
 
 @examples(50)
 @given(steps(), st.integers(0, 9))
-def test_tokens_that_the_step_before_draws(step, number):
+def test_follow_fills_in_the_tokens_that_the_previous_step_sampled(step, number):
     slices, size, window = step
-    found, arrays = prepared_step(slices, size, window, 2, SPARE, NO_ROWS), build_arrays(slices, size, window)
-    before = found.inputs[0].tolist()
-    assert found.follows == bool(len(arrays.follow_tokens))
-    if found.follows:
-        found.follow(torch.tensor([number, 1, 2, number + 3]))
-    drawn = dict(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True))
-    assert found.inputs[0].tolist() == [
-        {0: number, 3: number + 3}[drawn[i]] if i in drawn else token for i, token in enumerate(before)
+    prepared, arrays = prepared_step(slices, size, window, 2, SPARE, NO_ROWS), build_arrays(slices, size, window)
+    placeholders = prepared.inputs[0].tolist()
+    assert prepared.follows == bool(len(arrays.follow_tokens))
+    if prepared.follows:
+        prepared.follow(torch.tensor([number, 1, 2, number + 3]))
+    draws = dict(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True))
+    assert prepared.inputs[0].tolist() == [
+        {0: number, 3: number + 3}[draws[i]] if i in draws else token for i, token in enumerate(placeholders)
     ]

@@ -10,11 +10,11 @@ SHAPES = [([2, 32, 4], ov.Type.f32), ([2, 32, 4], ov.Type.f32), ([2, 40, 4], ov.
 
 @pytest.fixture
 def cache() -> BlockCache:
-    found = BlockCache(BlockShape(SHAPES), num_blocks=5, num_host_blocks=3)
+    cache = BlockCache(BlockShape(SHAPES), num_blocks=5, num_host_blocks=3)
     random = np.random.default_rng(0)
-    for tensor in found.tensors:
+    for tensor in cache.tensors:
         tensor.data[:] = random.integers(0, 200, tensor.data.shape)
-    return found
+    return cache
 
 
 def test_sizes(cache):

@@ -1,4 +1,4 @@
-"""Logits of the graph against transformers on the same checkpoint: what a new version of OpenVINO may break."""
+"""Logits of the graph against transformers on the same checkpoint. A new version of OpenVINO may break these tests."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_logits_equal_transformers_and_rotations_are_fused(folder_and_model):
     assert fused_rotations(runner._forward.rank.model) == 2 * model.config.num_hidden_layers
     random = torch.Generator().manual_seed(0)
     prompts = [torch.randint(97, (length,), generator=random).tolist() for length in LENGTHS]
-    for prompt, found in zip(prompts, logprobs_of(runner, prompts), strict=True):
+    for prompt, logprobs in zip(prompts, logprobs_of(runner, prompts), strict=True):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(dim=-1)
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(logprobs, expected, atol=2e-4, rtol=1e-4)

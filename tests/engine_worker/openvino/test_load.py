@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_log_says_what_computes_and_why(folder):
+def test_the_choices_name_the_backend_and_the_reason(folder):
     runner = load(folder, quantize="int8", kv_precision="u8")
     assert runner.choices["backend"] == runner.choices["attention"] == "openvino"
     assert (
@@ -30,7 +30,7 @@ def test_the_log_says_what_computes_and_why(folder):
     assert load(folder).dtype == "float32"
 
 
-def test_a_setting_that_only_it_has_selects_it(folder):
+def test_a_setting_that_only_openvino_has_selects_it(folder):
     reason = load(folder, backend="auto", quantize="int8").choices["backend_reason"]
     assert reason.startswith("selected by the setting quantize = int8; ")
 
@@ -43,7 +43,7 @@ def test_a_wrong_plugin_is_refused(folder, monkeypatch):
         return right(model, *args)
 
     monkeypatch.setattr(trial, "compile_decoder", wrong)
-    with pytest.raises(ValueError, match=r"off by .* of the largest in a test step"):
+    with pytest.raises(ValueError, match=r"off by .* of the largest logit in a test step"):
         load(folder)
 
 
@@ -58,35 +58,35 @@ def test_a_plugin_that_fails_is_refused(folder, monkeypatch):
 
 def test_another_version_is_refused(folder, monkeypatch):
     monkeypatch.setattr(ov, "__version__", "2027.0.0")
-    with pytest.raises(ValueError, match=r"openvino 2027\.0\.0 is installed, the graph is for 2026\.4"):
+    with pytest.raises(ValueError, match=r"openvino 2027\.0\.0 is installed, but 2026\.4\.x is required"):
         load(folder)
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused(folder):
-    with pytest.raises(ValueError, match=r"output_layers: the model has no layer 9, its last is \d+$"):
+    with pytest.raises(ValueError, match=r"output_layers: the model has no layer 9; its last layer is \d+$"):
         load(folder, output_layers=(0, 9))
 
 
 @pytest.mark.parametrize(("config", "why"), [("qwen3 moe", "mixture of experts")])
-def test_models_without_a_graph_are_refused(tmp_path, config, why):
+def test_models_that_cannot_be_built_are_refused(tmp_path, config, why):
     write_checkpoint(tmp_path, CONFIGS[config])
     with pytest.raises(ValueError, match=f"OpenVINO cannot serve this model here: .*{why}"):
         load(tmp_path)
 
 
 def test_weights_are_packed_before_the_first_request(folder, monkeypatch):
-    computed = []
+    models_run = []
     logits = OpenVinoForward.logits
 
     def spy(forward, *args):
-        computed.append(forward.rank.model)
+        models_run.append(forward.rank.model)
         return logits(forward, *args)
 
     monkeypatch.setattr(OpenVinoForward, "logits", spy)
-    assert load(folder)._forward.rank.model in computed
+    assert load(folder)._forward.rank.model in models_run
 
 
-def test_overlap_changes_nothing(folder):
+def test_overlap_does_not_change_the_tokens(folder):
     prompts = [[1, 2, 3], list(range(40))]
     expected = generate(load(folder), prompts, 8, temperature=0.0)
     assert generate(load(folder, overlap=True), prompts, 8, temperature=0.0) == expected
@@ -95,12 +95,12 @@ def test_overlap_changes_nothing(folder):
 def test_methods_by_name(folder):
     runner = load(folder, kv_cache_tokens=320)
     (answer,) = runner.call(MethodCall("memory", "[]", "{}", ())).poll()
-    found = parse_json(answer.value)
-    assert (found["kv_blocks"], found["tokens_per_kv_block"]) == (10, 32)
-    assert found["kv_bytes"] == 10 * 2 * 2 * 32 * 2 * 16 * 4
+    memory = parse_json(answer.value)
+    assert (memory["kv_blocks"], memory["tokens_per_kv_block"]) == (10, 32)
+    assert memory["kv_bytes"] == 10 * 2 * 2 * 32 * 2 * 16 * 4
 
 
-def test_a_signal_after_runners_have_gone(folder):
+def test_a_signal_after_runners_were_freed_does_not_crash(folder):
     runners = [load(folder) for _ in range(2)]
     while runners:
         del runners[0]

@@ -1,4 +1,4 @@
-"""What becomes of an engine when OpenVINO fails."""
+"""Failures inside OpenVINO fail the step and mark the device as lost."""
 
 import multiprocessing
 
@@ -9,31 +9,31 @@ from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
 
 
-def _without_a_length(step):
+def _with_a_length_missing(step):
     step.inputs[2] = step.inputs[2][:1]
     return step
 
 
-def _break(folder, raised):
+def _run_a_broken_step(folder, raised):
     runner = load(folder)
     runner.run(Step((Slice([1, 2], 0, [0]),)))
     runner.check()
     prepare = runner._forward.prepare
-    runner._forward.prepare = lambda arrays: _without_a_length(prepare(arrays))
-    for act in (lambda: runner.run(Step((Slice([1, 2], 0, [0]), Slice([3, 4], 0, [1])))), runner.check):
+    runner._forward.prepare = lambda arrays: _with_a_length_missing(prepare(arrays))
+    for call in (lambda: runner.run(Step((Slice([1, 2], 0, [0]), Slice([3, 4], 0, [1])))), runner.check):
         try:
-            act()
+            call()
         except (RuntimeError, DeviceLostError) as error:
             raised.put((type(error).__name__, str(error)))
 
 
 def test_a_node_that_throws_fails_the_step_and_the_device(tmp_path):
-    """In a process of its own, which it may damage. Inside of attention OpenVINO only prints the exception, and returns
-    what it computed last."""
+    """In a separate process, since the failure may damage it. If attention throws, OpenVINO only prints the exception
+    and returns the previous step's output."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     context = multiprocessing.get_context("spawn")
     raised = context.SimpleQueue()
-    process = context.Process(target=_break, args=(tmp_path, raised))
+    process = context.Process(target=_run_a_broken_step, args=(tmp_path, raised))
     process.start()
     process.join()
     assert not raised.empty()
@@ -44,18 +44,18 @@ def test_a_node_that_throws_fails_the_step_and_the_device(tmp_path):
     assert (kind, text) == ("DeviceLostError", "cpu has failed: OpenVINO is in an undefined state after an error")
 
 
-class Request:
-    """OpenVINO's, with something to do before it computes."""
+class HookedRequest:
+    """OpenVINO's infer request that calls a function before it computes."""
 
-    def __init__(self, request, before):
+    def __init__(self, request, before_infer):
         self._request = request
-        self._before = before
+        self._before_infer = before_infer
 
     def __getattr__(self, name):
         return getattr(self._request, name)
 
     def infer(self, **options):
-        self._before()
+        self._before_infer()
         return self._request.infer(**options)
 
 
@@ -64,15 +64,15 @@ def _fail():
 
 
 def test_nothing_is_computed_after_a_failure(tmp_path):
-    """With overlap the next step is queued by then."""
+    """With overlap the next step is already queued when a step fails."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     runner = load(tmp_path)
     forward, step = runner._forward, Step((Slice([1, 2], 0, [0]),))
     request = forward._request
-    forward._request = Request(request, runner.check)
-    # A check beside a step that runs: another may have failed for a reason of its own.
+    forward._request = HookedRequest(request, runner.check)
+    # check() may be called while a step runs, since an earlier step may have failed. It must not report a lost device.
     runner.run(step)
-    forward._request = Request(request, _fail)
+    forward._request = HookedRequest(request, _fail)
     with pytest.raises(RuntimeError, match="a node has failed"):
         runner.run(step)
     forward._request = request

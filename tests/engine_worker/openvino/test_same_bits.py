@@ -13,7 +13,7 @@ from tests.engine_worker.openvino.loaded import load
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
 LENGTHS = [1 + 37 * i % 150 for i in range(64)]
 BATCHES = (2, 7, 64)
-NEEDS_BFLOAT16 = pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no units for bfloat16")
+NEEDS_BFLOAT16 = pytest.mark.skipif(not has_bfloat16(), reason="this CPU does not compute bfloat16 in hardware")
 
 
 def logits(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
@@ -22,17 +22,17 @@ def logits(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def forwards():
-    """By number of threads and quantization; each has computed all but the last token of 64 sequences."""
-    found = {}
+    """Get a forward pass by number of threads and options. It has computed all but the last token of 64 sequences."""
+    loaded = {}
 
     def get(threads: int, **options: str) -> OpenVinoForward:
         key = (threads, *options.items())
-        if key not in found:
+        if key not in loaded:
             runner = load(tiny_model.path(), threads=threads, kv_cache_tokens=64 * 160, **options)
-            found[key] = runner._forward
+            loaded[key] = runner._forward
             for number, length in enumerate(LENGTHS):
-                logits(found[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,))])
-        return found[key]
+                logits(loaded[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,))])
+        return loaded[key]
 
     return get
 
@@ -71,12 +71,12 @@ def test_generation_in_any_batch(forwards, threads, options):
         for first in (0, 11, 57):
             first = min(first, 64 - size)
             members = range(first, first + size)
-            found = logits(forward, [last(number) for number in members])
-            assert torch.equal(found, alone[first : first + size]), f"batch of {size} from {first}"
+            batched = logits(forward, [last(number) for number in members])
+            assert torch.equal(batched, alone[first : first + size]), f"batch of {size} from {first}"
 
 
 @pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
-def test_generation_beside_contexts(forwards, options):
+def test_generation_in_a_batch_with_context(forwards, options):
     forward = forwards(1, **options)
     numbers = (5, 9, 60)
     alone = torch.cat([logits(forward, [last(number)]) for number in numbers])

@@ -14,62 +14,62 @@ VALUES = np.arange(1 << 19, dtype=np.int32).reshape(512, -1)
 
 
 def resident(folder: Path) -> int:
-    """KiB in memory of files in this folder."""
-    found, inside = 0, False
+    """KiB of mapped files in this folder that are in memory."""
+    total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
             inside = str(folder) in line
         elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
+            total += int(line.split()[1])
+    return total
 
 
 @pytest.fixture(autouse=True)
-def any_disk(monkeypatch):
-    monkeypatch.setattr(store, "LEFT_FREE", 0)
+def ignore_free_disk_space(monkeypatch):
+    monkeypatch.setattr(store, "MIN_FREE_DISK_BYTES", 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_released_pages_leave_the_memory_and_return(tmp_path):
-    kept = FileStore(tmp_path)
-    arrays = [kept.keep(VALUES), kept.keep(VALUES + 1)]
+def test_released_pages_leave_memory_and_are_read_back(tmp_path):
+    file_store = FileStore(tmp_path)
+    arrays = [file_store.keep(VALUES), file_store.keep(VALUES + 1)]
     assert resident(tmp_path) > VALUES.nbytes >> 10
-    kept.release()
+    file_store.release()
     assert resident(tmp_path) == 0
     assert np.array_equal(arrays[0], VALUES)
     assert np.array_equal(arrays[1], VALUES + 1)
-    assert kept.summary == f"in a file in {tmp_path}"
+    assert file_store.summary == f"in a file in {tmp_path}"
 
 
 def test_the_file_has_no_name(tmp_path):
-    kept = FileStore(tmp_path / "new")
-    kept.keep(VALUES)
+    file_store = FileStore(tmp_path / "new")
+    file_store.keep(VALUES)
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_without_a_folder_arrays_stay_where_they_are(tmp_path):
+def test_if_the_folder_cannot_be_created_arrays_stay_in_memory(tmp_path):
     (tmp_path / "file").touch()
-    kept = open_store(str(tmp_path / "file"))
-    assert kept.keep(VALUES) is VALUES
-    kept.release()
-    assert kept.summary == f"in memory: in a file in {tmp_path}/file failed: File exists"
+    file_store = open_store(str(tmp_path / "file"))
+    assert file_store.keep(VALUES) is VALUES
+    file_store.release()
+    assert file_store.summary == f"in memory: in a file in {tmp_path}/file failed: File exists"
 
 
-def test_on_a_full_disk_arrays_stay_where_they_are(tmp_path, monkeypatch):
-    kept = FileStore(tmp_path)
-    first = kept.keep(VALUES)
-    monkeypatch.setattr(store, "LEFT_FREE", 1 << 62)
-    assert kept.keep(VALUES) is VALUES
-    kept.release()
+def test_on_a_full_disk_arrays_stay_in_memory(tmp_path, monkeypatch):
+    file_store = FileStore(tmp_path)
+    first = file_store.keep(VALUES)
+    monkeypatch.setattr(store, "MIN_FREE_DISK_BYTES", 1 << 62)
+    assert file_store.keep(VALUES) is VALUES
+    file_store.release()
     assert np.array_equal(first, VALUES)
-    assert kept.summary == f"in memory: in a file in {tmp_path} failed: the disk is nearly full"
+    assert file_store.summary == f"in memory: in a file in {tmp_path} failed: the disk is nearly full"
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
-def test_an_engine_with_its_weights_in_a_file(tmp_path, monkeypatch, quantize):
+def test_weights_in_a_file_do_not_change_the_tokens(tmp_path, monkeypatch, quantize):
     prompts = [[1, 2, 3], list(range(70))]
     expected = generate(load(tiny_model.path(), quantize=quantize), prompts, 8, temperature=0.0)
-    monkeypatch.setattr(store, "LEAST_BYTES", 1)
+    monkeypatch.setattr(store, "MIN_FILE_BYTES", 1)
     runner = load(tiny_model.path(), quantize=quantize, weights_folder=str(tmp_path))
     assert runner.choices["weights"] == f"in a file in {tmp_path}"
     assert generate(runner, prompts, 8, temperature=0.0) == expected

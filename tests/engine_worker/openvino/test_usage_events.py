@@ -1,4 +1,4 @@
-"""OpenVINO's own events of usage."""
+"""OpenVINO sends no usage events over the internet."""
 
 import subprocess
 import sys
@@ -11,5 +11,5 @@ print(type(tools.telemetry).__module__)
 
 
 def test_none_are_sent() -> None:
-    found = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    assert found.stdout == "openvino.tools.ovc.telemetry_stub\n"
+    process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert process.stdout == "openvino.tools.ovc.telemetry_stub\n"

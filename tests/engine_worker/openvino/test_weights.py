@@ -1,4 +1,4 @@
-"""What the graph multiplies with, against the same values in torch."""
+"""Matrix products of the graph with quantized weights, against torch with the same rounded values."""
 
 from collections import Counter
 
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from openvino import opset13 as op
 
 from engine_worker.openvino.compiled import _core
-from engine_worker.openvino.store import Store
+from engine_worker.openvino.store import ConstantStore
 from engine_worker.openvino.weights import Format, Int4, Int8, formats, pack_pairs, quantize_groups, quantize_rows
 from sluice import tiny_model
 from tests.engine_worker.openvino.loaded import load
 
-KEEP = Store().keep
+KEEP = ConstantStore().keep
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-"""Without rounding the other operand of a product."""
+"""Properties with which the plugin does not quantize the other operand of a product."""
 
 
 def matrix(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
@@ -25,15 +25,16 @@ def matrix(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
 
 
 def product(form: Format, weights: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, set[str]]:
-    """x Wᵀ by the plugin, and the types of its matrices."""
+    """x Wᵀ as the plugin computes it, and the types in which it stores weight matrices."""
     rows = op.parameter(ov.PartialShape([-1, weights.shape[1]]), ov.Type.f32)
     model = ov.Model([op.matmul(rows, form.node(weights), False, True).output(0)], [rows], "product")
     compiled = _core().compile_model(model, "CPU", EXACT)
-    found = torch.from_numpy(compiled.create_infer_request().infer({0: x.numpy()})[0].copy())
-    return found, set(matrix_types(compiled))
+    result = torch.from_numpy(compiled.create_infer_request().infer({0: x.numpy()})[0].copy())
+    return result, set(matrix_types(compiled))
 
 
 def matrix_types(compiled: ov.CompiledModel) -> Counter[str]:
+    """Number of matrix products by the type of their weights."""
     nodes = compiled.get_runtime_model().get_ordered_ops()
     products = [node for node in nodes if "FullyConnected" in str(node.get_rt_info()["layerType"].astype(str))]
     return Counter(node.input_value(1).get_element_type().get_type_name() for node in products)
@@ -41,16 +42,16 @@ def matrix_types(compiled: ov.CompiledModel) -> Counter[str]:
 
 @pytest.mark.parametrize("inputs", [64, 96, 448, 80])
 @pytest.mark.parametrize(("form", "kind"), [(Int8(KEEP), "i8"), (Int4(KEEP), "i4")], ids=["int8", "int4"])
-def test_the_plugin_computes_with_the_rounded_values_and_keeps_them_small(form, kind, inputs):
+def test_the_plugin_computes_with_the_rounded_values_and_stores_them_packed(form, kind, inputs):
     weights, x = matrix(72, inputs), matrix(5, inputs, seed=1)
-    found, types = product(form, weights, x)
-    torch.testing.assert_close(found, x @ form.rounded(weights).T, atol=1e-4, rtol=1e-4)
+    result, types = product(form, weights, x)
+    torch.testing.assert_close(result, x @ form.rounded(weights).T, atol=1e-4, rtol=1e-4)
     assert types == {kind}
 
 
 @pytest.mark.parametrize(("quantize", "types"), [("int8", {"i8": 25}), ("int4", {"i4": 24, "i8": 1})])
-def test_a_decoder_keeps_them_small(quantize, types):
-    """Four products in each of six layers, and the head."""
+def test_a_decoder_stores_its_weights_packed(quantize, types):
+    """There are four products in each of six layers, and the head."""
     runner = load(tiny_model.path(), quantize=quantize)
     assert matrix_types(runner._forward.rank.model) == types
     assert runner.dtype == quantize
@@ -58,14 +59,14 @@ def test_a_decoder_keeps_them_small(quantize, types):
 
 @settings(deadline=None)
 @given(outputs=st.integers(1, 70), inputs=st.integers(1, 200), seed=st.integers(0, 9), scale=st.floats(1e-6, 1e6))
-def test_rounding_is_off_by_no_more_than_half_a_step(outputs, inputs, seed, scale):
+def test_the_rounding_error_is_at_most_half_a_step(outputs, inputs, seed, scale):
     weights = matrix(outputs, inputs, seed) * scale
     _, scales = quantize_rows(weights)
     assert ((Int8(KEEP).rounded(weights) - weights).abs() <= scales * 0.5001).all()
     values, scales = quantize_groups(weights)
-    off = (Int4(KEEP).rounded(weights) - weights).view(values.shape).abs()
-    # A whole step where 8 would be the nearest.
-    assert (off <= scales.abs() * torch.where(values == 7, 1.0001, 0.5001)).all()
+    error = (Int4(KEEP).rounded(weights) - weights).view(values.shape).abs()
+    # Up to a whole step where 8, which int4 does not have, would be the nearest value.
+    assert (error <= scales.abs() * torch.where(values == 7, 1.0001, 0.5001)).all()
     assert (values.amax(2) <= 7).all()
     assert (values.amin(2) == -8).all()
 
@@ -75,9 +76,9 @@ def test_zeros_stay_zeros(form):
     assert torch.equal(form.rounded(torch.zeros(3, 128)), torch.zeros(3, 128))
 
 
-def test_pairs():
+def test_packing_two_values_per_byte():
     assert pack_pairs(torch.tensor([-8, 7, 1, -1], dtype=torch.int8)).tolist() == [0x78, 0xF1]
 
 
-def test_the_vocabulary_keeps_eight_bits():
+def test_with_int4_embedding_and_head_are_int8():
     assert formats("int4", KEEP).vocabulary == Int8(KEEP)

@@ -1,4 +1,4 @@
-"""Calls of routers: which are run, and when they are answered."""
+"""Calls from routers: which of them run, and when they are answered."""
 
 import pytest
 import structlog
@@ -45,13 +45,13 @@ def test_a_call_for_an_earlier_process_is_dropped(calls, sent):
     assert not sent
 
 
-def test_too_many_at_a_time(calls, sent):
+def test_calls_beyond_the_limit_are_refused(calls, sent):
     for number in range(MAX_PENDING + 1):
         calls.begin(echo(number))
     ((router, answer),) = sent
     assert router == f"mem://router-{MAX_PENDING}"
     assert answer.answers[0].rank is None
-    assert f"already runs {MAX_PENDING} calls" in answer.answers[0].error
+    assert f"already running {MAX_PENDING} calls" in answer.answers[0].error
     calls.finish()
     calls.finish()
     assert len(sent) == MAX_PENDING + 1

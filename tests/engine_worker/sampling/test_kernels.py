@@ -23,7 +23,7 @@ THRESHOLD_TYPES = {
     "temperatures": "*fp32",
     "top_ks": "*i64",
     "top_ps": "*fp64",
-    "min_ps": "*fp32",
+    "log_min_ps": "*fp32",
     "thresholds": "*fp32",
     "valid": "*i1",
     "scratch": "*fp32",
@@ -43,7 +43,7 @@ def test_by_tritons_interpreter(tests):
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("limited", [False, True])
-def test_it_compiles(capability, limited, monkeypatch, tmp_path):
+def test_gumbel_max_compiles(capability, limited, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from engine_worker.sampling import kernels
 

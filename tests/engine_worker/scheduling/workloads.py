@@ -8,7 +8,7 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import continuation
+from tests.fakes.scripted_tokens import continuation
 
 SHARED = [5 * i % 60 for i in range(40)]
 

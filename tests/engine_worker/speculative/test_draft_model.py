@@ -6,7 +6,7 @@ from engine_worker.speculative.draft_model import MAX_FAILURES
 from engine_worker.step import DeviceLostError, MoveKind
 from sluice.ring.params import Speculation
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import continuation
+from tests.fakes.scripted_tokens import continuation
 
 PROMPT = [3 * i % 97 for i in range(22)]
 DRAFTS = Speculation(max_draft_tokens=3)

@@ -8,7 +8,7 @@ from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.searches import INTERVAL
 from sluice.ring.params import Speculation
 from tests.fakes.engine import EngineBench, spec_of
-from tests.fakes.runner import continuation
+from tests.fakes.scripted_tokens import continuation
 
 PROMPT = list(range(20))
 STEPS = 400

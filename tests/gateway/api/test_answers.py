@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.fakes.failures import Failure, bad_request
 from tests.fakes.gateway import running
-from tests.fakes.server import Failure, bad_request
 from tests.fakes.storyteller import GONE, Plan, tell_all
 
 USER = [{"role": "user", "content": "hi"}]

@@ -8,8 +8,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
 from gateway.requests import body
+from tests.fakes.failures import Failure, bad_request
 from tests.fakes.gateway import running
-from tests.fakes.server import Failure, bad_request
 
 CODE = grpc.StatusCode
 

@@ -81,7 +81,7 @@ async def test_what_is_not_there(gateway):
         assert found.status_code == status
         assert found.json()["error"]["message"]
     unknown = await gateway.http.get("/v1/" + "x" * 1000)
-    assert unknown.json()["error"]["message"].startswith(f"GET /v1/{'x' * 196} is not served here: there are GET")
+    assert unknown.json()["error"]["message"].startswith(f"GET /v1/{'x' * 196} is not served; the gateway serves GET")
 
 
 NOT_SERVED = {
@@ -106,7 +106,7 @@ async def test_what_else_the_client_has_is_not_served(gateway, asked):
         "unknown_url",
         "invalid_request_error",
     )
-    assert f"{asked} is not served here" in error.value.message
+    assert f"{asked} is not served" in error.value.message
 
 
 async def test_pages_of_other_origins(router):

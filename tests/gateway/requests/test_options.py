@@ -8,7 +8,7 @@ from google.rpc.error_details_pb2 import BadRequest
 from grpc import StatusCode
 
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.server import Failure
+from tests.fakes.failures import Failure
 
 USER = [{"role": "user", "content": "hi"}]
 

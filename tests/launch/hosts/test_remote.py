@@ -119,7 +119,7 @@ def test_a_service_ends_if_its_agent_is_lost(agent, service):
     assert wait_until(lambda: watched.ready)
     agent.lost = True
     assert watched.over.wait(LIMIT)
-    assert watched.child.ending == "lost its actor: no such actor"
+    assert watched.child.ending == "lost its actor: the actor is dead"
 
 
 def test_a_service_that_waits_for_a_node_can_be_killed(agent, service):

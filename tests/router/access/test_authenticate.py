@@ -20,7 +20,7 @@ from router.access.principal import Principal
 from router.errors import RequestError
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import refused, rest, text_spec
 
 ALICE, BOB, ROOT = "alice-0123456789", "bob-0123456789ab", "root-0123456789a"
@@ -186,11 +186,11 @@ async def test_tokens_change_while_it_runs(guarded, tokens, ring):
         (f"\n{ALICE}\n", "line 2: must be TOKEN TENANT"),
         (f"{ALICE} alice user\n", "line 1: must be TOKEN TENANT"),
         (f"{ALICE} alice admin more\n", "line 1: must be TOKEN TENANT"),
-        ("short alice\n", "has 5 characters, needs at least 16"),
-        (f"{ALICE} al/ice\n", "line 1: a tenant's name is"),
+        ("short alice\n", "has 5 characters, but must have at least 16"),
+        (f"{ALICE} al/ice\n", "line 1: a tenant's name must have"),
         (f"{ALICE} alice\n{sha256(ALICE)} bob\n", "line 2: duplicate token"),
-        ("sha256:0123456789abcdef alice\n", "64 hexadecimal digits"),
-        (sha256(ALICE).upper().replace("SHA", "sha") + " alice\n", "64 hexadecimal digits"),
+        ("sha256:0123456789abcdef alice\n", "64 lower-case hexadecimal digits"),
+        (sha256(ALICE).upper().replace("SHA", "sha") + " alice\n", "64 lower-case hexadecimal digits"),
     ],
 )
 async def test_a_broken_file_is_reported_by_line_and_never_by_what_it_holds(guarded, tokens, text, problem):
@@ -245,9 +245,11 @@ async def test_a_function_says_who_calls_in_a_thread_or_on_the_loop():
     def plain_caller(metadata):
         return Principal(metadata["user"])
 
-    assert await hook(plain).ask({"user": "a"}, PEER) == Principal("a", admin=True)
-    assert await hook(coroutine).ask({"user": "b"}, PEER) == Principal("b")
-    assert await hook(lambda metadata, peer: coroutine(metadata, peer)).ask({"user": "c"}, PEER) == Principal("c")
+    assert await hook(plain).authenticate({"user": "a"}, PEER) == Principal("a", admin=True)
+    assert await hook(coroutine).authenticate({"user": "b"}, PEER) == Principal("b")
+    assert await hook(lambda metadata, peer: coroutine(metadata, peer)).authenticate({"user": "c"}, PEER) == Principal(
+        "c"
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
     for function in (plain, coroutine):
         asked = hook(function)
         with pytest.raises(RequestError) as error:
-            await asked.ask({"authorization": ALICE}, PEER)
+            await asked.authenticate({"authorization": ALICE}, PEER)
         assert error.value.metadata["cause"] == reason
         assert ALICE not in str(asked._log.lines)
 
@@ -286,7 +288,7 @@ async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_e
 
     async def ask():
         with pytest.raises(RequestError, match="in time"):
-            await stuck.ask({}, PEER)
+            await stuck.authenticate({}, PEER)
 
     before = threading.active_count()
     await asyncio.gather(*(ask() for _ in range(3 * MAX_THREADS)))

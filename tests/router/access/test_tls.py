@@ -15,7 +15,7 @@ from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
 from tests.fakes.certificates import Authority, Pair
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import rest, text_spec
 
 INTERVAL = 0.05

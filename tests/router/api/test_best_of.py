@@ -8,7 +8,7 @@ from sluice.ring.params import derive_seed
 from sluice.ring.rows import Started, TextRow, TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
-from tests.fakes.ring_peers import end
+from tests.fakes.ring_scripts import end
 from tests.router.conftest import refused, text_spec
 
 

@@ -121,7 +121,7 @@ async def test_a_caller_that_goes_leaves_nothing(client, ring):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"method": ""}, "method: is '', must be 1 to 128 of A-Z a-z 0-9 _ . : -"),
+        ({"method": ""}, "method: is '', must be 1 to 128 characters of A-Z a-z 0-9 _ . : -"),
         ({"method": "x" * 129}, "method: is 'xxxx"),
         ({"method": "a b"}, "method: is 'a b'"),
         ({"args_json": "{}"}, "args_json: must be an array, is '{}'"),

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from router.api.listener import _options
 from sluice.settings.services import RouterSettings
-from tests.fakes.ring_peers import generate
+from tests.fakes.ring_scripts import generate
 from tests.router.conftest import rest, text_spec
 
 AGE = "grpc.max_connection_age_ms"

@@ -16,7 +16,7 @@ from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes.ring_peers import generate
+from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Details, rest, text_spec
 
 RETRIES = {

@@ -11,11 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from router.api.listener import LEAST_PING_MILLISECONDS, _options
+from router.api.listener import MIN_PING_MILLISECONDS, _options
 from sluice.client import AsyncClient, connection
 from sluice.settings.services import RouterSettings
 from tests.fakes.http2 import Connection
-from tests.fakes.ring_peers import generate
+from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Client, text_spec
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def pinging(client, *options) -> grpc.aio.Channel:
 
 def test_clients_may_ping_every_ten_seconds_though_timers_are_not_exact() -> None:
     options = dict(_options(RouterSettings(model="m")))
-    assert options["grpc.http2.min_ping_interval_without_data_ms"] == LEAST_PING_MILLISECONDS <= 9_000
+    assert options["grpc.http2.min_ping_interval_without_data_ms"] == MIN_PING_MILLISECONDS <= 9_000
     assert dict(connection.CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] >= 10_000
 
 
@@ -56,7 +56,7 @@ async def test_silent_streams_and_calls_and_idle_connections_live_on(begin, ring
         await asyncio.sleep(SILENT_SECONDS)
         await generate(call)
 
-    monkeypatch.setattr("router.api.listener.LEAST_PING_MILLISECONDS", PING_MILLISECONDS // 2)
+    monkeypatch.setattr("router.api.listener.MIN_PING_MILLISECONDS", PING_MILLISECONDS // 2)
     fast = {"grpc.keepalive_time_ms": PING_MILLISECONDS, "grpc.use_local_subchannel_pool": 1}
     monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((dict(connection.CHANNEL_OPTIONS) | fast).items()))
     client = await begin()

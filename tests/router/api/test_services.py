@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from sluice.ring.stats import StepStats
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.ring_peers import TIMES, hang
+from tests.fakes.ring_scripts import TIMES, hang
 from tests.router.conftest import refused, rest, text_spec
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -7,7 +7,7 @@ from sluice.ring.params import derive_seed
 from sluice.ring.rows import TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
-from tests.fakes.ring_peers import end, generate, text_of, token_at
+from tests.fakes.ring_scripts import end, generate, text_of, token_at
 from tests.router.conftest import text_spec
 
 

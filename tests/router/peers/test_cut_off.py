@@ -3,7 +3,7 @@
 import pytest
 from grpc import StatusCode
 
-from tests.fakes.ring_peers import generate, hang
+from tests.fakes.ring_scripts import generate, hang
 from tests.router.conftest import nothing_left, refused, rest, text_spec
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.ring_peers import Call, end, generate, text_of, token_at
+from tests.fakes.ring_scripts import Call, end, generate, text_of, token_at
 
 LENGTH = 24
 IDS = pb.OutputOptions(token_ids=True)

@@ -19,7 +19,7 @@ from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes.ring_peers import end, generate, hang
+from tests.fakes.ring_scripts import end, generate, hang
 from tests.router.conftest import nothing_left, refused, rest, text_spec
 
 

@@ -8,7 +8,7 @@ import pytest
 from sluice.ring.errors import Fault, FinishReason
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
-from tests.fakes.ring_peers import end, text_of, token_at
+from tests.fakes.ring_scripts import end, text_of, token_at
 from tests.router.conftest import nothing_left, text_spec
 from tests.router.requests.broken_attempts import IDS, LENGTH, PHASES, Script, check_whole, midway, tokens
 

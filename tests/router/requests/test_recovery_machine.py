@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
 
     def make(self, name, count):
         engine = self.ring.machines[name]
-        engine.take()
+        engine.read_lane()
         engine.step(count)
 
     def bring(self, name, count):
@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(ENGINES), code=st.sampled_from(FAULTS))
     def fail(self, name, code):
         engine = self.ring.machines[name]
-        engine.take()
+        engine.read_lane()
         engine.fail(code)
 
     @precondition(lambda self: self.clients)

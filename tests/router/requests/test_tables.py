@@ -10,7 +10,7 @@ from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.tables import PromptTables, Table, VirtualTokens
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import Details, refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
 
@@ -106,7 +106,11 @@ async def test_engines_that_take_no_rows_get_none(ring, start):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [(4, "rows of 2; the model's hidden size is 4"), (0, "no engine takes any with this model")]
+    ("size", "expected"),
+    [
+        (4, "rows of 2 values, but the model's hidden size is 4"),
+        (0, "no engine supports embeddings with this model"),
+    ],
 )
 async def test_rows_of_another_size_are_refused(ring, start, size, expected):
     ring.add_engine().hidden_size = size

@@ -11,7 +11,7 @@ from router.errors import Reason
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
-from tests.fakes.ring_peers import generate
+from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Details, refused, text_spec
 from tests.router.validate.bad_specs import INVALID, SPECS, UNBUILT, VOCABULARY, ids, sampling
 

@@ -17,7 +17,7 @@ from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, SamplingParams, StoppingCriteria
 from tests.fakes.http2 import Connection
-from tests.fakes.ring_peers import hang
+from tests.fakes.ring_scripts import hang
 from tests.router.conftest import Details, refused, rest, text_spec
 
 LOCAL = ("grpc.use_local_subchannel_pool", 1)

@@ -39,9 +39,9 @@ def prompts() -> list[list[int]]:
 
 @torch.inference_mode()
 def check(runner, model) -> None:
-    for prompt, found in zip(prompts(), logprobs_of(runner, prompts()), strict=True):
+    for prompt, logprobs in zip(prompts(), logprobs_of(runner, prompts()), strict=True):
         expected = model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(dim=-1)
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(logprobs, expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_logits_equal_transformers(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["gemma3", "deepseek v3", "opt", "granite"])
-def test_over_the_reference_backend_too(tmp_path, name):
+def test_logits_equal_transformers_with_the_reference_backend(tmp_path, name):
     model = write_checkpoint(tmp_path, ADAPTED[name])
     check(runner_of(tmp_path, attention="reference"), model)
 
@@ -66,21 +66,21 @@ def test_half_precision_stays_close(tmp_path, name):
     with torch.inference_mode():
         exact = model(torch.tensor([prompt])).logits[0, -1].log_softmax(dim=-1)
         half = model.bfloat16()(torch.tensor([prompt])).logits[0, -1].float().log_softmax(dim=-1)
-    found = logprobs_of(runner_of(tmp_path, dtype="bfloat16", attention="reference"), [prompt])[0]
-    assert (found - exact).abs().mean() < 2 * (half - exact).abs().mean() + 0.02
+    logprobs = logprobs_of(runner_of(tmp_path, dtype="bfloat16", attention="reference"), [prompt])[0]
+    assert (logprobs - exact).abs().mean() < 2 * (half - exact).abs().mean() + 0.02
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_adapter_and_our_own_classes_agree(tmp_path, monkeypatch, name):
+def test_the_adapter_serves_natively_implemented_architectures_too(tmp_path, monkeypatch, name):
     model = write_checkpoint(tmp_path, CONFIGS[name])
     monkeypatch.setattr("engine_worker.models.registry.MODELS", {})
     runner = runner_of(tmp_path)
-    assert runner.choices["implementation_reason"].startswith("Sluice has no class of its own for ")
+    assert runner.choices["implementation_reason"].startswith("Sluice has no native implementation of ")
     check(runner, model)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_refused(tmp_path, name):
+def test_unsupported_architectures_are_refused(tmp_path, name):
     config, words = REFUSED[name]
     write_checkpoint(tmp_path, config)
     with pytest.raises(CheckpointError, match=words):
@@ -88,16 +88,16 @@ def test_what_cannot_be_served_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_windows_are_found_by_looking(tmp_path, name):
+def test_windows_are_read_from_the_masks(tmp_path, name):
     config = WINDOWED[name]
     write_checkpoint(tmp_path, config)
     kinds = getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers
-    found = Adapter.read_config(config_of(tmp_path))
-    assert found.windows == tuple(20 if kind == SLIDING else None for kind in kinds)
-    assert 20 in found.windows
+    windows = Adapter.read_config(config_of(tmp_path)).windows
+    assert windows == tuple(20 if kind == SLIDING else None for kind in kinds)
+    assert 20 in windows
 
 
-def test_a_window_as_wide_as_the_context_is_none(tmp_path):
+def test_a_window_as_wide_as_the_context_becomes_none(tmp_path):
     write_checkpoint(tmp_path, WINDOWED["starcoder2"])
     raw = config_of(tmp_path)
     assert Adapter.read_config(raw | {"sliding_window": 511}).windows == (511, 511)
@@ -105,10 +105,10 @@ def test_a_window_as_wide_as_the_context_is_none(tmp_path):
     assert Adapter.read_config(raw | {"sliding_window": None}).windows == (None, None)
 
 
-def test_a_window_that_no_mask_shows_is_refused(tmp_path, monkeypatch):
+def test_a_window_without_a_mask_is_refused(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, WINDOWED["starcoder2"])
     monkeypatch.setattr(modeling_starcoder2, "create_sliding_window_causal_mask", lambda **_: None)
-    with pytest.raises(CheckpointError, match="asks for a sliding window without a mask that shows it"):
+    with pytest.raises(CheckpointError, match="has a sliding window without a mask"):
         Adapter.read_config(config_of(tmp_path))
 
 
@@ -124,40 +124,40 @@ def test_a_limit_narrows_the_windows(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "nobody"}, "model_type 'nobody' is unknown to transformers"),
+        ({"model_type": "unheard"}, "model_type 'unheard' is unknown to transformers"),
         ({"model_type": None}, "model_type 'None' is unknown"),
         (
             {"architectures": ["OlmoForSequenceClassification"]},
-            "OlmoForSequenceClassification is not a causal language",
+            r"architectures \(OlmoForSequenceClassification\) names no causal language model of model_type 'olmo'",
         ),
-        ({"architectures": None}, "no class of its own for no architecture.*none given is not a causal language model"),
+        ({"architectures": None}, r"without architectures in config.json.*architectures \(empty\) names no causal"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
         ({"num_hidden_layers": "two"}, "is not a valid olmo configuration"),
         ({"is_encoder_decoder": True}, "has an encoder"),
     ],
 )
-def test_configurations_that_mean_nothing_here(tmp_path, change, words):
+def test_invalid_configurations_are_refused(tmp_path, change, words):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     with pytest.raises(CheckpointError, match=words):
         find_model(config_of(tmp_path) | change)
 
 
-def test_both_reasons_are_reported(tmp_path):
+def test_the_reasons_against_both_implementations_are_reported(tmp_path):
     write_checkpoint(tmp_path, CONFIGS["llama"])
-    with pytest.raises(CheckpointError, match=r"rope type 'dynamic' is not supported.*through transformers: rope type"):
+    with pytest.raises(CheckpointError, match=r"rope type 'dynamic' is not supported.*with transformers: rope type"):
         find_model(config_of(tmp_path) | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}})
 
 
 def test_more_than_one_rank_is_refused(tmp_path):
-    class Two(Shard):
+    class OneOfTwo(Shard):
         size = 2
 
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     with pytest.raises(ValueError, match="tensor_parallel = 2, but OlmoForCausalLM runs through transformers"):
-        Adapter(Adapter.read_config(config_of(tmp_path)), None, Place(torch.float32, CPU, Two()))
+        Adapter(Adapter.read_config(config_of(tmp_path)), None, Place(torch.float32, CPU, OneOfTwo()))
 
 
-def test_single_layers_are_refused(tmp_path):
+def test_output_layers_are_refused(tmp_path):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     config = RunnerConfig("cpu", kv_cache_tokens=256, output_layers=(0,))
     with pytest.raises(ValueError, match="output_layers: a model that runs through transformers"):
@@ -165,13 +165,13 @@ def test_single_layers_are_refused(tmp_path):
 
 
 class Recurrent(torch.nn.Module):
-    """Adds to each token half of the one before it."""
+    """Adds half of the previous token's state to each token's."""
 
     def forward(self, x):
         return x + 0.5 * torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
 
 
-def test_tokens_that_mix_outside_attention_are_noticed(tmp_path, monkeypatch):
+def test_mixing_tokens_outside_attention_is_detected(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     build = OlmoForCausalLM.__init__
 
@@ -184,33 +184,33 @@ def test_tokens_that_mix_outside_attention_are_noticed(tmp_path, monkeypatch):
         runner_of(tmp_path, weights="random")
 
 
-def test_positions_that_it_counts_itself_are_noticed(tmp_path, monkeypatch):
+def test_a_module_that_counts_positions_itself_is_detected(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, UNWINDOWED["gpt2"])
     forward = GPT2Model.forward
-    monkeypatch.setattr(GPT2Model, "forward", lambda self, position_ids=None, **given: forward(self, **given))
+    monkeypatch.setattr(GPT2Model, "forward", lambda self, position_ids=None, **options: forward(self, **options))
     with pytest.raises(CheckpointError, match="counts positions itself"):
         runner_of(tmp_path)
 
 
-def test_counts_that_matter_in_large_steps_only_are_noticed(tmp_path, monkeypatch):
-    """As Llama 4's temperature, which is 1 in the first thousands of rows."""
+def test_counts_that_matter_only_in_large_steps_are_detected(tmp_path, monkeypatch):
+    """Like Llama 4's attention temperature, which is 1 in the first 8191 rows."""
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     rotate = modeling_olmo.apply_rotary_pos_emb
 
-    def tempered(query, *more):
+    def with_temperature(query, *args):
         rows = torch.arange(query.shape[2], device=query.device)
         scale = torch.log1p(torch.floor((rows.float() + 1) / 8192)) * 0.1 + 1
-        query, key = rotate(query, *more)
+        query, key = rotate(query, *args)
         return (query * scale[:, None]).to(key.dtype), key
 
     runner_of(tmp_path)
-    monkeypatch.setattr(modeling_olmo, "apply_rotary_pos_emb", tempered)
-    with pytest.raises(CheckpointError, match="OlmoForCausalLM counts the tokens of a step itself"):
+    monkeypatch.setattr(modeling_olmo, "apply_rotary_pos_emb", with_temperature)
+    with pytest.raises(CheckpointError, match="OlmoForCausalLM uses the number of tokens in a step"):
         Adapter.read_config(config_of(tmp_path))
 
 
-def test_positions_that_begin_elsewhere_are_noticed(tmp_path):
-    """RoBERTa's begin behind the id of its padding."""
+def test_positions_that_do_not_begin_at_0_are_detected(tmp_path):
+    """RoBERTa's positions begin after the id of its padding token."""
     write_checkpoint(tmp_path, RobertaConfig(**PLAIN | {"pad_token_id": 1}, is_decoder=True, type_vocab_size=1))
     with pytest.raises(CheckpointError, match="RobertaForCausalLM does not count positions from 0"):
         runner_of(tmp_path)
@@ -234,7 +234,7 @@ def change_weights(folder, edit) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_that_do_not_fit(tmp_path):
+def test_missing_and_unexpected_weights_are_named(tmp_path):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
 
     def swap(tensors):
@@ -248,7 +248,7 @@ def test_weights_that_do_not_fit(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [b"no tensors here", None])
-def test_weights_that_are_broken_or_absent(tmp_path, broken):
+def test_broken_and_absent_weights_are_refused(tmp_path, broken):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     file = tmp_path / "model.safetensors"
     file.unlink()
@@ -258,7 +258,7 @@ def test_weights_that_are_broken_or_absent(tmp_path, broken):
         runner_of(tmp_path)
 
 
-def test_shapes_must_fit(tmp_path):
+def test_weights_of_another_shape_are_refused(tmp_path):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     change_weights(tmp_path, lambda tensors: tensors.update({"model.embed_tokens.weight": torch.zeros(97, 40)}))
     with pytest.raises(CheckpointError, match="transformers cannot load"):
@@ -268,8 +268,8 @@ def test_shapes_must_fit(tmp_path):
 def test_random_weights_follow_their_seed(tmp_path):
     write_checkpoint(tmp_path, UNWINDOWED["gpt neox"])
     (tmp_path / "model.safetensors").unlink()
-    one, same, other = (
+    first, same, different = (
         logprobs_of(runner_of(tmp_path, weights="random", weights_seed=seed), [[5, 6, 7]])[0] for seed in (1, 1, 2)
     )
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, different)

@@ -1,7 +1,7 @@
-"""The foreign functions that the kernels of a GPU stand behind, in plain torch, as strict as these are.
+"""Fakes of the third-party attention functions for GPUs, in plain torch. They reject the same inputs as the originals.
 
-Signatures and limits are those of flash-attn 2.8, FlashAttention-3 and -4, and torch 2.12 and 2.13. Rows that a
-function would leave as they were in memory are not-a-numbers.
+Signatures and limits are those of flash-attn 2.8, FlashAttention-3 and -4, and torch 2.12 and 2.13. Rows that the
+original would leave uninitialized are NaN.
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def paged(query, keys, values, table, starts, lengths, scale, window):
-    """Query [T, heads, head_dim]; `window`: (left, right) as in flash-attn, -1: no bound."""
+    """Attention over a paged cache. query [T, heads, head_dim]; window: (left, right) as in flash-attn, -1: none."""
     assert query.stride(-1) == keys.stride(-1) == values.stride(-1) == 1
     assert query.dtype == keys.dtype == values.dtype
     assert keys.shape == values.shape
@@ -26,19 +26,19 @@ def paged(query, keys, values, table, starts, lengths, scale, window):
     out = torch.full_like(query, torch.nan)
     for i, length in enumerate(lengths):
         rows = query[starts[i] : starts[i + 1]].float()
-        own = length - len(rows) + torch.arange(len(rows))[:, None]
+        position = length - len(rows) + torch.arange(len(rows))[:, None]
         key = torch.arange(length)
-        seen = torch.ones(len(rows), length, dtype=torch.bool)
+        visible = torch.ones(len(rows), length, dtype=torch.bool)
         if window[0] >= 0:
-            seen &= key >= own - window[0]
+            visible &= key >= position - window[0]
         if window[1] >= 0:
-            seen &= key <= own + window[1]
-        needed = key[seen.any(0)]
+            visible &= key <= position + window[1]
+        needed = key[visible.any(0)]
         slots = table[i].long()[needed // page], needed % page
-        near, far = (pool[slots].float().repeat_interleave(query.shape[1] // kv_heads, 1) for pool in (keys, values))
-        scores = torch.einsum("qhd,lhd->hql", rows, near) * scale
-        weights = scores.masked_fill(~seen[:, needed], -torch.inf).softmax(-1).nan_to_num(0)
-        out[starts[i] : starts[i + 1]] = torch.einsum("hql,lhd->qhd", weights, far).to(query.dtype)
+        k, v = (pool[slots].float().repeat_interleave(query.shape[1] // kv_heads, 1) for pool in (keys, values))
+        scores = torch.einsum("qhd,lhd->hql", rows, k) * scale
+        weights = scores.masked_fill(~visible[:, needed], -torch.inf).softmax(-1).nan_to_num(0)
+        out[starts[i] : starts[i + 1]] = torch.einsum("hql,lhd->qhd", weights, v).to(query.dtype)
     return out
 
 
@@ -68,8 +68,8 @@ def _check_page(keys):
         raise RuntimeError("Paged KV cache block size must be divisible by 256")
 
 
-def _one_each(query, lengths):
-    """Query [B, Q, heads, head_dim] of sequences of equal length: flat, and where each begins."""
+def _flattened(query, lengths):
+    """query [B, Q, heads, head_dim] -> [B * Q, heads, head_dim], and the index of each sequence's first token."""
     batch, count = query.shape[:2]
     assert len(lengths) == batch
     return query.flatten(0, 1), [i * count for i in range(batch + 1)]
@@ -98,7 +98,7 @@ def flash2() -> ModuleType:
         _check_half(q, k_cache)
         _check_page(k_cache)
         _is_int32(cache_seqlens)
-        flat, starts = _one_each(q, cache_seqlens)
+        flat, starts = _flattened(q, cache_seqlens)
         window = window_size[0], 0 if causal else -1
         out = paged(flat, k_cache, v_cache, block_table, starts, cache_seqlens.tolist(), softmax_scale, window)
         return out.view(q.shape)
@@ -120,7 +120,7 @@ def flash3() -> ModuleType:
         _check_half(q, k_cache)
         _is_int32(cache_seqlens)
         if cu_seqlens_q is None:
-            flat, starts = _one_each(q, cache_seqlens)
+            flat, starts = _flattened(q, cache_seqlens)
         else:
             assert q.dim() == 3
             flat, starts = q, _starts(cu_seqlens_q, max_seqlen_q)
@@ -155,12 +155,13 @@ def flash4() -> ModuleType:
 
 
 def varlen(version: tuple[int, int], packed: list[bool] | None = None):
-    """torch's varlen_attn, whose paging came with 2.12; since 2.13 splitting spoils all sequences but the first, except
-    where grouped heads are packed. `packed` gets one entry per call."""
+    """varlen_attn of this version of torch. Block tables came with 2.12. Since 2.13, splitting corrupts the output of
+    all sequences but the first, except where grouped heads are packed. `packed` receives, for each call, whether they
+    were."""
 
     def torch_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
                    window_size=(-1, -1)):  # fmt: skip
-        raise AssertionError("not for pages")
+        raise AssertionError("this version has no block tables")
 
     def varlen_attn(
         query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
