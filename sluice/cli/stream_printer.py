@@ -24,7 +24,7 @@ class OutputPrinter:
 
     @property
     def finish_reasons(self) -> dict[int, FinishReason]:
-        """By the index of the output."""
+        """The finish reason of each finished output, by its index."""
         return self._finish_reasons
 
     @property
