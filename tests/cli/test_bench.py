@@ -105,9 +105,9 @@ def shown_tokens(script, openai) -> tuple[set, set]:
 @pytest.mark.parametrize("server", ["ring", "other"])
 @pytest.mark.parametrize("token", ["s3cret", "s3cret==", "here=s3cret"])
 def test_the_token_of_a_single_server(monkeypatch, sluice, address, script, http_address, openai, server, token):
-    given = {"ring": address, "other": f"http://{http_address}"}[server]
+    server_address = {"ring": address, "other": f"http://{http_address}"}[server]
     monkeypatch.setenv("SLUICE_TOKEN", token)
-    assert sluice("bench", f"here={given}", *QUICK).exit_code == 0
+    assert sluice("bench", f"here={server_address}", *QUICK).exit_code == 0
     expected = {f"Bearer {token.removeprefix('here=')}"}
     assert shown_tokens(script, openai) == ((expected, set()) if server == "ring" else (set(), expected))
 

@@ -50,8 +50,8 @@ def test_the_command_line_takes_precedence(served) -> None:
     assert (made["model"], made["port"], made["engines"]) == ("b", 7000, 2)
     assert served("model: a\n", "c")[0]["model"] == "c"
     file = "max_batch_size: 3\nengine:\n  max_batch_size: 2\n  threads: 4\n"
-    for given, size in (((), 3), (("--max-batch-size", "5"), 5), (("--set", "engine.max_batch_size=6"), 6)):
-        assert served(file, *given)[0]["engine_args"] == {"max_batch_size": size, "threads": 4}
+    for arguments, size in (((), 3), (("--max-batch-size", "5"), 5), (("--set", "engine.max_batch_size=6"), 6)):
+        assert served(file, *arguments)[0]["engine_args"] == {"max_batch_size": size, "threads": 4}
 
 
 def test_an_empty_file_and_an_empty_key_mean_the_defaults(served) -> None:

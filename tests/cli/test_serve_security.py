@@ -25,16 +25,16 @@ def router_settings(ring_options):
 
 
 def test_tls_and_tokens(router_settings):
-    given = {
+    router_args = {
         "tls_certificate": "c.pem",
         "tls_key": "k.pem",
         "tls_client_ca": "a.pem",
         "tokens_file": "tokens",
         "admin_tokens_file": "admins",
     }
-    flags = [part for name, value in given.items() for part in ("--set", f"router.{name}={value}")]
+    flags = [part for name, value in router_args.items() for part in ("--set", f"router.{name}={value}")]
     settings = router_settings("--host", "0.0.0.0", "--admin-port", "50052", *flags)
-    assert {name: getattr(settings, name) for name in given} == given
+    assert {name: getattr(settings, name) for name in router_args} == router_args
     assert (settings.host, settings.admin_port, settings.insecure) == ("0.0.0.0", 50052, False)
 
 

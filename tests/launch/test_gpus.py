@@ -64,8 +64,8 @@ def test_cuda_visible_devices_is_read_like_cuda_does(named, found, nvidia_smi):
 
 
 def test_ids_are_passed_to_the_engine_unchanged():
-    given = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11,MIG-0c/7/0"}
-    assert [each.environment for each in gpus_of_engines(2, engine(given), given)] == [
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11,MIG-0c/7/0"}
+    assert [gpus.environment for gpus in gpus_of_engines(2, engine(environment), environment)] == [
         {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11"},
         {"CUDA_VISIBLE_DEVICES": "MIG-0c/7/0"},
     ]

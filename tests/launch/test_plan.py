@@ -21,8 +21,8 @@ def test_services_use_consecutive_ports() -> None:
 
 
 def test_routers_use_consecutive_admin_ports() -> None:
-    for given, expected in ((7500, ["7500", "7501"]), (0, ["0", "0"])):
-        plan = Plan("model", "name", routers=2, router_args={"admin_port": given})
+    for admin_port, expected in ((7500, ["7500", "7501"]), (0, ["0", "0"])):
+        plan = Plan("model", "name", routers=2, router_args={"admin_port": admin_port})
         routers = [each for each in services(plan, Path("/x")) if each.role == "router"]
         assert [flag(each.command, "--admin-port") for each in routers] == expected
     with pytest.raises(OptionsError, match="port and admin_port: port 7001 is in both ranges"):
