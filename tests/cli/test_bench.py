@@ -27,19 +27,24 @@ def openai():
 
 @pytest.fixture
 def http_address(openai):
-    with openai_server.serve(openai) as found:
-        yield found
+    with openai_server.serve(openai) as address:
+        yield address
 
 
 def test_a_ring(sluice, address, script) -> None:
     result = sluice("bench", address, "--requests", "5", "--concurrency", "2", "--warmup", "1", "--json", "-")
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found.keys() >= VLLM_FIELDS
-    assert not found.keys() & DETAILS
-    assert (found["completed"], found["failed"], found["model_id"], found["backend"]) == (5, 0, "tiny", "grpc")
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (15, 15)
-    assert found["request_rate"] == "inf"
+    figures = json.loads(result.stdout)
+    assert figures.keys() >= VLLM_FIELDS
+    assert not figures.keys() & DETAILS
+    assert (figures["completed"], figures["failed"], figures["model_id"], figures["backend"]) == (
+        5,
+        0,
+        "tiny",
+        "grpc",
+    )
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (15, 15)
+    assert figures["request_rate"] == "inf"
     specs = [each.spec for each in script.seen if hasattr(each, "spec")]
     assert len(specs) == 1 + 1 + 5
     assert all(spec.stopping.ignore_eos for spec in specs)
@@ -52,13 +57,13 @@ def test_an_openai_server(sluice, http_address, openai, tmp_path) -> None:
     command += ["--prompt-tokens", "40", "--output-tokens", "5", "--goodput", "ttft:600000", "--goodput", "e2el:600000"]
     result = sluice(*command, "--json", str(file), "--detailed", "--label", "here")
     assert result.exit_code == 0, result.stderr
-    found = json.loads(file.read_text())
-    assert found.keys() >= VLLM_FIELDS | DETAILS
-    assert (found["label"], found["request_rate"], found["num_prompts"]) == ("here", 200.0, 6)
+    figures = json.loads(file.read_text())
+    assert figures.keys() >= VLLM_FIELDS | DETAILS
+    assert (figures["label"], figures["request_rate"], figures["num_prompts"]) == ("here", 200.0, 6)
     # The fake server counts two tokens per word.
-    assert found["input_lens"] == [40] * 6
-    assert found["output_lens"] == [5] * 6
-    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    assert figures["input_lens"] == [40] * 6
+    assert figures["output_lens"] == [5] * 6
+    assert figures["request_goodput"] == pytest.approx(figures["request_throughput"])
     for expected in ("small: 6 requests in", "time to first token", "goodput"):
         assert expected in result.stdout
     assert {len(body["messages"][0]["content"].split()) for body in openai.bodies[1:]} == {20}

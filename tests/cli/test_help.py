@@ -52,8 +52,8 @@ def test_help_of_services(service) -> None:
 def test_bash_completes(words, expected) -> None:
     environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_SLUICE_COMPLETE": "complete_bash"}
     command = [sys.executable, "-m", "sluice"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
-    assert expected in found.stdout.split()
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    assert expected in completed.stdout.split()
 
 
 def test_completion_is_shown_for_a_shell(monkeypatch) -> None:

@@ -30,8 +30,8 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
     compiled = tmp_path / "set"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}", *paths]
     subprocess.run(command, check=True)
-    found = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
-    ours = next(file for file in found.file if file.name == "sluice/v1/generation.proto")
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
+    ours = next(file for file in descriptors.file if file.name == "sluice/v1/generation.proto")
     for file in (ours, expected := descriptor_pb2.FileDescriptorProto()):
         file.ClearField("source_code_info")
     generation_pb2.DESCRIPTOR.CopyToProto(expected)

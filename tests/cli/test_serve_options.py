@@ -69,8 +69,8 @@ def test_a_shared_setting_reaches_every_service_that_has_it(settings_by_role):
 def test_any_setting_of_any_service(settings_by_role):
     texts = ("engine.scheduler=mine:Own", "engine.chunked_context=no", "engine.max_attention_window=64,128")
     texts += ("engine.kv_host_memory=8GiB", 'router.tenant_weights={"search": 2}', "detokenizer.max_streams=5")
-    found = settings_by_role(*(part for text in texts for part in ("--set", text)))
-    engine, router, detokenizer = found["engine"], found["router"], found["detok"]
+    settings = settings_by_role(*(part for text in texts for part in ("--set", text)))
+    engine, router, detokenizer = settings["engine"], settings["router"], settings["detok"]
     assert (engine.scheduler, engine.chunked_context, engine.max_attention_window) == ("mine:Own", False, (64, 128))
     assert engine.kv_host_memory == 8 << 30
     assert router.tenant_weights == {"search": 2.0}
@@ -78,12 +78,12 @@ def test_any_setting_of_any_service(settings_by_role):
 
 
 def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_role):
-    found = settings_by_role(
+    settings = settings_by_role(
         *("--set", "engine.max_batch_size=7", "--max-batch-size", "8", "--set", "engine.max_batch_size=9"),
         *("--set", "engine.drain_timeout=3", "--set", "drain_timeout=5"),
     )
-    assert found["engine"].max_batch_size == 9
-    assert [found[role].drain_timeout for role in ("engine", "router", "detok")] == [3, 5, 5]
+    assert settings["engine"].max_batch_size == 9
+    assert [settings[role].drain_timeout for role in ("engine", "router", "detok")] == [3, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ def test_every_line_is_json_without_a_terminal() -> None:
         display.say("starting", "starting …", fields={"engines": 2})
         display.show_error("it\nbroke")
     assert isinstance(console.file, io.StringIO)
-    found = [json.loads(written) for written in console.file.getvalue().splitlines()]
-    assert [each["event"] for each in found] == ["output", "output", "request_ended", "starting", "failed"]
-    assert [each.get("text") for each in found[:2]] == ["Traceback …", "[1]"]
-    assert found[0]["id"] == "engine-0"
-    assert (found[3]["service"], found[3]["engines"]) == ("launcher", 2)
-    assert (found[4]["level"], found[4]["error"]) == ("error", "it broke")
+    lines = [json.loads(written) for written in console.file.getvalue().splitlines()]
+    assert [each["event"] for each in lines] == ["output", "output", "request_ended", "starting", "failed"]
+    assert [each.get("text") for each in lines[:2]] == ["Traceback …", "[1]"]
+    assert lines[0]["id"] == "engine-0"
+    assert (lines[3]["service"], lines[3]["engines"]) == ("launcher", 2)
+    assert (lines[4]["level"], lines[4]["error"]) == ("error", "it broke")
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -92,7 +92,7 @@ def test_without_nvidia_smi(tmp_path, monkeypatch):
 def test_settings_of_the_engine_are_honoured(where, tmp_path):
     """In each of the ways in which an engine reads its settings."""
 
-    def found(**settings):
+    def assigned(**settings):
         if where == "flag":
             return gpus_of_engines(2, engine(FOUR, **settings), FOUR)
         if where == "environment":
@@ -101,10 +101,10 @@ def test_settings_of_the_engine_are_honoured(where, tmp_path):
         (tmp_path / "engine.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         return gpus_of_engines(2, engine(FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "engine.yaml")}), FOUR)
 
-    assert found(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
-    assert found(tensor_parallel=8, device="cpu") == []
+    assert assigned(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
+    assert assigned(tensor_parallel=8, device="cpu") == []
     with pytest.raises(OptionsError, match="tensor_parallel: must be greater than or equal to 1"):
-        found(tensor_parallel=0)
+        assigned(tensor_parallel=0)
 
 
 def test_a_flag_takes_precedence_and_an_unreadable_file_is_refused(tmp_path):

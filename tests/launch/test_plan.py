@@ -50,17 +50,19 @@ def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/ring/test_cores.py tests the quota of a container."""
     monkeypatch.setattr("sluice.launch.plan.usable_cores", lambda: 5)
     for engines, threads in ((1, "5"), (2, "2"), (6, "1")):
-        found = [each for each in services(Plan("model", "name", engines=engines), Path("/x")) if each.role == "engine"]
-        assert [flag(each.command, "--default-threads") for each in found] == [threads] * engines
+        engine_services = [
+            each for each in services(Plan("model", "name", engines=engines), Path("/x")) if each.role == "engine"
+        ]
+        assert [flag(each.command, "--default-threads") for each in engine_services] == [threads] * engines
 
 
 def test_services_on_other_machines_get_the_launchers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"SLUICE_ROUTER_TOKENS_FILE": "/tokens", "SLUICE_ENGINE_TENSOR_PARALLEL": "4", "NCCL_DEBUG": "INFO"}
     for name, value in (wanted | {"HF_TOKEN": "secret", "SLUICE_PARENT_PID": "1", "HOME": "/root"}).items():
         monkeypatch.setenv(name, value)
-    found = remote_environment()
-    assert wanted.items() <= found.items()
-    assert not found.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}
+    environment = remote_environment()
+    assert wanted.items() <= environment.items()
+    assert not environment.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}
 
 
 def test_a_gateway_has_the_routers_addresses_and_listens_like_them():

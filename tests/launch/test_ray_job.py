@@ -45,9 +45,9 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch) -> Cluster:
-    found = Cluster()
-    monkeypatch.setattr(ray_job, "JobSubmissionClient", lambda _: found)
-    return found
+    fake = Cluster()
+    monkeypatch.setattr(ray_job, "JobSubmissionClient", lambda _: fake)
+    return fake
 
 
 def submit() -> ray_job.RayJob:
