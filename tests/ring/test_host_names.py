@@ -33,15 +33,15 @@ class Dns:
 
     def __init__(self, **known):
         self.known = known
-        self.asked = 0
+        self.lookups = 0
         self._answers = threading.Event()
         self._answers.set()
 
     def __call__(self, host):
-        self.asked += 1
+        self.lookups += 1
         assert self._answers.wait(60)
         if host not in self.known:
-            raise OSError("no such name")
+            raise OSError("unknown name")
         return self.known[host]
 
     def fall_silent(self):
@@ -80,17 +80,17 @@ def test_a_name_is_known_after_its_first_lookup(names, dns):
     assert names.ips("peer") == ()
     dns.answer()
     until(lambda: names.ips("peer") == (FIRST,))
-    assert dns.asked == 1
+    assert dns.lookups == 1
 
 
 def test_lookups_of_a_name_do_not_overlap_or_follow_too_soon(names, dns, clock):
     until(lambda: names.ips("peer"))
-    assert dns.asked == 1
+    assert dns.lookups == 1
     dns.fall_silent()
     for _ in range(3):
         clock.now += AGAIN_SECONDS
         assert names.ips("peer") == (FIRST,)
-    until(lambda: dns.asked == 2)
+    until(lambda: dns.lookups == 2)
     dns.known["peer"] = (SECOND,)
     dns.answer()
     until(lambda: names.ips("peer") == (SECOND,))
@@ -101,7 +101,7 @@ def test_a_name_whose_lookup_fails_keeps_its_address(names, dns, clock):
     del dns.known["peer"]
     clock.now += AGAIN_SECONDS
     names.ips("peer")
-    until(lambda: dns.asked == 2)
+    until(lambda: dns.lookups == 2)
     assert names.ips("peer") == (FIRST,)
 
 
@@ -139,7 +139,7 @@ def test_the_systems_resolver_puts_ipv4_first():
 def test_only_names_are_looked_up(names, dns, address):
     endpoint = Endpoint(address, names)
     assert (endpoint.text, endpoint.named, endpoint.follow(try_next=True)) == (address, False, False)
-    assert dns.asked == 0
+    assert dns.lookups == 0
 
 
 def test_an_endpoint_follows_its_name(names, dns, clock):
@@ -222,8 +222,8 @@ def test_while_the_dns_does_not_answer_lanes_reconnect_to_their_last_address(con
     dns.fall_silent()
     inbox.close()
     until(lambda: not lane.send(KeepAlive("engine", 1)))
-    asked, end = dns.asked, time.monotonic() + 60
-    while dns.asked == asked:
+    lookups, end = dns.lookups, time.monotonic() + 60
+    while dns.lookups == lookups:
         assert time.monotonic() < end
         lane.send(KeepAlive("engine", 1))
         until(lambda: arrives(other, neighbour))

@@ -235,9 +235,9 @@ def test_frames_in_transit_during_a_key_change_show_as_a_gap(context, folder, in
     sent = lane.sent
     received += deliver(lane, inbox, sent)
     missed = sum(found.missed for found in received if isinstance(found, Gap))
-    pulses = [found.engine_epoch for found in received if isinstance(found, KeepAlive)]
-    assert pulses == sorted(set(pulses))
-    assert len(pulses) + missed == sent
+    numbers = [found.engine_epoch for found in received if isinstance(found, KeepAlive)]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) + missed == sent
     lane.close()
 
 

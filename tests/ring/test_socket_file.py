@@ -21,7 +21,7 @@ from sluice.ring.socket_file import ListenError, SocketFile
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.lanes import connected, until
 
-PULSE = KeepAlive("engine", 1)
+KEEP_ALIVE = KeepAlive("engine", 1)
 HOLD = """
 import sys, time, zmq
 from sluice.ring.inbox import Inbox
@@ -60,7 +60,7 @@ def inbox_at(context, path: Path | str) -> Inbox:
 def arrives(context, inbox: Inbox) -> bool:
     lane = connected(Lane(context, inbox.address))
     try:
-        return lane.send(PULSE) and inbox.wait(60) and inbox.receive() == [PULSE]
+        return lane.send(KEEP_ALIVE) and inbox.wait(60) and inbox.receive() == [KEEP_ALIVE]
     finally:
         lane.close()
 
@@ -135,9 +135,9 @@ def test_an_inbox_does_not_remove_the_socket_of_another(context, path):
 
 
 def test_the_socket_of_a_program_without_a_lock_is_not_replaced(context, path):
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(str(path))
-        stranger.listen()
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(path))
+        foreign.listen()
         with pytest.raises(ListenError, match="another process listens there"):
             inbox_at(context, path)
     inbox = inbox_at(context, path)
