@@ -26,7 +26,7 @@ def new_secrets(name: str, namespace: str | None) -> list[Secret]:
 
 
 def rotated_secrets(name: str, namespace: str | None, role: Role, current: PublicKeys) -> list[Secret]:
-    """The two Secrets that change with a new key of `role`. Its current public key stays valid beside the new one."""
+    """The two Secrets that change with a new key of `role`. Its current public key stays valid as the second one."""
     public, secret = zmq.curve_keypair()
     return [
         _secret(name, namespace, PUBLIC, {**current, role: (public, *current[role][:1])}),

@@ -17,47 +17,40 @@ class OutputPrinter:
     """
 
     def __init__(self, n: int = 1) -> None:
-        self._texts = [""] * n
-        self._finish_reasons: dict[int, FinishReason] = {}
+        self.texts = [""] * n
+        """The text of each output so far."""
+        self.finish_reasons: dict[int, FinishReason] = {}
+        """The finish reason of each finished output, by its index."""
         self._printing: int | None = None
         """Index of the output that is being written. None before the first chunk."""
 
-    @property
-    def finish_reasons(self) -> dict[int, FinishReason]:
-        """By the index of the output."""
-        return self._finish_reasons
-
-    @property
-    def texts(self) -> list[str]:
-        """The text of each output so far."""
-        return self._texts
-
     def add(self, chunk: Chunk) -> None:
-        self._texts[chunk.index] += chunk.text
+        """Write or buffer a chunk's text. If its output ends, go on to the next unfinished output."""
+        self.texts[chunk.index] += chunk.text
         if chunk.finish_reason is not None:
-            self._finish_reasons[chunk.index] = chunk.finish_reason
+            self.finish_reasons[chunk.index] = chunk.finish_reason
         if self._printing is None:
             self._begin(0)
-            self._write(self._texts[0])
         elif chunk.index == self._printing:
             self._write(chunk.text)
-        while self._printing in self._finish_reasons and self._printing + 1 < len(self._texts):
+        while self._printing in self.finish_reasons and self._printing + 1 < len(self.texts):
             self._end(self._printing)
             self._begin(self._printing + 1)
-            self._write(self._texts[self._printing])
 
     def close(self) -> None:
         """End the last line. Call after the last chunk."""
         self._end(self._printing or 0)
 
     def _begin(self, index: int) -> None:
+        """Write the heading of an output and its text so far."""
         self._printing = index
-        if len(self._texts) > 1:
+        if len(self.texts) > 1:
             # The format of `head` and `tail` for several files.
             self._write(("\n" if index else "") + f"==> {index} <==\n")
+        self._write(self.texts[index])
 
     def _end(self, index: int) -> None:
-        if not self._texts[index].endswith("\n"):
+        if not self.texts[index].endswith("\n"):
             self._write("\n")
 
     def _write(self, text: str) -> None:

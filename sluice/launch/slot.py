@@ -26,7 +26,7 @@ class Backoff:
         `ready_seconds`: how long the process was ready; None if it never was.
         """
         if ready_seconds is not None:
-            # A service that was ready is not broken: whatever made it exit may not happen again.
+            # A service that was ready is not broken: the cause of its exit may not occur again.
             self.failed_starts = 0
             if ready_seconds >= HEALTHY_SECONDS:
                 self.exits = 0

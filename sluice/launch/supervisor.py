@@ -89,7 +89,7 @@ class Supervisor(threading.Thread):
         return [slot.name for slot in self.slots.values() if not self._serves(slot)]
 
     def _start_child(self, slot: Slot) -> None:
-        # Under the lock, because no child may start after `halt` has returned: nobody would stop it.
+        # Under the lock, because a child that started after `halt` has returned would not be stopped.
         with self._starting:
             if self._halted:
                 return

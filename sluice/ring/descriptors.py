@@ -15,7 +15,7 @@ LANE_DESCRIPTORS = 4
 WATCHED_LANE_DESCRIPTORS = LANE_DESCRIPTORS + 2
 """Per watched lane: also both ends of its monitor."""
 OWN_DESCRIPTORS = 128
-"""Of a service without lanes and clients: ZeroMQ's and gRPC's threads, inbox, health server, files, GPU driver."""
+"""Per service, without lanes and clients: ZeroMQ's and gRPC's threads, inbox, health server, files, GPU driver."""
 
 
 def raise_limit() -> int:

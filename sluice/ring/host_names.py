@@ -18,7 +18,7 @@ from sluice.ring.address import is_ip, tcp_address
 
 NAMED = re.compile(r"tcp://([0-9A-Za-z][0-9A-Za-z._-]*):([0-9]{1,5})")
 AGAIN_SECONDS = 1.0
-"""Minimum time between the starts of two lookups of a name."""
+"""Minimum time between the starts of two lookups of the same name."""
 FRESH_SECONDS = 60.0
 """An older result is used only if the DNS does not answer within PATIENCE_SECONDS."""
 PATIENCE_SECONDS = 1.0

@@ -15,7 +15,7 @@ EngineCount = Annotated[int, Range(ge=1, le=4096), LAUNCHER]
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Batch"""
+    """Batch size"""
 
     max_batch_size: Annotated[int, Range(ge=1, le=4096)] = 64
     """Maximum number of sequences in a step, and of sequences that hold KV cache blocks."""

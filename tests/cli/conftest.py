@@ -12,13 +12,13 @@ from tests.fakes.server_script import Script
 
 @pytest.fixture(autouse=True)
 def own_output(monkeypatch) -> None:
-    """A command that runs in the process of the tests leaves their output as it is."""
+    """A command that runs in the tests' process must not change their output."""
     monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "protect_output", lambda: None)
 
 
 @pytest.fixture
 def script() -> Script:
-    """What the fake server answers; change it before the call."""
+    """The answers of the fake server, to be changed before the call."""
     return Script()
 
 
@@ -30,7 +30,7 @@ def address(script: Script) -> Iterator[str]:
 
 @pytest.fixture
 def sluice(address: str) -> Callable:
-    """Runs the command line against the fake server."""
+    """Runs the command line with the fake server's address."""
 
     def run(*arguments: str, stdin: str | None = None):
         return CliRunner().invoke(app, list(arguments), input=stdin, env={"SLUICE_ADDRESS": address})
@@ -39,18 +39,18 @@ def sluice(address: str) -> Callable:
 
 
 @pytest.fixture
-def asked_of_ring(monkeypatch) -> Callable[..., dict]:
-    """The options with which `sluice serve`, called with some arguments, would make its ring."""
+def ring_options(monkeypatch) -> Callable[..., dict]:
+    """Returns the options with which `sluice serve` would create its ring for some arguments."""
 
-    def asked(*arguments: str) -> dict:
-        given: dict = {}
+    def serve_options(*arguments: str) -> dict:
+        received: dict = {}
 
         def ring(model, **options):
-            given.update(options)
-            raise RingError("not today")
+            received.update(options)
+            raise RingError("not started")
 
         monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
         CliRunner().invoke(app, ["serve", *arguments])
-        return given
+        return received
 
-    return asked
+    return serve_options

@@ -1,4 +1,4 @@
-"""`sluice bench`, against servers that answer as scripted."""
+"""`sluice bench` with fake servers."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from tests.fakes import openai_server
 from tests.fakes.failures import Failure
 
-# In a result file of `vllm bench serve`, with its default metrics (v0.11 to v0.15).
+# Fields of a result file of `vllm bench serve` with its default metrics (v0.11 to v0.15).
 VLLM_FIELDS = {
     "date", "endpoint_type", "backend", "label", "model_id", "num_prompts", "request_rate", "burstiness",
     "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
@@ -27,38 +27,43 @@ def openai():
 
 @pytest.fixture
 def http_address(openai):
-    with openai_server.serve(openai) as found:
-        yield found
+    with openai_server.serve(openai) as address:
+        yield address
 
 
 def test_a_ring(sluice, address, script) -> None:
     result = sluice("bench", address, "--requests", "5", "--concurrency", "2", "--warmup", "1", "--json", "-")
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found.keys() >= VLLM_FIELDS
-    assert not found.keys() & DETAILS
-    assert (found["completed"], found["failed"], found["model_id"], found["backend"]) == (5, 0, "tiny", "grpc")
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (15, 15)
-    assert found["request_rate"] == "inf"
+    figures = json.loads(result.stdout)
+    assert figures.keys() >= VLLM_FIELDS
+    assert not figures.keys() & DETAILS
+    assert (figures["completed"], figures["failed"], figures["model_id"], figures["backend"]) == (
+        5,
+        0,
+        "tiny",
+        "grpc",
+    )
+    assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (15, 15)
+    assert figures["request_rate"] == "inf"
     specs = [each.spec for each in script.seen if hasattr(each, "spec")]
     assert len(specs) == 1 + 1 + 5
     assert all(spec.stopping.ignore_eos for spec in specs)
     assert len({spec.text for spec in specs}) == len(specs)
 
 
-def test_a_foreign_server(sluice, http_address, openai, tmp_path) -> None:
+def test_an_openai_server(sluice, http_address, openai, tmp_path) -> None:
     file = tmp_path / "result.json"
     command = ["bench", http_address, "--api", "openai", "--chat", "--requests", "6", "--rate", "200"]
     command += ["--prompt-tokens", "40", "--output-tokens", "5", "--goodput", "ttft:600000", "--goodput", "e2el:600000"]
     result = sluice(*command, "--json", str(file), "--detailed", "--label", "here")
     assert result.exit_code == 0, result.stderr
-    found = json.loads(file.read_text())
-    assert found.keys() >= VLLM_FIELDS | DETAILS
-    assert (found["label"], found["request_rate"], found["num_prompts"]) == ("here", 200.0, 6)
-    # The stand-in counts two tokens a word.
-    assert found["input_lens"] == [40] * 6
-    assert found["output_lens"] == [5] * 6
-    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    figures = json.loads(file.read_text())
+    assert figures.keys() >= VLLM_FIELDS | DETAILS
+    assert (figures["label"], figures["request_rate"], figures["num_prompts"]) == ("here", 200.0, 6)
+    # The fake server counts two tokens per word.
+    assert figures["input_lens"] == [40] * 6
+    assert figures["output_lens"] == [5] * 6
+    assert figures["request_goodput"] == pytest.approx(figures["request_throughput"])
     for expected in ("small: 6 requests in", "time to first token", "goodput"):
         assert expected in result.stdout
     assert {len(body["messages"][0]["content"].split()) for body in openai.bodies[1:]} == {20}
@@ -79,14 +84,14 @@ def test_several_servers_take_turns(sluice, address, script, http_address, opena
     rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
     assert rows[0] == ["ring", "other"]
     assert ["requests", "12", "12"] in rows
-    # They may share an engine, so what one is asked helps no other.
+    # They may share an engine, so prompts must not be prefix cache hits of each other.
     asked = [spec.text for spec in (each.spec for each in script.seen if hasattr(each, "spec"))]
     also = [body["prompt"] for body in openai.bodies]
     assert len(asked) == len(also) == 1 + 1 + 12
     assert len({*asked[1:], *also[1:]}) == 2 * 13
 
 
-def test_one_of_several_that_answers_nothing(sluice, address, http_address, openai) -> None:
+def test_one_of_several_servers_completes_no_request(sluice, address, http_address, openai) -> None:
     openai.status, openai.fail_from = 503, 2
     result = sluice("bench", address, f"http://{http_address}", "--requests", "2", "--warmup", "0")
     assert result.exit_code == 1
@@ -98,21 +103,21 @@ QUICK = ("--requests", "1", "--warmup", "0")
 
 
 def shown_tokens(script, openai) -> tuple[set, set]:
-    """The Authorization headers that the ring and the foreign server saw."""
+    """The Authorization headers that the ring and the OpenAI server received."""
     return {each.get("authorization") for each in script.metadata}, set(openai.tokens)
 
 
 @pytest.mark.parametrize("server", ["ring", "other"])
 @pytest.mark.parametrize("token", ["s3cret", "s3cret==", "here=s3cret"])
 def test_the_token_of_a_single_server(monkeypatch, sluice, address, script, http_address, openai, server, token):
-    given = {"ring": address, "other": f"http://{http_address}"}[server]
+    server_address = {"ring": address, "other": f"http://{http_address}"}[server]
     monkeypatch.setenv("SLUICE_TOKEN", token)
-    assert sluice("bench", f"here={given}", *QUICK).exit_code == 0
+    assert sluice("bench", f"here={server_address}", *QUICK).exit_code == 0
     expected = {f"Bearer {token.removeprefix('here=')}"}
     assert shown_tokens(script, openai) == ((expected, set()) if server == "ring" else (set(), expected))
 
 
-def test_a_token_goes_to_the_server_that_it_names_alone(sluice, address, script, http_address, openai):
+def test_a_token_is_sent_only_to_the_server_that_it_names(sluice, address, script, http_address, openai):
     servers = [f"ring={address}", f"other=http://{http_address}"]
     assert sluice("bench", *servers, *QUICK, "--token", "ring=s3cret").exit_code == 0
     assert shown_tokens(script, openai) == ({"Bearer s3cret"}, {None})
@@ -126,7 +131,9 @@ def test_tokens_of_several_servers_in_the_environment(monkeypatch, sluice, addre
     assert shown_tokens(script, openai) == ({"Bearer s3cret"}, {"Bearer theirs"})
 
 
-def test_a_token_that_might_be_of_any_server_goes_to_none(monkeypatch, sluice, address, script, http_address, openai):
+def test_a_token_without_a_server_is_refused_for_several_servers(
+    monkeypatch, sluice, address, script, http_address, openai
+):
     monkeypatch.setenv("SLUICE_TOKEN", "s3cret")
     result = sluice("bench", f"ring={address}", f"other=http://{http_address}", *QUICK)
     assert result.exit_code == 2
@@ -150,7 +157,7 @@ def test_failures_are_counted_and_shown(sluice, http_address, openai) -> None:
     assert "and 1 more" in result.stderr
 
 
-def test_concurrency_is_kept(sluice, http_address, openai) -> None:
+def test_concurrency_is_limited(sluice, http_address, openai) -> None:
     openai.pause = 0.002
     result = sluice("bench", http_address, "--api", "openai", "--requests", "9", "--concurrency", "3", "--json", "-")
     assert openai.max_in_flight == 3
@@ -165,7 +172,7 @@ def test_a_server_that_refuses_everything(sluice, address, script) -> None:
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:1", "http://127.0.0.1:1"])
-def test_a_server_that_is_not_there_is_named(sluice, address, form) -> None:
+def test_an_unreachable_server_is_named(sluice, address, form) -> None:
     result = sluice("bench", address, f"other={form}", "--requests", "1", "--warmup", "0")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
@@ -190,13 +197,13 @@ def test_a_server_that_is_not_there_is_named(sluice, address, form) -> None:
         (["--requests", "0"], "--requests"),
     ],
 )
-def test_wrong_arguments(sluice, arguments, message) -> None:
+def test_invalid_arguments_are_refused(sluice, arguments, message) -> None:
     result = sluice("bench", *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 
 
-def test_a_file_with_a_mistake(sluice, address, tmp_path) -> None:
+def test_a_mistake_in_a_file_is_reported(sluice, address, tmp_path) -> None:
     file = tmp_path / "load.jsonl"
     file.write_text('{"promt": "x"}')
     result = sluice("bench", address, "--file", str(file))

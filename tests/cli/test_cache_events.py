@@ -16,7 +16,7 @@ def test_a_line_for_each_event(sluice, script, monkeypatch, engine) -> None:
         admin_pb2.CacheEvent(event_id=8, created=admin_pb2.CacheCreated(device_blocks=3)),
     ]
     script.cache_events = [admin_pb2.StreamCacheEventsResponse(engine_id="engine-0", events=events)]
-    # The server ends the stream, which would otherwise go on.
+    # Makes the server end the stream, which would otherwise continue.
     monkeypatch.setattr("tests.fakes.server.FakeServer._wait_for_the_end", lambda *_: None)
     result = sluice("cache-events", *(["--engine", engine] if engine else []))
     assert result.exit_code == 0

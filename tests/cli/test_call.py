@@ -28,15 +28,15 @@ def test_errors_go_to_stderr(sluice, script) -> None:
     assert "engine-0, rank 1, m: no" in result.stderr
 
 
-@pytest.mark.parametrize(("given", "args", "kwargs"), [("[1, 2]", "[1, 2]", "{}"), ('{"k": 1}', "[]", '{"k": 1}')])
-def test_arguments(sluice, script, given, args, kwargs) -> None:
-    assert sluice("call", "m", "--args", given).exit_code == 0
+@pytest.mark.parametrize(("option", "args", "kwargs"), [("[1, 2]", "[1, 2]", "{}"), ('{"k": 1}', "[]", '{"k": 1}')])
+def test_arguments(sluice, script, option, args, kwargs) -> None:
+    assert sluice("call", "m", "--args", option).exit_code == 0
     assert (script.seen[-1].args_json, script.seen[-1].kwargs_json) == (args, kwargs)
 
 
-@pytest.mark.parametrize("given", ["[", "1"])
-def test_arguments_that_are_none(sluice, script, given) -> None:
-    result = sluice("call", "m", "--args", given)
+@pytest.mark.parametrize("option", ["[", "1"])
+def test_invalid_arguments_are_refused(sluice, script, option) -> None:
+    result = sluice("call", "m", "--args", option)
     assert result.exit_code == 1
     assert "--args" in result.stderr
     assert not script.seen

@@ -35,7 +35,7 @@ def test_a_refused_turn_is_reported_and_forgotten(sluice, script) -> None:
     assert chats(script) == [[("user", "one")], [("user", "two")]]
 
 
-def test_a_model_without_a_chat_template_is_reported_before_anything_is_typed(sluice, script) -> None:
+def test_a_model_without_a_chat_template_is_reported_before_the_first_message(sluice, script) -> None:
     script.capabilities = []
     result = sluice("chat", stdin="one\n")
     assert result.exit_code == 1
@@ -51,7 +51,7 @@ def test_help_lists_the_commands_and_sends_nothing(sluice, script) -> None:
 
 
 @pytest.mark.parametrize("command", ["/exit", "/quit"])
-def test_exit_and_quit_leave(sluice, script, command) -> None:
+def test_exit_and_quit_end_the_chat(sluice, script, command) -> None:
     result = sluice("chat", stdin=f"one\n{command}\ntwo\n")
     assert (result.exit_code, result.stderr) == (0, "")
     assert chats(script) == [[("user", "one")]]

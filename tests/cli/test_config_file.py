@@ -1,4 +1,4 @@
-"""`sluice serve --config FILE` and the ways to give the model."""
+"""`sluice serve --config FILE`, and the ways to specify the model."""
 
 import importlib
 import json
@@ -12,27 +12,27 @@ from sluice.launch.local_ring import RingError
 
 @pytest.fixture
 def served(monkeypatch, tmp_path):
-    """Calls `sluice serve` with a settings file; gives what the ring would be made of, and the result."""
+    """Calls `sluice serve` with a settings file. Returns the arguments of the ring, and the command's result."""
 
     def serve(text: str | None, *arguments: str):
-        made: dict = {}
+        ring_arguments: dict = {}
 
         def ring(model, **options):
-            made.update(options, model=model)
-            made.pop("observe")
-            raise RingError("not today")
+            ring_arguments.update(options, model=model)
+            ring_arguments.pop("observe")
+            raise RingError("not started")
 
         monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
         file = tmp_path / "serve.yaml"
         if text is not None:
             file.write_text(text)
             arguments = ("--config", str(file), *arguments)
-        return made, CliRunner().invoke(app, ["serve", *arguments])
+        return ring_arguments, CliRunner().invoke(app, ["serve", *arguments])
 
     return serve
 
 
-def test_keys_are_the_options(served) -> None:
+def test_options_and_settings_are_read_from_the_file(served) -> None:
     made, _ = served(
         "model: the/model\nport: 6000\nmax_batch_size: 8\ninsecure: true\npriority_aging_seconds: 5\n"
         "engine:\n  chunked_context: false\n  kv_host_memory: 8GiB\n"
@@ -45,16 +45,16 @@ def test_keys_are_the_options(served) -> None:
     assert made["shared_args"] == {"priority_aging_seconds": 5.0}
 
 
-def test_the_command_line_comes_first(served) -> None:
+def test_the_command_line_takes_precedence(served) -> None:
     made, _ = served("model: a\nport: 6000\nengines: 2\n", "--port", "7000", "--model", "b")
     assert (made["model"], made["port"], made["engines"]) == ("b", 7000, 2)
     assert served("model: a\n", "c")[0]["model"] == "c"
     file = "max_batch_size: 3\nengine:\n  max_batch_size: 2\n  threads: 4\n"
-    for given, size in (((), 3), (("--max-batch-size", "5"), 5), (("--set", "engine.max_batch_size=6"), 6)):
-        assert served(file, *given)[0]["engine_args"] == {"max_batch_size": size, "threads": 4}
+    for arguments, size in (((), 3), (("--max-batch-size", "5"), 5), (("--set", "engine.max_batch_size=6"), 6)):
+        assert served(file, *arguments)[0]["engine_args"] == {"max_batch_size": size, "threads": 4}
 
 
-def test_an_empty_file_and_an_empty_key_are_the_defaults(served) -> None:
+def test_an_empty_file_and_an_empty_key_mean_the_defaults(served) -> None:
     assert served("")[0] == served(None)[0] == served("port:\n")[0]
 
 
@@ -75,7 +75,7 @@ def test_an_empty_file_and_an_empty_key_are_the_defaults(served) -> None:
         ("a: {\n", "cannot read"),
     ],
 )
-def test_what_is_wrong_is_named(served, text, named) -> None:
+def test_errors_name_the_key(served, text, named) -> None:
     made, result = served(text)
     assert made == {}
     assert result.exit_code == 2

@@ -9,7 +9,7 @@ import types
 import grpc
 import pytest
 
-from sluice.cli.stream_printer import OutputPrinter, print_stream, write_prompt_logprobs
+from sluice.cli.stream_printer import OutputPrinter, print_stream, summarize, write_prompt_logprobs
 from sluice.client import Chunk, FinishReason, TokenLogprob, Usage
 from sluice.v1 import generation_pb2, sampling_pb2
 from tests.fakes.failures import Failure, bad_request
@@ -230,6 +230,13 @@ def test_times_count_from_the_request(monkeypatch, capsys) -> None:
         "7 prompt tokens · 10 new in 5.00 s · first token after 3.00 s · 2.0 tokens/s from request to end · "
         "ended by eos"
     ) in capsys.readouterr().err
+
+
+def test_the_summary_counts_the_finish_reasons_of_several_outputs() -> None:
+    usage = Usage(prompt_tokens=7, completion_tokens=30, cached_tokens=0, accepted_draft_tokens=0)
+    reasons = [FinishReason.EOS, FinishReason.LENGTH, FinishReason.EOS]
+    summary = summarize(types.SimpleNamespace(usage=usage), reasons, None, 3.0)
+    assert summary.endswith("30 new in 3.00 s · 10.0 tokens/s from request to end · ended by eos (2), length (1)")
 
 
 def test_log_probabilities_of_the_prompt(capsys) -> None:

@@ -27,7 +27,7 @@ def test_not_serving(sluice, script) -> None:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])
-def test_statistics_that_are_not_for_everybody(sluice, script, code) -> None:
+def test_statistics_that_are_refused_are_no_failure(sluice, script, code) -> None:
     script.no_stats = Failure(code, "on another port")
     result = sluice("health")
     assert result.exit_code == 0

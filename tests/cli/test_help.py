@@ -52,12 +52,12 @@ def test_help_of_services(service) -> None:
 def test_bash_completes(words, expected) -> None:
     environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_SLUICE_COMPLETE": "complete_bash"}
     command = [sys.executable, "-m", "sluice"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
-    assert expected in found.stdout.split()
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    assert expected in completed.stdout.split()
 
 
 def test_completion_is_shown_for_a_shell(monkeypatch) -> None:
-    """Named here; otherwise typer looks for the shell that the tests were started from, which may be make's."""
+    """The shell is named, because typer would otherwise detect the shell that started the tests."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     result = CliRunner().invoke(app, ["--show-completion", "bash"], prog_name="sluice")
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""Ctrl-C while the imports are under way: silence, and the exit status of an interrupted command."""
+"""Ctrl-C during the imports: no output, and the exit status of an interrupted command."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ try:
 except KeyboardInterrupt as error:
     raise ImportError("half imported") from error
 """
-"""An import that turns an interrupt into another exception, as some packages in C do."""
+"""A module whose import turns an interrupt into another exception, as some C extensions do."""
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ def test_upload_to_every_router(sluice, script, address, folder) -> None:
         assert router.metadata[0]["authorization"] == "Bearer key"
 
 
-@pytest.mark.parametrize("given", [[], ["/a", "--upload", "FOLDER"]])
-def test_one_source_is_needed(sluice, script, folder, given) -> None:
-    result = sluice("lora", "load", "sql", *(str(folder) if each == "FOLDER" else each for each in given))
+@pytest.mark.parametrize("source", [[], ["/a", "--upload", "FOLDER"]])
+def test_exactly_one_source_is_needed(sluice, script, folder, source) -> None:
+    arguments = [str(folder) if argument == "FOLDER" else argument for argument in source]
+    result = sluice("lora", "load", "sql", *arguments)
     assert result.exit_code == 1
     assert "either PATH, a folder on the engines' machines, or --upload FOLDER" in result.stderr
     assert not script.seen
@@ -72,7 +73,7 @@ def test_list(sluice, script) -> None:
     ]
 
 
-def test_routers_that_differ_are_listed_apart(sluice, script, address) -> None:
+def test_routers_with_different_adapters_are_listed_separately(sluice, script, address) -> None:
     script.loras["a"] = admin_pb2.Lora(lora_id="a")
     with serve(Script()) as second:
         result = sluice("lora", "list", "--address", f"{address},{second}")

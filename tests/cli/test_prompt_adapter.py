@@ -20,9 +20,10 @@ def test_upload(sluice, script, address, tmp_path) -> None:
     assert (result.exit_code, "--upload: " in result.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("given", [[], ["/a", "--upload", "FOLDER"]])
-def test_one_source_is_needed(sluice, script, tmp_path, given) -> None:
-    result = sluice("prompt-adapter", "load", "x", *(str(tmp_path) if each == "FOLDER" else each for each in given))
+@pytest.mark.parametrize("source", [[], ["/a", "--upload", "FOLDER"]])
+def test_exactly_one_source_is_needed(sluice, script, tmp_path, source) -> None:
+    arguments = [str(tmp_path) if argument == "FOLDER" else argument for argument in source]
+    result = sluice("prompt-adapter", "load", "x", *arguments)
     assert result.exit_code == 1
     assert "either PATH, a folder on the routers' machines, or --upload FOLDER" in result.stderr
     assert not script.seen

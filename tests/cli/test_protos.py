@@ -1,4 +1,4 @@
-"""`sluice protos export`: what is written is a complete contract."""
+"""`sluice protos export` writes a complete set of .proto files."""
 
 import subprocess
 import sys
@@ -30,8 +30,8 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
     compiled = tmp_path / "set"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}", *paths]
     subprocess.run(command, check=True)
-    found = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
-    ours = next(file for file in found.file if file.name == "sluice/v1/generation.proto")
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
+    ours = next(file for file in descriptors.file if file.name == "sluice/v1/generation.proto")
     for file in (ours, expected := descriptor_pb2.FileDescriptorProto()):
         file.ClearField("source_code_info")
     generation_pb2.DESCRIPTOR.CopyToProto(expected)
@@ -39,7 +39,7 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
 
 
 @pytest.mark.process
-def test_buf_accepts_what_was_exported(sluice, tmp_path) -> None:
+def test_buf_accepts_the_exported_files(sluice, tmp_path) -> None:
     sluice("protos", "export", str(tmp_path))
     buf = str(Path(sys.executable).with_name("buf"))
     for command in (["lint"], ["build"], ["breaking", "--against", str(RELEASED)]):

@@ -1,4 +1,4 @@
-"""`sluice serve` with stand-in services; tests/system has the real ones."""
+"""`sluice serve` with stand-in services. tests/system uses the real ones."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.fakes.processes import LIMIT, is_alive, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)]
 
 SEVERAL_STARTS = 4 * LIMIT
-"""Seconds for services to start one after the other, on a machine that has much else to do."""
+"""Seconds for services to start one after the other on a busy machine."""
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "tests" / "fakes" / "services.py"
@@ -56,7 +56,7 @@ class Serving:
         )
 
     def line(self, event: str) -> dict:
-        """Waits for a line on stderr, where every line is JSON."""
+        """Wait for the next line of this event on stderr, where every line is JSON."""
         assert wait_until(lambda: self._next(event) is not None, SEVERAL_STARTS), self.log.read_text()
         number = self._next(event)
         assert number is not None
@@ -64,22 +64,22 @@ class Serving:
         return self.lines()[number]
 
     def lines(self) -> list[dict]:
-        """Of stderr, as far as they have ended."""
+        """The complete lines on stderr."""
         return [json.loads(text) for text in self.log.read_text().splitlines(keepends=True) if text.endswith("\n")]
 
     def _next(self, event: str) -> int | None:
-        """Number of the first line of this event that has not been waited for."""
+        """Number of the first line of this event after those that `line` has returned."""
         return next((i for i, line in enumerate(self.lines()) if i >= self._seen and line["event"] == event), None)
 
     def ready(self) -> dict:
-        """Waits until it serves."""
+        """Wait until the ring serves."""
         return self.line("ready")
 
     def pid(self, name: str) -> int:
         return json.loads((self.folder / f"{name}.json").read_text())["pid"]
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr; fails if a child is left or a line of stderr is no JSON."""
+        """Exit code, stdout and stderr. Fails if a child is still running or a line on stderr is not JSON."""
         out, _ = self.process.communicate(timeout=SEVERAL_STARTS)
         err = self.log.read_text()
         assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
@@ -102,13 +102,13 @@ def serving(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ready_line_and_clean_end(serving, number) -> None:
+def test_ready_line_and_clean_exit(serving, number) -> None:
     serve = serving("--engines", "2")
     ready = serve.ready()
     assert (ready["service"], ready["model"]) == ("launcher", "tiny")
     assert [address.rpartition(":")[0] for address in ready["addresses"]] == ["127.0.0.1"]
     assert (ready["routers"], ready["engines"], ready["detokenizers"]) == (1, 2, 2)
-    # The terminal sends Ctrl-C to the whole foreground group; the services must not get it.
+    # A terminal sends Ctrl-C to the whole foreground group. The services must not receive it.
     os.killpg(serve.process.pid, number)
     code, out, err = serve.end()
     assert code == 0
@@ -133,7 +133,7 @@ def test_demo(serving) -> None:
     assert '"event": "detail"' in err
 
 
-def test_an_interrupt_that_a_finalizer_swallowed_counts() -> None:
+def test_an_interrupt_that_a_finalizer_swallows_takes_effect() -> None:
     interrupt = Interrupt()
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)
@@ -141,7 +141,7 @@ def test_an_interrupt_that_a_finalizer_swallowed_counts() -> None:
         watch(Ring(), interrupt, Display())
 
 
-def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
+def test_a_second_interrupt_stops_immediately(serving, tmp_path) -> None:
     (tmp_path / "router.do").write_text("deaf")
     serve = serving("--drain-timeout", "3600")
     serve.ready()
@@ -152,7 +152,7 @@ def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
     assert serve.end()[0] == 130
 
 
-def test_deaths_and_returns_are_reported_until_nothing_is_left(serving, tmp_path) -> None:
+def test_exits_and_recoveries_are_reported_until_a_role_has_no_service(serving, tmp_path) -> None:
     serve = serving()
     serve.ready()
     killed = serve.pid("detok-0")
@@ -183,14 +183,14 @@ def test_a_rolling_restart_on_a_signal(serving) -> None:
     assert serve.end()[0] == 0
 
 
-def test_ports_that_do_not_go_together(serving) -> None:
+def test_ports_beyond_the_highest_are_refused(serving) -> None:
     code, _, err = serving("--metrics-port", "65535").end()
     assert code == 1
     (line,) = err.splitlines()
     assert json.loads(line)["error"] == "ports 65535 to 65538 are needed, but the highest port is 65535"
 
 
-def test_a_death_at_start_shows_why(serving, tmp_path) -> None:
+def test_an_exit_during_the_start_is_reported_with_its_reason(serving, tmp_path) -> None:
     (tmp_path / "engine-0.do").write_text("die")
     serve = serving()
     code, out, err = serve.end()
@@ -213,12 +213,12 @@ def test_a_port_in_use_is_reported_before_anything_is_started(serving, setting) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         flag = f"--{setting.replace('_', '-')}"
-        # A gateway has to know the routers' port.
+        # A gateway needs to know the routers' port.
         serve = serving(flag, str(number), *(("--port", str(free_ports(1))) if setting == "http_port" else ()))
         code, out, err = serve.end()
     assert (code, out) == (1, "")
     error = json.loads(err)["error"]
-    # Of other programs, the ports after it may be in use too.
+    # The following ports may be in use by other programs too.
     assert f"port {number} on 127.0.0.1 ({'gateway' if setting == 'http_port' else 'router'}) is in use" in error
     assert error.endswith(f": stop the process that uses it, or choose another with {flag}")
     assert list(serve.folder.glob("*.json")) == []
@@ -254,7 +254,7 @@ def test_interrupt_while_starting(serving, tmp_path) -> None:
     assert serve.end()[0] == 130
 
 
-def test_a_wrong_model_is_one_line(sluice, tmp_path) -> None:
+def test_an_invalid_model_is_reported_in_one_line(sluice, tmp_path) -> None:
     result = sluice("serve", str(tmp_path / "nothing"))
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""What is given to `sluice serve` arrives in the settings of the services."""
+"""Options of `sluice serve` become settings of the services."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,30 +14,33 @@ from sluice.settings.services import SERVICES, EngineSettings, ServiceSettings
 
 
 @pytest.fixture
-def settings_by_role(asked_of_ring):
-    def asked(*arguments: str) -> Mapping[str, ServiceSettings]:
-        options = asked_of_ring(*arguments)
-        given = {name: value for name, value in options.items() if name in Plan.__dataclass_fields__}
-        planned = services(Plan(**{"model": "model", **given, "name": given["name"] or "name"}), Path("folder"))
+def settings_by_role(ring_options):
+    """Returns the settings of each service for arguments of `sluice serve`."""
+
+    def read(*arguments: str) -> Mapping[str, ServiceSettings]:
+        options = {name: value for name, value in ring_options(*arguments).items() if name in Plan.__dataclass_fields__}
+        planned = services(Plan(**{"model": "model", **options, "name": options["name"] or "name"}), Path("folder"))
         return {
-            each.role: load_settings(each.kind, each.command[each.command.index(each.kind.module) + 1 :])
-            for each in planned
+            service.role: load_settings(service.kind, service.command[service.command.index(service.kind.module) + 1 :])
+            for service in planned
         }
 
-    return asked
+    return read
 
 
 @pytest.fixture
 def engine_settings(settings_by_role):
-    def asked(*arguments: str) -> EngineSettings:
+    """Returns the settings of the engine for arguments of `sluice serve`."""
+
+    def read(*arguments: str) -> EngineSettings:
         return settings_by_role(*arguments)["engine"]
 
-    return asked
+    return read
 
 
 @pytest.fixture
 def refused():
-    """The one line in which wrong arguments are refused."""
+    """Returns the error, in one line, for invalid arguments."""
 
     def call(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["serve", *arguments])
@@ -51,36 +54,36 @@ VALUES = {"log_level": "debug", "insecure_ring": "true", "insecure": "true", "me
 WITH_GATEWAY = ("--http-port", "8000", "--set", "gateway.router_ca=7")
 
 
-def test_a_setting_that_services_share_reaches_all_that_have_it(settings_by_role):
+def test_a_shared_setting_reaches_every_service_that_has_it(settings_by_role):
     shared = [key for key in assignable() if "." not in key and key not in ("config", "metrics_port")]
     assert {"drain_timeout", "priority_aging_seconds", "log_level"} <= set(shared)
-    given = (part for key in shared for part in ("--set", f"{key}={VALUES.get(key, '7')}"))
-    found = settings_by_role(*WITH_GATEWAY, *given)
+    arguments = (part for key in shared for part in ("--set", f"{key}={VALUES.get(key, '7')}"))
+    settings_of_services = settings_by_role(*WITH_GATEWAY, *arguments).values()
     for key in shared:
-        having = [settings for settings in found.values() if hasattr(settings, key)]
-        assert len(having) > 1
-        assert len({getattr(settings, key) for settings in having}) == 1
-        assert getattr(having[0], key) in (7, "7", True, "debug", "::1"), key
+        values = [getattr(settings, key) for settings in settings_of_services if hasattr(settings, key)]
+        assert len(values) > 1
+        assert len(set(values)) == 1
+        assert values[0] in (7, "7", True, "debug", "::1"), key
 
 
 def test_any_setting_of_any_service(settings_by_role):
     texts = ("engine.scheduler=mine:Own", "engine.chunked_context=no", "engine.max_attention_window=64,128")
     texts += ("engine.kv_host_memory=8GiB", 'router.tenant_weights={"search": 2}', "detokenizer.max_streams=5")
-    found = settings_by_role(*(part for text in texts for part in ("--set", text)))
-    engine, router, detokenizer = found["engine"], found["router"], found["detok"]
+    settings = settings_by_role(*(part for text in texts for part in ("--set", text)))
+    engine, router, detokenizer = settings["engine"], settings["router"], settings["detok"]
     assert (engine.scheduler, engine.chunked_context, engine.max_attention_window) == ("mine:Own", False, (64, 128))
     assert engine.kv_host_memory == 8 << 30
     assert router.tenant_weights == {"search": 2.0}
     assert detokenizer.max_streams == 5
 
 
-def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
-    found = settings_by_role(
+def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_role):
+    settings = settings_by_role(
         *("--set", "engine.max_batch_size=7", "--max-batch-size", "8", "--set", "engine.max_batch_size=9"),
         *("--set", "engine.drain_timeout=3", "--set", "drain_timeout=5"),
     )
-    assert found["engine"].max_batch_size == 9
-    assert [found[role].drain_timeout for role in ("engine", "router", "detok")] == [3, 5, 5]
+    assert settings["engine"].max_batch_size == 9
+    assert [settings[role].drain_timeout for role in ("engine", "router", "detok")] == [3, 5, 5]
 
 
 @pytest.mark.parametrize(
@@ -102,15 +105,15 @@ def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
         ("engine.listen=ipc:///x", "unknown setting engine.listen"),
     ],
 )
-def test_a_wrong_assignment_is_refused_before_anything_starts(refused, text, message):
+def test_an_invalid_assignment_is_refused_before_anything_starts(refused, text, message):
     assert message in refused("--set", text)
 
 
-def test_a_wrong_option_has_the_services_own_bounds(refused):
+def test_options_have_the_bounds_of_the_services_settings(refused):
     assert "engine.max_batch_size: must be less than or equal to 4096" in refused("--max-batch-size", "4097")
 
 
-def test_settings_that_do_not_go_together_are_refused_before_anything_starts():
+def test_conflicting_settings_are_refused_before_anything_starts():
     result = CliRunner().invoke(app, ["serve", "--max-batch-size", "8", "--set", "engine.max_tokens_per_step=4"])
     assert result.exit_code == 1
     assert "engine_worker: max_tokens_per_step: must be at least max_batch_size, 8 (got 4)" in result.stderr
@@ -129,18 +132,17 @@ def test_the_error_for_an_option_that_is_a_setting_shows_how_to_set_it(refused, 
     assert f"{option.partition('=')[0]} is a setting, not an option; use --set {key}=" in refused(option, "1")
 
 
-def test_each_setting_of_each_service_can_be_assigned_or_is_the_launchers_own(settings_by_role):
-    services_of = {key.partition(".")[0] for key in assignable() if "." in key}
-    assert services_of == set(SERVICES)
+def test_settings_of_every_service_can_be_assigned():
+    assert {key.partition(".")[0] for key in assignable() if "." in key} == set(SERVICES)
 
 
-def test_nothing_asked(engine_settings):
+def test_defaults_of_the_schedulers(engine_settings):
     settings = engine_settings()
     assert settings.capacity_scheduler_policy == "max_utilization"
     assert settings.scheduler is settings.micro_batch_scheduler is None
 
 
-def test_the_launchers_shares(engine_settings):
+def test_the_launcher_passes_the_engines_shares(engine_settings):
     settings = engine_settings()
     assert settings.step_threads >= 1
     assert (settings.kv_memory_fraction, settings.engines_here, settings.engines_per_gpu) == (None, 1, 1)
@@ -155,7 +157,7 @@ def test_the_launchers_shares(engine_settings):
     ],
 )
 @pytest.mark.parametrize("where", ["flag", "environment", "file"])
-def test_whatever_is_asked_for_beats_the_launchers_shares(
+def test_explicit_settings_override_the_launchers_shares(
     engine_settings, monkeypatch, tmp_path, where, name, value, found
 ):
     flags = []
@@ -172,14 +174,14 @@ def test_whatever_is_asked_for_beats_the_launchers_shares(
     assert settings.kv_memory_fraction == fraction
 
 
-def test_tokens_and_a_fraction_both_bound_the_cache(engine_settings):
+def test_tokens_and_a_fraction_are_both_passed(engine_settings):
     settings = engine_settings("--kv-cache-tokens", "4096", "--set", "engine.kv_memory_fraction=0.25")
     assert (settings.kv_cache_tokens, settings.kv_memory_fraction) == (4096, 0.25)
 
 
-def test_a_revision(asked_of_ring):
-    assert asked_of_ring("someone/model", "--revision", "v2")["revision"] == "v2"
-    assert asked_of_ring("someone/model")["revision"] is None
+def test_the_revision_is_passed_to_the_ring(ring_options):
+    assert ring_options("someone/model", "--revision", "v2")["revision"] == "v2"
+    assert ring_options("someone/model")["revision"] is None
 
 
 def test_a_revision_of_a_folder_is_refused():

@@ -1,4 +1,4 @@
-"""TLS, tokens and AdminService: options of `sluice serve` arrive in the router's settings."""
+"""Options of `sluice serve` for TLS, tokens and AdminService become the router's settings."""
 
 from pathlib import Path
 
@@ -12,27 +12,29 @@ from sluice.settings.services import RouterSettings
 
 
 @pytest.fixture
-def router_settings(asked_of_ring):
-    def asked(*arguments: str) -> RouterSettings:
-        given = asked_of_ring(*arguments)
-        plan = Plan(model="model", name="name", host=given["host"], router_args=given["router_args"])
+def router_settings(ring_options):
+    """Returns the settings of the router for arguments of `sluice serve`."""
+
+    def read(*arguments: str) -> RouterSettings:
+        options = ring_options(*arguments)
+        plan = Plan(model="model", name="name", host=options["host"], router_args=options["router_args"])
         (router,) = (service for service in services(plan, Path("folder")) if service.role == "router")
         return load_settings(RouterSettings, router.command[router.command.index("router") + 1 :])
 
-    return asked
+    return read
 
 
 def test_tls_and_tokens(router_settings):
-    given = {
+    router_args = {
         "tls_certificate": "c.pem",
         "tls_key": "k.pem",
         "tls_client_ca": "a.pem",
         "tokens_file": "tokens",
         "admin_tokens_file": "admins",
     }
-    flags = [part for name, value in given.items() for part in ("--set", f"router.{name}={value}")]
+    flags = [part for name, value in router_args.items() for part in ("--set", f"router.{name}={value}")]
     settings = router_settings("--host", "0.0.0.0", "--admin-port", "50052", *flags)
-    assert {name: getattr(settings, name) for name in given} == given
+    assert {name: getattr(settings, name) for name in router_args} == router_args
     assert (settings.host, settings.admin_port, settings.insecure) == ("0.0.0.0", 50052, False)
 
 
@@ -43,7 +45,7 @@ def test_insecure_must_be_explicit(router_settings):
         router_settings("--host", "0.0.0.0")
 
 
-def test_a_demo_has_no_token_to_show():
+def test_a_demo_with_tokens_is_refused():
     result = CliRunner().invoke(app, ["serve", "--demo", "def", "--tokens-file", "tokens"])
     assert result.exit_code == 1
     assert "--demo" in result.output

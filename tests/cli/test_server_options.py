@@ -1,4 +1,4 @@
-"""Which server the commands talk to, and as whom."""
+"""The options for connecting to a server: address, TLS, token and tenant."""
 
 import shutil
 import threading
@@ -18,13 +18,13 @@ NOBODY = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["stats"], ["chat"]])
-def test_one_of_several_routers_will_do(sluice, address, command) -> None:
+def test_one_available_router_of_several_is_enough(sluice, address, command) -> None:
     for addresses in (f"{NOBODY},{address}", f"{address}, {NOBODY}"):
         result = sluice(*command, "--address", addresses, stdin="")
         assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_a_stream_goes_on_at_the_next_router() -> None:
+def test_a_stream_continues_at_the_next_router() -> None:
     plan = Plan()
     with tell_all(2, plan) as addresses:
         run = ["generate", "x", "--max-tokens", "9", "--address", ",".join(addresses)]
@@ -42,7 +42,7 @@ def test_no_server_at_any_address(sluice) -> None:
     assert result.stderr.startswith("error: no Sluice server answers at 127.0.0.1:1 or 127.0.0.1:2 (")
 
 
-def test_the_port_of_a_gateway_is_named_as_one(sluice) -> None:
+def test_the_port_of_a_gateway_is_recognized(sluice) -> None:
     class Handler(StreamRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()

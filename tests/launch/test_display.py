@@ -1,4 +1,4 @@
-"""What is shown of the services' logs: to a person, and to a log collector."""
+"""The lines of the services' logs that are shown on a terminal and to a log collector."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def line(event: str, level: str = "info", **fields: object) -> str:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_is_shown(terminal: bool) -> None:
+def test_requests_and_problems_are_shown(terminal: bool) -> None:
     shown = show(
         [line("detail"), line("odd", "warning", queue=5), line("request_ended", outcome="ok"), "Traceback …", "[1]"],
         terminal,
@@ -48,34 +48,34 @@ def test_every_line_is_json_without_a_terminal() -> None:
         display.say("starting", "starting …", fields={"engines": 2})
         display.show_error("it\nbroke")
     assert isinstance(console.file, io.StringIO)
-    found = [json.loads(written) for written in console.file.getvalue().splitlines()]
-    assert [each["event"] for each in found] == ["output", "output", "request_ended", "starting", "failed"]
-    assert [each.get("text") for each in found[:2]] == ["Traceback …", "[1]"]
-    assert found[0]["id"] == "engine-0"
-    assert (found[3]["service"], found[3]["engines"]) == ("launcher", 2)
-    assert (found[4]["level"], found[4]["error"]) == ("error", "it broke")
+    lines = [json.loads(written) for written in console.file.getvalue().splitlines()]
+    assert [each["event"] for each in lines] == ["output", "output", "request_ended", "starting", "failed"]
+    assert [each.get("text") for each in lines[:2]] == ["Traceback …", "[1]"]
+    assert lines[0]["id"] == "engine-0"
+    assert (lines[3]["service"], lines[3]["engines"]) == ("launcher", 2)
+    assert (lines[4]["level"], lines[4]["error"]) == ("error", "it broke")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_why_a_service_cannot_start_is_left_to_the_launcher(terminal: bool) -> None:
+def test_start_failed_of_a_service_is_not_shown(terminal: bool) -> None:
     written = [line("start_failed", "error", error="no model")]
     assert show(written, terminal) == ""
     assert "no model" in show(written, terminal, verbose=True)
 
 
-def test_people_read_short_lines() -> None:
+def test_a_terminal_shows_short_lines() -> None:
     shown = show([line("odd", "warning", queue=5, seconds=0.123456, text="[bold]x[/bold]")], terminal=True)
     assert "warning engine-0 odd queue=5 seconds=0.123 text=[bold]x[/bold]" in shown
     assert "{" not in shown
 
 
-def test_loading_is_a_bar() -> None:
+def test_loading_is_shown_as_a_bar() -> None:
     shown = show([line("loading", done=done, total=4) for done in range(5)], terminal=True)
     assert "loading engine-0" in shown
     assert "100 %" in shown
 
 
-def test_capturing_is_another() -> None:
+def test_capturing_is_shown_as_another_bar() -> None:
     lines = [line("loading", done=4, total=4), line("capturing", done=0, total=9), line("capturing", done=9, total=9)]
     shown = show(lines, terminal=True)
     assert "loading engine-0" in shown
@@ -86,7 +86,7 @@ def test_loading_of_unknown_length() -> None:
     assert "loading engine-0" in show([line("loading", done=0, total=0), line("loading")], terminal=True)
 
 
-def test_ends_and_returns_are_one_line_each() -> None:
+def test_exits_and_recoveries_are_one_line_each() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
     with Display(False, console) as display:
         display(service_exited("engine-0", 12, "was killed by SIGKILL", 0.2))

@@ -1,4 +1,4 @@
-"""Folders of launchers: private, locked while anybody is there, removed once all have gone."""
+"""Folders of launchers are private, locked while a process uses them, and removed afterwards."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def temporary(tmp_path, monkeypatch):
 
 
 def abandon(folder: Folder) -> Path:
-    """As if its launcher had been killed."""
+    """Leave the folder as a killed launcher does."""
     (folder.path / "socket").touch()
     os.close(folder.lock)
     return folder.path
@@ -40,7 +40,7 @@ def test_only_unlocked_folders_are_removed(temporary) -> None:
     assert not used.path.exists()
 
 
-def test_a_folder_that_has_just_been_made_is_no_stale_one(temporary) -> None:
+def test_a_new_folder_without_a_lock_is_not_stale(temporary) -> None:
     new = temporary / "sluice-new"
     new.mkdir()
     (new / f"{LOCK}.new").touch()
@@ -61,7 +61,7 @@ def test_a_link_is_not_followed(temporary, tmp_path_factory) -> None:
 
 
 @pytest.mark.process
-def test_children_that_live_hold_it() -> None:
+def test_a_folder_is_not_stale_while_a_child_runs() -> None:
     folder = Folder()
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(folder.lock,)) as child:

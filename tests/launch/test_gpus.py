@@ -1,4 +1,4 @@
-"""Which engine gets which GPUs."""
+"""The assignment of GPUs to engines."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from sluice.settings.services import EngineSettings
 FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 
 
-def engine(environment: dict[str, str], **given) -> EngineSettings:
+def engine(environment: dict[str, str], **engine_args) -> EngineSettings:
     """The settings of a ring's engine."""
-    planned = services(Plan("model", "name", engine_args=given), Path("/x"))
-    return next(each for each in planned if each.role == "engine").settings(environment)
+    planned = services(Plan("model", "name", engine_args=engine_args), Path("/x"))
+    return next(service for service in planned if service.role == "engine").settings(environment)
 
 
 @given(st.integers(1, 16), st.integers(1, 6), st.integers(2, 8))
-def test_no_two_ranks_on_a_gpu(count, engines, ranks):
+def test_ranks_of_an_engine_do_not_share_gpus(count, engines, ranks):
     names = [str(i) for i in range(count)]
     if engines * ranks > count:
         with pytest.raises(OptionsError, match=f"need {engines * ranks} GPUs, but {count} are visible: 0"):
@@ -34,7 +34,7 @@ def test_no_two_ranks_on_a_gpu(count, engines, ranks):
 
 
 @given(st.integers(1, 8), st.integers(1, 20))
-def test_engines_of_one_rank_take_turns(count, engines):
+def test_engines_of_one_rank_are_spread_evenly(count, engines):
     names = [f"GPU-{i}" for i in range(count)]
     assigned = assign_gpus(names, engines, 1)
     on = [each.names[0] for each in assigned]
@@ -58,20 +58,20 @@ def test_no_gpus():
         ("2,-1,0", ("2",)),
     ],
 )
-def test_as_cuda_reads_the_variable(named, found, nvidia_smi):
+def test_cuda_visible_devices_is_read_like_cuda_does(named, found, nvidia_smi):
     nvidia_smi(7)
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}) == found
 
 
-def test_ids_reach_the_engine_as_they_are():
-    given = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11,MIG-0c/7/0"}
-    assert [each.environment for each in gpus_of_engines(2, engine(given), given)] == [
+def test_ids_are_passed_to_the_engine_unchanged():
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11,MIG-0c/7/0"}
+    assert [gpus.environment for gpus in gpus_of_engines(2, engine(environment), environment)] == [
         {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11"},
         {"CUDA_VISIBLE_DEVICES": "MIG-0c/7/0"},
     ]
 
 
-def test_what_nvidia_smi_lists(nvidia_smi):
+def test_gpus_listed_by_nvidia_smi(nvidia_smi):
     nvidia_smi(0, 1, 10)
     assert visible_gpus({}) == ("0", "1", "10")
     nvidia_smi(status=9)
@@ -89,10 +89,10 @@ def test_without_nvidia_smi(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["flag", "environment", "file"])
-def test_whatever_the_engine_is_asked_for(where, tmp_path):
-    """In any of the ways in which it reads its settings."""
+def test_settings_of_the_engine_are_honoured(where, tmp_path):
+    """In each of the ways in which an engine reads its settings."""
 
-    def found(**settings):
+    def assigned(**settings):
         if where == "flag":
             return gpus_of_engines(2, engine(FOUR, **settings), FOUR)
         if where == "environment":
@@ -101,13 +101,13 @@ def test_whatever_the_engine_is_asked_for(where, tmp_path):
         (tmp_path / "engine.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         return gpus_of_engines(2, engine(FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "engine.yaml")}), FOUR)
 
-    assert found(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
-    assert found(tensor_parallel=8, device="cpu") == []
+    assert assigned(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
+    assert assigned(tensor_parallel=8, device="cpu") == []
     with pytest.raises(OptionsError, match="tensor_parallel: must be greater than or equal to 1"):
-        found(tensor_parallel=0)
+        assigned(tensor_parallel=0)
 
 
-def test_a_flag_comes_first_and_a_file_that_cannot_be_read_is_refused(tmp_path):
+def test_a_flag_takes_precedence_and_an_unreadable_file_is_refused(tmp_path):
     environment = FOUR | {"SLUICE_ENGINE_TENSOR_PARALLEL": "4"}
     assert gpus_of_engines(1, engine(environment, tensor_parallel=2), FOUR) == [Gpus(("0", "1"))]
     assert gpus_of_engines(1, engine(environment), FOUR) == [Gpus(("0", "1", "2", "3"))]

@@ -1,4 +1,4 @@
-"""The launcher with stand-in services: order, readiness, deaths, and that nothing is left behind."""
+"""The launcher with stand-in services: order, readiness and exits. No process or file is left behind."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_every_process_has_its_own_port_for_metrics(fake, notes) -> None:
     assert ports == [str(first + i) for i in range(5)]
 
 
-def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch, notes) -> None:
+def test_sockets_are_short_with_a_long_temporary_folder(fake, tmp_path, monkeypatch, notes) -> None:
     deep = tmp_path / ("x" * 90)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
@@ -80,7 +80,7 @@ def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("name", ["router", "engine-0", "detok-1"])
-def test_death_at_start_shows_last_lines_and_leaves_nothing(fake, tmp_path, name) -> None:
+def test_an_exit_during_the_start_shows_the_last_lines_and_leaves_no_process(fake, tmp_path, name) -> None:
     (tmp_path / f"{name}.do").write_text("die")
     ring = Ring(**fake)
     with pytest.raises(RingError, match=f"{name} ended with code 3") as caught:
@@ -97,7 +97,7 @@ def test_start_timeout(fake, tmp_path) -> None:
     assert not any(map(is_alive, ring.pids.values()))
 
 
-def test_exception_inside_leaves_nothing(fake) -> None:
+def test_an_exception_in_the_with_block_leaves_no_process(fake) -> None:
     def work() -> None:
         with Ring(**fake) as ring:
             pids.extend(ring.pids.values())
@@ -163,14 +163,14 @@ def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> Non
             left = sockets_folder()
             assert left.is_dir()
         finally:
-            # Once its children have exited, any other test's ring may remove the folder.
+            # Once its children have exited, the ring of any other test may remove the folder.
             launcher.kill()
     assert wait_until(lambda: not any(map(is_alive, pids)))
     with Ring(**fake):
         assert not left.exists()
 
 
-def test_a_gateway_is_for_this_machine_and_needs_its_packages(monkeypatch):
+def test_a_gateway_needs_this_machine_and_its_packages(monkeypatch):
     with pytest.raises(OptionsError, match="http_port: a gateway can only be started on this machine"):
         Ring(port=9100, http_port=8000, on="ray")
     monkeypatch.setattr(local_ring, "find_spec", lambda _: None)
@@ -178,7 +178,7 @@ def test_a_gateway_is_for_this_machine_and_needs_its_packages(monkeypatch):
         Ring(port=9100, http_port=8000)
 
 
-def test_wrong_model_and_options(fake) -> None:
+def test_an_invalid_model_and_invalid_options_are_refused(fake) -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         Ring("no/such/folder")
     with pytest.raises(OptionsError, match=r"engines must be at least 1 \(got 0\)"):
@@ -206,7 +206,7 @@ def test_environment_of_the_children(fake, monkeypatch) -> None:
     assert not [variable for variable in environment if variable.startswith(("RANK=", "WORLD_SIZE="))]
 
 
-def test_each_engine_has_its_gpus_after_a_restart_too(fake, nvidia_smi) -> None:
+def test_each_engine_keeps_its_gpus_after_a_restart(fake, nvidia_smi) -> None:
     nvidia_smi(0, 1, 2, 3)
     lines: list[LogLine] = []
     with Ring(engines=2, engine_args={"tensor_parallel": 2}, observe=lines.append, **fake) as ring:
@@ -219,7 +219,7 @@ def test_each_engine_has_its_gpus_after_a_restart_too(fake, nvidia_smi) -> None:
     assert assigned == {"engine-0": ("0,1", False), "engine-1": ("2,3", False)}
 
 
-def test_engines_that_share_a_gpu_are_warned(fake, nvidia_smi, notes) -> None:
+def test_shared_gpus_are_logged_as_warnings(fake, nvidia_smi, notes) -> None:
     nvidia_smi(0, 1)
     lines: list[LogLine] = []
     with Ring(engines=3, observe=lines.append, **fake):

@@ -1,4 +1,4 @@
-"""Command lines: ports, names."""
+"""The services of a ring and their command lines."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def flag(command: list[str], name: str) -> str | None:
     return command[command.index(name) + 1] if name in command else None
 
 
-def test_ports_in_a_row() -> None:
+def test_services_use_consecutive_ports() -> None:
     plan = Plan("model", "name", routers=2, engines=2, detokenizers=1, port=7000, metrics_port=7002)
     commands = {each.name: each.command for each in services(plan, Path("/x"))}
     assert [flag(commands[f"router-{i}"], "--port") for i in range(2)] == ["7000", "7001"]
@@ -20,23 +20,23 @@ def test_ports_in_a_row() -> None:
     assert [flag(commands[name], "--metrics-port") for name in names] == ["7002", "7003", "7004", "7005", "7006"]
 
 
-def test_admin_ports_in_a_row() -> None:
-    for given, expected in ((7500, ["7500", "7501"]), (0, ["0", "0"])):
-        plan = Plan("model", "name", routers=2, router_args={"admin_port": given})
+def test_routers_use_consecutive_admin_ports() -> None:
+    for admin_port, expected in ((7500, ["7500", "7501"]), (0, ["0", "0"])):
+        plan = Plan("model", "name", routers=2, router_args={"admin_port": admin_port})
         routers = [each for each in services(plan, Path("/x")) if each.role == "router"]
         assert [flag(each.command, "--admin-port") for each in routers] == expected
     with pytest.raises(OptionsError, match="port and admin_port: port 7001 is in both ranges"):
         Plan("model", "name", routers=2, port=7000, router_args={"admin_port": 7001})
 
 
-def test_a_port_once_known_is_kept() -> None:
+def test_a_router_can_be_moved_to_a_port() -> None:
     (router,) = (each for each in services(Plan("model", "name"), Path("/x")) if each.role == "router")
     assert flag(router.command, "--port") == "0"
     assert flag(router.on_port(7005).command, "--port") == "7005"
     assert flag(router.command, "--metrics-port") is None
 
 
-def test_a_service_may_drain_longer() -> None:
+def test_a_service_can_have_its_own_drain_timeout() -> None:
     plan = Plan("model", "name", drain_timeout=3, engine_args={"drain_timeout": 60})
     assert {each.name: each.drain_timeout for each in services(plan, Path("/x"))} == {
         "engine-0": 60,
@@ -47,23 +47,25 @@ def test_a_service_may_drain_longer() -> None:
 
 
 def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a container's quota: see tests/ring/test_cores.py."""
+    """tests/ring/test_cores.py tests the quota of a container."""
     monkeypatch.setattr("sluice.launch.plan.usable_cores", lambda: 5)
     for engines, threads in ((1, "5"), (2, "2"), (6, "1")):
-        found = [each for each in services(Plan("model", "name", engines=engines), Path("/x")) if each.role == "engine"]
-        assert [flag(each.command, "--default-threads") for each in found] == [threads] * engines
+        engine_services = [
+            each for each in services(Plan("model", "name", engines=engines), Path("/x")) if each.role == "engine"
+        ]
+        assert [flag(each.command, "--default-threads") for each in engine_services] == [threads] * engines
 
 
 def test_services_on_other_machines_get_the_launchers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"SLUICE_ROUTER_TOKENS_FILE": "/tokens", "SLUICE_ENGINE_TENSOR_PARALLEL": "4", "NCCL_DEBUG": "INFO"}
     for name, value in (wanted | {"HF_TOKEN": "secret", "SLUICE_PARENT_PID": "1", "HOME": "/root"}).items():
         monkeypatch.setenv(name, value)
-    found = remote_environment()
-    assert wanted.items() <= found.items()
-    assert not found.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}
+    environment = remote_environment()
+    assert wanted.items() <= environment.items()
+    assert not environment.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}
 
 
-def test_a_gateway_knows_the_routers_and_listens_as_they_do():
+def test_a_gateway_has_the_routers_addresses_and_listens_like_them():
     own = {"insecure": True, "tokens_file": "t"}
     plan = Plan(
         "model", "name", host="0.0.0.0", routers=2, port=7000, http_port=8000, metrics_port=9000, router_args=own,
@@ -90,6 +92,6 @@ def test_a_gateway_knows_the_routers_and_listens_as_they_do():
         ),
     ],
 )
-def test_a_gateway_that_cannot_be(options, message):
+def test_invalid_options_of_a_gateway_are_refused(options, message):
     with pytest.raises(OptionsError, match=message):
         services(Plan("model", "name", **options), Path("/x"))

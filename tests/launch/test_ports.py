@@ -1,4 +1,4 @@
-"""Which ports a ring is going to listen on."""
+"""The ports that a ring will listen on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,9 @@ def listed(environment: dict[str, str], **options) -> list[Port]:
     return [replace(port, owner=name) for name, port in listened if port.number]
 
 
-def test_those_of_all_routers_and_all_metrics() -> None:
-    found = listed({}, routers=2, port=6000, host="::1", metrics_port=7000, router_args={"admin_port": 8000})
-    assert found == [
+def test_ports_of_all_routers_and_of_all_metrics() -> None:
+    ports = listed({}, routers=2, port=6000, host="::1", metrics_port=7000, router_args={"admin_port": 8000})
+    assert ports == [
         Port("metrics_port", "127.0.0.1", 7002, "engine-0"),
         Port("metrics_port", "127.0.0.1", 7003, "detok-0"),
         Port("metrics_port", "127.0.0.1", 7004, "detok-1"),
@@ -32,16 +32,16 @@ def test_those_of_all_routers_and_all_metrics() -> None:
     ]
 
 
-def test_what_the_environment_says_to_the_services() -> None:
+def test_ports_and_hosts_from_the_environment() -> None:
     environment = {"SLUICE_ROUTER_ADMIN_PORT": "8000", "SLUICE_ROUTER_ADMIN_HOST": "::1"}
     environment |= {"SLUICE_ENGINE_METRICS_HOST": "0.0.0.0"}
-    found = listed(environment, port=6000, metrics_port=7000)
-    assert Port("admin_port", "::1", 8000, "router") in found
-    assert Port("metrics_port", "0.0.0.0", 7001, "engine-0") in found
-    assert Port("metrics_port", "127.0.0.1", 7002, "detok-0") in found
+    ports = listed(environment, port=6000, metrics_port=7000)
+    assert Port("admin_port", "::1", 8000, "router") in ports
+    assert Port("metrics_port", "0.0.0.0", 7001, "engine-0") in ports
+    assert Port("metrics_port", "127.0.0.1", 7002, "detok-0") in ports
 
 
-def test_any_port_and_none() -> None:
+def test_any_port_and_an_invalid_port() -> None:
     assert listed({}, port=0) == []
     with pytest.raises(OptionsError, match="router: admin_port: must be a valid integer"):
         listed({"SLUICE_ROUTER_ADMIN_PORT": "many"})

@@ -1,4 +1,4 @@
-"""A job of a Ray cluster, with a scripted job server; tests/system/test_ray_detach.py has the real one."""
+"""A job of a Ray cluster with a scripted job server. tests/system/test_ray_detach.py uses a real one."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ LOADING = json.dumps({"id": "engine-0", "event": "loading", "level": "info", "do
 
 
 class Cluster:
-    """Its job server: what it was asked to run, and the log that it gives."""
+    """A fake job server: the jobs that were submitted, and the log that it returns."""
 
     def __init__(self) -> None:
         self.submitted: dict = {}
@@ -45,9 +45,9 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch) -> Cluster:
-    found = Cluster()
-    monkeypatch.setattr(ray_job, "JobSubmissionClient", lambda _: found)
-    return found
+    fake = Cluster()
+    monkeypatch.setattr(ray_job, "JobSubmissionClient", lambda _: fake)
+    return fake
 
 
 def submit() -> ray_job.RayJob:
@@ -63,7 +63,7 @@ def test_the_job_runs_the_command_and_has_time_to_drain(cluster, monkeypatch) ->
     assert environment["SLUICE_ENGINE_DTYPE"] == "bfloat16"
 
 
-def test_the_line_that_says_ready(cluster) -> None:
+def test_the_ready_line_is_returned(cluster) -> None:
     text = f"Running entrypoint\n{LOADING}\n{READY}\n{LOADING}\n"
     cluster.log = [text[:40], text[40:90], text[90:]]
     seen = []
@@ -79,20 +79,20 @@ def test_the_line_that_says_ready(cluster) -> None:
         (["Traceback\n"], "exit status 1"),
     ],
 )
-def test_it_ends_without_getting_ready(cluster, log, reason) -> None:
+def test_a_job_that_ends_before_it_is_ready_is_reported(cluster, log, reason) -> None:
     cluster.log = log
     with pytest.raises(RingError, match=rf"job sluice-[0-9a-f]+ has ended: {reason}"):
         asyncio.run(submit().ready(lambda _: None))
 
 
-def test_a_log_that_breaks_off(cluster) -> None:
+def test_a_log_that_cannot_be_followed_is_reported(cluster) -> None:
     job = submit()
     cluster.error = RuntimeError("WebSocket closed")
     with pytest.raises(RingError, match=r"the log of job .* cannot be read: WebSocket closed"):
         asyncio.run(job.ready(lambda _: None))
 
 
-def test_a_cluster_that_takes_no_job(cluster) -> None:
+def test_a_cluster_that_refuses_the_job_is_reported(cluster) -> None:
     cluster.error = ConnectionError("refused")
     with pytest.raises(RingError, match="the Ray cluster at auto does not accept the job: refused"):
         submit()

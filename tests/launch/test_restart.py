@@ -1,4 +1,4 @@
-"""Services that end while the ring serves are started again, at their address; stand-ins play them."""
+"""Services that exit while the ring serves are restarted at their address. Stand-ins are used as services."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from tests.fakes.processes import LIMIT, is_alive, wait_until
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SEVERAL_STARTS = 4 * LIMIT
-"""Seconds for services to start one after the other, on a machine that has much else to do."""
+"""Seconds for services to start one after the other on a busy machine."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class LauncherLines(list[LogLine]):
-    """The launcher's own lines, of all that were observed."""
+    """The observed lines that the launcher wrote."""
 
     def __call__(self, line: LogLine) -> None:
         if line.fields.get("service") == "launcher":
@@ -62,7 +62,7 @@ def test_a_service_that_exits_is_restarted_at_its_address(fake, events, notes, n
     assert not any(map(is_alive, pids))
 
 
-def test_a_service_that_cannot_start_any_more_is_given_up(fake, events, tmp_path) -> None:
+def test_a_service_that_fails_to_start_repeatedly_is_given_up(fake, events, tmp_path) -> None:
     with Ring(engines=2, max_failed_starts=3, observe=events, **fake) as ring:
         (tmp_path / "engine-1.do").write_text("die")
         os.kill(ring.pids["engine-1"], signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_service_that_cannot_start_any_more_is_given_up(fake, events, tmp_path
         assert ring.missing == []
         assert not ring.children["engine-1"].alive
 
-        # It may be asked back.
+        # It can be restarted on request.
         with pytest.raises(RingError, match="engine-1 ended with code 3") as caught:
             ring.restart("engine-1")
         assert caught.value.tail == ("Traceback: it broke",)
@@ -81,14 +81,14 @@ def test_a_service_that_cannot_start_any_more_is_given_up(fake, events, tmp_path
         assert ring.children["engine-1"].alive
 
 
-def test_nothing_is_left_of_a_role(fake, tmp_path) -> None:
+def test_a_role_without_services_is_missing(fake, tmp_path) -> None:
     with Ring(max_failed_starts=1, **fake) as ring:
         (tmp_path / "engine-0.do").write_text("die")
         os.kill(ring.pids["engine-0"], signal.SIGKILL)
         assert ring.watch() == ["engine"]
 
 
-def test_nothing_is_started_while_stopping(fake, events, tmp_path) -> None:
+def test_no_service_is_started_while_stopping(fake, events, tmp_path) -> None:
     with Ring(observe=events, **fake) as ring:
         started = {name: (tmp_path / f"{name}.json").stat().st_mtime_ns for name in ring.pids}
         ring.stop()
@@ -112,7 +112,7 @@ def test_a_rolling_restart(fake, events, tmp_path) -> None:
             ring.restart("engine-7")
 
 
-def test_one_that_does_not_end_in_time_is_killed_and_replaced(fake, events, tmp_path, monkeypatch) -> None:
+def test_a_service_that_does_not_exit_in_time_is_killed_and_replaced(fake, events, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sluice.launch.supervisor.KILL_AFTER_SECONDS", 0.3)
     (tmp_path / "detok-0.do").write_text("deaf")
     with Ring(drain_timeout=0, observe=events, **fake) as ring:
@@ -145,7 +145,7 @@ def test_a_restart_in_progress_fails_when_the_ring_stops(fake, tmp_path) -> None
 
 @pytest.mark.parametrize("name", ["router", "detok-0"])
 def test_a_frozen_service_is_killed_and_restarted(fake, events, name) -> None:
-    # Longer than the others may stand still on a machine that has much else to do.
+    # Longer than the other services may be delayed on a busy machine.
     with Ring(freeze_timeout=6, observe=events, **fake) as ring:
         pid = ring.pids[name]
         os.kill(pid, signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_a_frozen_service_is_killed_and_restarted(fake, events, name) -> None:
         assert len(events) == 2
 
 
-def test_several_routers_know_all_and_have_ports_in_a_row(fake, notes) -> None:
+def test_several_routers_have_all_peers_and_consecutive_ports(fake, notes) -> None:
     with Ring(routers=2, engines=2, detokenizers=1, **fake) as ring:
         assert list(ring.pids) == ["engine-0", "engine-1", "detok-0", "router-0", "router-1"]
         assert len(set(ring.addresses)) == 2

@@ -1,4 +1,4 @@
-"""--revision of each service, of the launcher and of the executor: for models of the hub only."""
+"""--revision of each service, of the launcher and of the executor, which applies only to Hugging Face models."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ REFUSAL = "revision 'v2' applies only to Hugging Face models"
 
 @pytest.mark.process
 @pytest.mark.parametrize("module", ["router", "engine_worker", "detok_service"])
-def test_a_service_refuses_one_for_a_folder(module, tmp_path):
+def test_a_service_refuses_a_revision_of_a_folder(module, tmp_path):
     command = [sys.executable, "-m", module, "--model", str(tiny_model.path()), "--revision", "v2"]
     command += ["--listen", f"ipc://{tmp_path}/inbox", *(["--port", "0"] if module == "router" else [])]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -25,20 +25,20 @@ def test_a_service_refuses_one_for_a_folder(module, tmp_path):
 
 
 @pytest.mark.parametrize("start", [Ring, GenerationExecutor.create])
-def test_the_launcher_and_the_executor_too(start):
+def test_the_launcher_and_the_executor_refuse_a_revision_of_a_folder(start):
     with pytest.raises(CheckpointError, match=REFUSAL):
         start(str(tiny_model.path()), revision="v2")
 
 
-def test_the_launcher_downloads_it_once(monkeypatch):
-    """The services get the folder, so that all have the same files."""
-    asked = []
+def test_the_launcher_downloads_the_model_once(monkeypatch):
+    """The services receive the folder, so that all use the same files."""
+    downloads = []
 
     def download(model, **options):
-        asked.append((model, options["revision"]))
+        downloads.append((model, options["revision"]))
         return str(tiny_model.path())
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     plan = Ring("someone/model", revision="v2").plan
-    assert asked == [("someone/model", "v2")]
+    assert downloads == [("someone/model", "v2")]
     assert (plan.model, plan.name) == (str(tiny_model.path()), "someone/model")

@@ -1,4 +1,4 @@
-"""What the launcher refuses to start anything for."""
+"""Checkpoints that the launcher refuses before it starts any service."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def change_config(folder: Path, **values) -> None:
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
-def test_the_model_in_the_box_is_servable(folder) -> None:
+def test_the_bundled_model_is_servable(folder) -> None:
     Ring(folder)
 
 
@@ -61,19 +61,19 @@ def test_architectures_are_those_of_transformers() -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
 )
-def test_an_architecture_that_is_not_served(folder, config, named) -> None:
+def test_an_unsupported_model_is_refused(folder, config, named) -> None:
     change_config(folder, **config)
     assert named in refusal(folder)
 
 
-def test_weights_that_are_not_whole_unless_they_are_not_read(folder) -> None:
+def test_truncated_weights_are_refused_unless_they_are_not_read(folder) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     assert str(weights) in refusal(folder)
     Ring(folder, engine_args={"weights": "random"})
 
 
-def test_a_broken_tokenizer(folder) -> None:
+def test_a_broken_tokenizer_is_refused(folder) -> None:
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_bytes(tokenizer.read_bytes()[:999])
     assert str(tokenizer) in refusal(folder)

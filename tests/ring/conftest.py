@@ -1,4 +1,4 @@
-"""Keys of every role."""
+"""A folder with keys of every role."""
 
 import pytest
 

@@ -17,7 +17,7 @@ entries = st.builds(entry, st.sampled_from("abc"), st.integers(0, 5), st.integer
 
 @examples(300)
 @given(st.lists(entries, max_size=12), st.randoms(use_true_random=False))
-def test_registries_agree_in_whatever_order_and_however_often_changes_come(changes, random):
+def test_registries_converge_for_any_order_and_repetition_of_changes(changes, random):
     registries = []
     for _ in range(3):
         order = [*changes, *random.choices(changes, k=3)] if changes else []
@@ -33,7 +33,7 @@ def test_registries_agree_in_whatever_order_and_however_often_changes_come(chang
 @examples(200)
 @given(st.lists(st.tuples(st.integers(0, 2), entries | st.none()), max_size=30))
 def test_gossip_through_numbered_news_converges(steps):
-    """Three registries: each step changes one of them, or has it read the news of the next one."""
+    """Three registries. Each step changes one of them, or lets it read the changes of the next one."""
     nodes, known = [AdapterRegistry() for _ in range(3)], [0, 0, 0]
 
     def read(node: int) -> bool:
@@ -57,7 +57,7 @@ def test_gossip_through_numbered_news_converges(steps):
     assert len({frozenset((each.id, each.version, each.removed) for each in node.entries()) for node in nodes}) == 1
 
 
-def test_the_latest_change_counts_and_an_older_one_never_comes_back():
+def test_the_latest_change_wins_over_older_ones():
     registry = AdapterRegistry()
     assert registry.merge(entry("a", 1, version=1), NOW)
     assert registry.merge(entry("a", 2, version=2), NOW)
@@ -68,7 +68,7 @@ def test_the_latest_change_counts_and_an_older_one_never_comes_back():
     assert not registry.merge(entry("a", 2, version=2), NOW)
 
 
-def test_news_comes_in_bounded_parts_and_to_a_reader_of_another_process_whole():
+def test_changes_are_sent_in_bounded_parts_and_completely_to_readers_of_another_process():
     registry = AdapterRegistry()
     for i in range(NEWS_ENTRIES + 1):
         registry.merge(entry(f"a{i}", i), NOW)
@@ -78,7 +78,7 @@ def test_news_comes_in_bounded_parts_and_to_a_reader_of_another_process_whole():
     assert registry.since(10**9) == first
 
 
-def test_it_is_bounded():
+def test_the_number_of_adapters_is_bounded():
     registry = AdapterRegistry()
     for i in range(MAX_ADAPTERS):
         assert registry.merge(entry(f"a{i}", 0), NOW)
@@ -97,14 +97,14 @@ def test_a_removal_is_forgotten_after_a_while():
     assert not registry.merge(entry("a", 0, removed=True), NOW + REMOVED_SECONDS + 10)
 
 
-def test_a_removal_that_others_would_not_remember_is_not_sent():
-    """Else it would be sent to an engine that has started since, every second."""
+def test_an_expired_removal_is_not_sent():
+    """Otherwise it would be sent every second to an engine that has started since."""
     registry = AdapterRegistry()
     registry.merge(entry("a", 0, removed=True), NOW)
     assert registry.missing_in(AdapterRegistry(), NOW) == registry.entries()
     assert not registry.missing_in(AdapterRegistry(), NOW + REMOVED_SECONDS + 10)
 
 
-def test_the_version_of_files_is_of_both():
+def test_the_version_depends_on_both_files():
     versions = {AdapterFiles(b"ab", b"c").version, AdapterFiles(b"a", b"bc").version, AdapterFiles(b"a", b"bd").version}
     assert len(versions) == 3

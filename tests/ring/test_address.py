@@ -1,4 +1,4 @@
-"""Which address others are told."""
+"""The address at which other services reach an inbox."""
 
 import pytest
 
@@ -27,7 +27,7 @@ BOUND = "tcp://0.0.0.0:7000"
         (None, BOUND),
     ],
 )
-def test_what_may_be_advertised(advertise: str | None, address: str) -> None:
+def test_valid_advertised_addresses(advertise: str | None, address: str) -> None:
     assert reachable_at(BOUND, advertise) == address
 
 
@@ -38,12 +38,12 @@ def test_what_may_be_advertised(advertise: str | None, address: str) -> None:
         *("a:0", "a:70000", "a:*", "a:", "dns://a:7000", "http://a", "a b"),
     ],
 )
-def test_what_nobody_can_connect_to(advertise: str) -> None:
+def test_addresses_that_cannot_be_connected_to_are_refused(advertise: str) -> None:
     with pytest.raises(ValueError, match=r"^advertise: .*\(got "):
         check_advertised("tcp://*:7000", advertise)
 
 
-def test_a_host_alone_needs_a_port_from_somewhere() -> None:
+def test_a_host_without_a_port_uses_the_bound_port() -> None:
     with pytest.raises(ValueError, match="advertise: needs a port, because listen is ipc:///run/engine"):
         check_advertised("ipc:///run/engine", "10.0.0.5")
 
@@ -60,5 +60,5 @@ def test_every_interface_needs_advertise(service: str, host: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:*", "tcp://eth0:7000", "tcp://[fd00::5]:7000", "ipc:///run/x"])
-def test_other_addresses_need_none(listen: str) -> None:
+def test_other_addresses_do_not_need_advertise(listen: str) -> None:
     check_advertised(listen, None)

@@ -1,4 +1,4 @@
-"""What cannot be right is no message."""
+"""Messages with invalid values are refused when they are decoded."""
 
 import math
 
@@ -54,7 +54,7 @@ def batch(row: TokenRow, opens: list[Open] | None = None) -> TokenBatch:
         ),
     ],
 )
-def test_what_can_be_right_is_one(message, kind):
+def test_valid_messages_are_decoded(message, kind):
     assert repr(decode(message, kind)) == repr(message)
 
 
@@ -90,7 +90,7 @@ def changed(message, **fields):
         (changed(HEARTBEAT, tokens_per_second=math.nan), ToRouter),
     ],
 )
-def test_what_cannot_be_right_is_none(message, kind):
+def test_invalid_messages_are_refused(message, kind):
     with pytest.raises(msgspec.ValidationError):
         decode(message, kind)
 

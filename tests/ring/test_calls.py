@@ -1,4 +1,4 @@
-"""JSON between callers and ranks: what Python alone calls JSON is refused."""
+"""JSON between callers and ranks. Python's extensions of JSON are refused."""
 
 import pytest
 
@@ -6,19 +6,19 @@ from sluice.ring.calls import MethodCall, parse_json, to_json
 
 
 @pytest.mark.parametrize("value", [None, True, [1, -2.5, "é\ud800"], {"a": {"b": []}}])
-def test_there_and_back(value):
+def test_values_survive_a_round_trip(value):
     text = to_json(value)
     assert text.isascii()
     assert parse_json(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "NaN", "[-Infinity]", "{", "[" * 60_000, "9" * 5000])
-def test_what_is_no_json(text):
+def test_invalid_json_is_refused(text):
     with pytest.raises(ValueError):  # noqa: PT011 - each has its own text
         parse_json(text)
 
 
-def test_values_that_json_cannot_hold():
+def test_values_that_json_cannot_represent_are_refused():
     endless: list = []
     endless.append(endless)
     for value in (float("nan"), float("inf"), endless, b"x", object(), {1, 2}):
@@ -26,6 +26,6 @@ def test_values_that_json_cannot_hold():
             to_json(value)
 
 
-def test_no_ranks_are_all():
+def test_an_empty_list_of_ranks_means_all_ranks():
     assert MethodCall("m").names(7)
     assert [rank for rank in range(4) if MethodCall("m", ranks=(1, 3)).names(rank)] == [1, 3]

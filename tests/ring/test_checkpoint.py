@@ -15,7 +15,7 @@ def copy_of_tiny(tmp_path):
     return tmp_path
 
 
-def test_the_model_in_the_box_opens():
+def test_the_bundled_model_can_be_opened():
     checkpoint = open_checkpoint(str(path()), "tiny")
     assert checkpoint.name == "tiny"
     assert checkpoint.eos_token_ids
@@ -24,7 +24,7 @@ def test_the_model_in_the_box_opens():
     assert checkpoint.fingerprint == open_checkpoint(str(path())).fingerprint
 
 
-def test_the_fingerprint_follows_the_files(tmp_path):
+def test_the_fingerprint_depends_on_the_files(tmp_path):
     folder = copy_of_tiny(tmp_path)
     before = open_checkpoint(str(folder)).fingerprint
     config = json.loads((folder / "config.json").read_text())
@@ -37,8 +37,8 @@ def weights(first: int = 0, header: bytes = b"{}", size: int = 300_000) -> bytea
 
 
 @pytest.mark.parametrize("at", [0, 2, 10, 1000, 150_000, -1])
-def test_the_fingerprint_follows_the_weights(tmp_path, at):
-    """Of equal names, sizes and headers, as of two that were made of one model."""
+def test_the_fingerprint_depends_on_the_weights(tmp_path, at):
+    """The files have equal names, sizes and headers, like those of two fine-tuned versions of a model."""
     folder = copy_of_tiny(tmp_path)
     file, content = folder / "model.safetensors", weights()
     file.write_bytes(content)
@@ -50,7 +50,7 @@ def test_the_fingerprint_follows_the_weights(tmp_path, at):
     assert after.tokenizer_fingerprint == before.tokenizer_fingerprint
 
 
-def test_of_weights_some_is_read_from_all_over_and_the_header_whole(tmp_path):
+def test_samples_are_spread_over_the_weights_and_the_header_is_read_completely(tmp_path):
     folder = copy_of_tiny(tmp_path)
     file = folder / "model.safetensors"
 
@@ -72,8 +72,8 @@ def safetensors(sizes: dict[str, int]) -> bytearray:
     return bytearray(len(header).to_bytes(8, "little") + header + bytes(end))
 
 
-def test_of_every_tensor_some_is_read(tmp_path):
-    """Two models that differ in one layer of many are two."""
+def test_every_tensor_is_sampled(tmp_path):
+    """Models that differ in one of many layers have different fingerprints."""
     folder = copy_of_tiny(tmp_path)
     file = folder / "model.safetensors"
     content = safetensors({f"layer.{i}": 20_000 for i in range(600)})
@@ -92,8 +92,8 @@ def test_of_every_tensor_some_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("offsets", [[0, 99], [-1, 5], [5, 1], ["a", "b"], [0], None])
-def test_a_header_that_lies_is_no_obstacle(tmp_path, offsets):
-    """Loading tells what is wrong with it."""
+def test_a_wrong_header_does_not_prevent_a_fingerprint(tmp_path, offsets):
+    """The error is reported when the weights are loaded."""
     folder = copy_of_tiny(tmp_path)
     header = json.dumps({"layer": {"data_offsets": offsets}}).encode()
     content = bytearray(len(header).to_bytes(8, "little") + header + bytes(10))
@@ -107,7 +107,7 @@ def test_a_header_that_lies_is_no_obstacle(tmp_path, offsets):
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 )
-def test_every_file_that_decides_on_tokens_counts(tmp_path, name):
+def test_the_fingerprint_depends_on_every_file_that_affects_tokens(tmp_path, name):
     folder = shutil.copytree(path(), tmp_path / "model")
     before = open_checkpoint(str(folder)).fingerprint
     with (folder / name).open("a") as file:
@@ -115,8 +115,8 @@ def test_every_file_that_decides_on_tokens_counts(tmp_path, name):
     assert open_checkpoint(str(folder)).fingerprint != before
 
 
-def test_two_copies_are_one_model(tmp_path):
-    """Whatever their paths, their dates and what else lies in them."""
+def test_copies_of_a_model_have_the_same_fingerprint(tmp_path):
+    """Paths, dates and unrelated files do not matter."""
     first, second = (shutil.copytree(path(), tmp_path / name, copy_function=shutil.copyfile) for name in ("a", "b"))
     (second / "README.md").write_text("a note")
     os.utime(second / "model.safetensors", (0, 0))
@@ -137,14 +137,14 @@ def test_a_revision_of_a_hub_model(monkeypatch, tmp_path):
     assert asked == [("someone/model", "v2"), ("someone/model", None)]
 
 
-def test_a_folder_has_no_revisions(tmp_path):
+def test_a_revision_of_a_folder_is_refused(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"revision 'v2' applies only to Hugging Face models, but '.*' is a local folder"
     ):
         open_checkpoint(str(copy_of_tiny(tmp_path)), revision="v2")
 
 
-def test_a_revision_that_is_not_there_is_named(monkeypatch):
+def test_an_unknown_revision_is_named(monkeypatch):
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def download(model, **options):
@@ -171,7 +171,7 @@ def test_eos_ids_fall_back_to_the_config(tmp_path):
         ({}, 2048),
     ],
 )
-def test_the_longest_context_by_any_of_its_names(tmp_path, given, tokens):
+def test_the_context_length_is_read_under_any_of_its_names(tmp_path, given, tokens):
     folder = copy_of_tiny(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     del config["max_position_embeddings"]
@@ -180,7 +180,7 @@ def test_the_longest_context_by_any_of_its_names(tmp_path, given, tokens):
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "nothing"])
-def test_what_is_no_model_is_named(model):
+def test_a_missing_model_is_named(model):
     with pytest.raises(CheckpointError, match=r"nothing|no/such"):
         open_checkpoint(model)
 
@@ -197,7 +197,7 @@ def test_what_is_no_model_is_named(model):
         ("{folder}/empty", "has no config.json"),
     ],
 )
-def test_what_is_often_given_instead_gets_a_way_out(tmp_path, model, named):
+def test_frequent_mistakes_are_reported_with_a_remedy(tmp_path, model, named):
     for name in ("model.gguf", "model.safetensors", "gguf/m.gguf", "lora/adapter_config.json", "slow/tokenizer.model"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -215,7 +215,7 @@ def test_what_is_often_given_instead_gets_a_way_out(tmp_path, model, named):
         (OSError("disk full"), "could not be downloaded from Hugging Face: disk full"),
     ],
 )
-def test_why_a_download_failed(monkeypatch, error, named):
+def test_the_reason_of_a_failed_download_is_reported(monkeypatch, error, named):
     def fail(*_, **__):
         raise error
 

@@ -1,4 +1,4 @@
-"""Which weight files there are, and whether they are whole."""
+"""Weight files are found and checked for completeness."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_whole_files(tmp_path) -> None:
+def test_complete_files_are_accepted(tmp_path) -> None:
     check_weight_files(path())
     sharded(tmp_path, "b.safetensors", "a.safetensors", "b.safetensors")
     for name in "ab":
@@ -44,7 +44,7 @@ def test_missing_shards_are_listed(tmp_path) -> None:
 @pytest.mark.parametrize(
     "index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": []}}']
 )
-def test_what_is_no_index_is_named(tmp_path, index) -> None:
+def test_an_invalid_index_is_named(tmp_path, index) -> None:
     (tmp_path / INDEX).write_text(index)
     assert INDEX in refusal(tmp_path)
 
@@ -62,7 +62,7 @@ def test_what_is_no_index_is_named(tmp_path, index) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
     ],
 )
-def test_a_file_that_is_not_whole_is_named(tmp_path, content, named) -> None:
+def test_a_truncated_or_invalid_file_is_named(tmp_path, content, named) -> None:
     (tmp_path / SINGLE).write_bytes(content)
     said = refusal(tmp_path)
     assert str(tmp_path / SINGLE) in said
@@ -79,6 +79,6 @@ def test_a_file_that_is_not_whole_is_named(tmp_path, content, named) -> None:
         ("README.md", "neither model.safetensors nor"),
     ],
 )
-def test_other_formats_get_their_own_words(tmp_path, file, named) -> None:
+def test_other_formats_are_named(tmp_path, file, named) -> None:
     (tmp_path / file).touch()
     assert named in refusal(tmp_path)

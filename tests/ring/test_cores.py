@@ -1,4 +1,4 @@
-"""File systems as a container shows them: /proc/self/cgroup, /proc/self/mountinfo and the groups' files."""
+"""File systems like those in containers: /proc/self/cgroup, /proc/self/mountinfo and the groups' files."""
 
 import os
 
@@ -15,13 +15,13 @@ DISK = "23 1 8:1 / / rw - ext4 /dev/sda rw"
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch):
-    """With 64 cores."""
+    """A host with 64 cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes a file system; files of groups by their path below /sys/fs/cgroup. Returns what is found on it."""
+    """Writes a file system, with files of groups by their path below /sys/fs/cgroup, and returns its usable cores."""
 
     def found(group: str, mounts: list[str], files: dict[str, str], top: str = "/") -> int:
         proc = tmp_path / "proc/self"
@@ -45,7 +45,7 @@ def test_a_containers_quota_is_rounded_down_and_at_least_one(machine, quota, exp
     assert machine("0::/", [V2], {"cpu.max": quota}) == expected
 
 
-def test_the_least_quota_on_the_path_counts(machine):
+def test_the_lowest_quota_of_the_group_and_its_ancestors_applies(machine):
     files = {
         "cpu.max": "max 100000",
         "pods/cpu.max": "300000 100000",
@@ -58,7 +58,7 @@ def test_the_least_quota_on_the_path_counts(machine):
 
 
 @pytest.mark.parametrize("quota", ["-1", "600000"])
-def test_version_1(machine, quota):
+def test_cgroups_v1(machine, quota):
     folder = "cpu,cpuacct/docker"
     files = {
         "cpu,cpuacct/cpu.cfs_quota_us": "-1",

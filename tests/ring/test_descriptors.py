@@ -1,4 +1,4 @@
-"""Out of file descriptors, in a process of its own: limits are low there, and what goes wrong may end it."""
+"""Exhausted file descriptors, in a separate process with low limits, which an error may end."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def run(tmp_path, code: str) -> str:
     return done.stdout
 
 
-def test_the_limit_is_raised_but_for_a_few_that_are_kept_back(tmp_path):
+def test_the_limit_is_raised_except_for_the_reserve(tmp_path):
     code = """
 for hard in (20000, 512, 64):
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft(), 64), hard))
@@ -66,7 +66,7 @@ print("done")
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_lane_for_which_there_is_no_descriptor_is_not_ready_and_tried_again(tmp_path, watched):
+def test_a_lane_without_a_free_descriptor_is_not_ready_and_is_retried(tmp_path, watched):
     code = f"""
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 first = Lane(context, inbox.address, watched={watched})
@@ -96,8 +96,8 @@ print("done")
     assert run(tmp_path, code) == "done\n"
 
 
-def test_a_lane_uses_what_is_kept_back(tmp_path):
-    """Where strangers' connections hold all others."""
+def test_a_lane_uses_the_reserve(tmp_path):
+    """Connections of unknown clients use all other descriptors."""
     code = """
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 raise_limit()
@@ -110,7 +110,7 @@ os._exit(0)
     assert run(tmp_path, code) == f"{256 - 256 // 8}\n"
 
 
-def test_a_limit_below_what_the_settings_need_is_a_warning():
+def test_a_limit_below_the_needs_of_the_settings_is_logged_as_a_warning():
     with capture_logs() as logs:
         check_limit(1000, 1000, structlog.get_logger())
         check_limit(999, 1000, structlog.get_logger())

@@ -21,19 +21,19 @@ def check(folder) -> None:
     check_draft_model(open_checkpoint(str(tiny_model.path()), "tiny"), open_checkpoint(str(folder)))
 
 
-def test_another_shape_and_another_chat_template(folder):
+def test_another_shape_and_chat_template_are_accepted(folder):
     change(folder / "config.json", num_hidden_layers=3)
     change(folder / "tokenizer_config.json", chat_template="{{ messages }}")
     check(folder)
 
 
-def test_another_vocab_size(folder):
+def test_another_vocab_size_is_refused(folder):
     change(folder / "config.json", vocab_size=5000)
     with pytest.raises(CheckpointError, match=r"draft_model draft: vocab_size must be 4096, as in tiny \(got 5000\)"):
         check(folder)
 
 
-def test_other_tokens(folder):
+def test_other_tokens_are_refused(folder):
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     a, b = (token for token, number in vocabulary.items() if number in (300, 301))

@@ -1,15 +1,15 @@
-"""Who is new at an address, and who only late."""
+"""New processes at an address, and late messages of former ones."""
 
 from sluice.ring.heartbeats import MAX_FORMER, Epochs
 
 
-def test_the_first_replaces_nobody():
+def test_the_first_epoch_replaces_no_other():
     assert not Epochs().replaced_by(1)
     assert not Epochs().is_former(1)
     assert Epochs().after(0) == Epochs(0)
 
 
-def test_a_new_one_replaces_the_latest_once_and_a_former_one_nobody():
+def test_a_new_epoch_replaces_the_latest_once_and_a_former_one_never():
     epochs = Epochs().after(1)
     assert not epochs.replaced_by(1)
     assert epochs.replaced_by(2)
@@ -20,7 +20,7 @@ def test_a_new_one_replaces_the_latest_once_and_a_former_one_nobody():
     assert epochs.after(1) == epochs == epochs.after(2)
 
 
-def test_so_many_are_remembered():
+def test_the_number_of_former_epochs_is_bounded():
     epochs = Epochs()
     for epoch in range(MAX_FORMER + 3):
         epochs = epochs.after(epoch)

@@ -11,14 +11,14 @@ tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 
 @given(tokens, tokens, st.integers(1, 8))
-def test_chains_agree_exactly_as_far_as_full_blocks_do(one, other, size):
+def test_chains_agree_exactly_as_far_as_full_blocks_agree(one, other, size):
     root = root_hash("weights")
     shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     same = sum(a == b for a, b in zip(block_chain(root, one, size), block_chain(root, other, size), strict=False))
     assert same == shared // size
 
 
-def test_salt_adapter_and_none_are_three_domains():
+def test_salt_adapter_and_neither_are_three_domains():
     assert len({root_hash("m"), root_hash("m", salt="x"), root_hash("m", adapter="x"), root_hash("mx")}) == 4
 
 

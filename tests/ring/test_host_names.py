@@ -1,4 +1,4 @@
-"""Names that lanes connect to: looked up by Sluice, so that no connection of ZeroMQ waits for the DNS."""
+"""Host names that lanes connect to. Sluice looks them up, so that no ZeroMQ connection waits for the DNS."""
 
 import threading
 import time
@@ -29,19 +29,19 @@ FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 
 class Dns:
-    """Answers from `known`; while it is silent, look-ups block."""
+    """Answers from `known`. While it is silent, lookups block."""
 
     def __init__(self, **known):
         self.known = known
-        self.asked = 0
+        self.lookups = 0
         self._answers = threading.Event()
         self._answers.set()
 
     def __call__(self, host):
-        self.asked += 1
+        self.lookups += 1
         assert self._answers.wait(60)
         if host not in self.known:
-            raise OSError("no such name")
+            raise OSError("unknown name")
         return self.known[host]
 
     def fall_silent(self):
@@ -74,38 +74,38 @@ def context():
         yield context
 
 
-def test_a_name_is_known_after_its_first_look_up(names, dns):
+def test_a_name_is_known_after_its_first_lookup(names, dns):
     dns.fall_silent()
     assert names.ips("peer") == ()
     assert names.ips("peer") == ()
     dns.answer()
     until(lambda: names.ips("peer") == (FIRST,))
-    assert dns.asked == 1
+    assert dns.lookups == 1
 
 
-def test_one_look_up_at_a_time_and_none_too_soon(names, dns, clock):
+def test_lookups_of_a_name_do_not_overlap_or_follow_too_soon(names, dns, clock):
     until(lambda: names.ips("peer"))
-    assert dns.asked == 1
+    assert dns.lookups == 1
     dns.fall_silent()
     for _ in range(3):
         clock.now += AGAIN_SECONDS
         assert names.ips("peer") == (FIRST,)
-    until(lambda: dns.asked == 2)
+    until(lambda: dns.lookups == 2)
     dns.known["peer"] = (SECOND,)
     dns.answer()
     until(lambda: names.ips("peer") == (SECOND,))
 
 
-def test_a_name_that_is_gone_keeps_its_address(names, dns, clock):
+def test_a_name_whose_lookup_fails_keeps_its_address(names, dns, clock):
     until(lambda: names.ips("peer"))
     del dns.known["peer"]
     clock.now += AGAIN_SECONDS
     names.ips("peer")
-    until(lambda: dns.asked == 2)
+    until(lambda: dns.lookups == 2)
     assert names.ips("peer") == (FIRST,)
 
 
-def test_an_old_address_counts_only_while_the_dns_is_silent(names, dns, clock):
+def test_an_old_address_is_used_only_while_the_dns_does_not_answer(names, dns, clock):
     until(lambda: names.ips("peer"))
     clock.now += FRESH_SECONDS
     dns.fall_silent()
@@ -114,7 +114,7 @@ def test_an_old_address_counts_only_while_the_dns_is_silent(names, dns, clock):
     assert names.ips("peer") == (FIRST,)
 
 
-def test_one_silent_name_delays_no_other(clock):
+def test_a_pending_lookup_does_not_delay_other_names(clock):
     silent = threading.Event()
     names = HostNames(lambda host: (FIRST,) if host == "peer" or silent.wait(60) else (), clock)
     assert names.ips("silent") == ()
@@ -139,7 +139,7 @@ def test_the_systems_resolver_puts_ipv4_first():
 def test_only_names_are_looked_up(names, dns, address):
     endpoint = Endpoint(address, names)
     assert (endpoint.text, endpoint.named, endpoint.follow(try_next=True)) == (address, False, False)
-    assert dns.asked == 0
+    assert dns.lookups == 0
 
 
 def test_an_endpoint_follows_its_name(names, dns, clock):
@@ -159,7 +159,7 @@ def test_an_endpoint_follows_its_name(names, dns, clock):
 
 
 def arrives(lane: Lane, inbox: Inbox) -> bool:
-    """Whether something that the lane took since the last call has come."""
+    """Whether a message that the lane accepted since the last call has arrived."""
     lane.send(KeepAlive("engine", 1))
     return inbox.wait(0.01) and bool(inbox.receive())
 
@@ -197,7 +197,7 @@ def test_a_lane_moves_with_its_name(dns, tmp_path, with_keys):
 
     for role in ("router", "engine", "detok"):
         generate(tmp_path, role)
-    # Two inboxes with keys need a context each.
+    # Each of two inboxes with keys needs its own context.
     with zmq.Context() as here, zmq.Context() as there, zmq.Context() as sender:
         port = free_ports(1)
         former = inbox_at(here, f"tcp://{FIRST}:{port}", security("detok"))
@@ -213,7 +213,7 @@ def test_a_lane_moves_with_its_name(dns, tmp_path, with_keys):
         later.close()
 
 
-def test_while_the_dns_is_silent_lanes_reconnect_where_they_were_and_no_other_waits(context, dns):
+def test_while_the_dns_does_not_answer_lanes_reconnect_to_their_last_address(context, dns):
     port = free_ports(1)
     inbox, neighbour = inbox_at(context, f"tcp://{FIRST}:{port}"), inbox_at(context, f"tcp://{FIRST}:*")
     names = HostNames(dns)
@@ -222,8 +222,8 @@ def test_while_the_dns_is_silent_lanes_reconnect_where_they_were_and_no_other_wa
     dns.fall_silent()
     inbox.close()
     until(lambda: not lane.send(KeepAlive("engine", 1)))
-    asked, end = dns.asked, time.monotonic() + 60
-    while dns.asked == asked:
+    lookups, end = dns.lookups, time.monotonic() + 60
+    while dns.lookups == lookups:
         assert time.monotonic() < end
         lane.send(KeepAlive("engine", 1))
         until(lambda: arrives(other, neighbour))
@@ -231,7 +231,7 @@ def test_while_the_dns_is_silent_lanes_reconnect_where_they_were_and_no_other_wa
     until(lambda: arrives(other, neighbour))
     later = inbox_at(context, f"tcp://{FIRST}:{port}")
     until(lambda: arrives(lane, later))
-    # A successor of the lane knows what it knew, without the DNS.
+    # A successor of the lane uses the known address without the DNS.
     successor = connected(Lane(context, lane.address, security=INSECURE, names=names))
     for each in (lane, other, successor, later, neighbour):
         each.close()

@@ -1,4 +1,4 @@
-"""Key files: what is written, how keys are replaced, and which files are refused."""
+"""Key files: their content, the rotation of keys, and invalid files."""
 
 import shutil
 
@@ -7,7 +7,7 @@ import pytest
 from sluice.ring.keys import ROLES, Keys, KeysError, generate, retire
 
 
-def test_keygen_writes_what_a_service_needs_and_no_more(folder):
+def test_keygen_writes_exactly_what_a_service_needs(folder):
     secret = folder / "secret" / "engine.key"
     assert secret.stat().st_mode & 0o777 == 0o600
     assert (folder / "secret").stat().st_mode & 0o777 == 0o700
@@ -20,7 +20,7 @@ def test_keygen_writes_what_a_service_needs_and_no_more(folder):
         Keys(folder, "router")
 
 
-def test_a_new_key_leaves_the_one_before_it_valid(folder):
+def test_a_former_key_stays_valid_after_a_new_one(folder):
     keys = Keys(folder, "router")
     (first,) = keys.public("engine")
     generate(folder, "engine")
@@ -44,7 +44,7 @@ def test_after_a_rotation_the_former_key_is_invalid(folder):
 
 
 def test_a_key_that_is_still_in_use_is_not_removed(folder):
-    """The new secret was never written."""
+    """The new secret key has not been written yet."""
     secret = folder / "secret" / "engine.key"
     content = secret.read_bytes()
     generate(folder, "engine")
@@ -84,7 +84,7 @@ def test_a_secret_that_all_users_can_read_is_refused(folder):
         Keys(folder, "engine")
 
 
-def test_keys_that_were_read_outlive_their_files(folder):
+def test_keys_stay_in_effect_after_their_files_are_gone(folder):
     keys = Keys(folder, "engine")
     own, known = keys.own, keys.public("router")
     shutil.rmtree(folder)

@@ -50,7 +50,7 @@ def lane_of(context, inbox: Inbox, folder: Path, role="engine", peer="detok") ->
 
 
 def deliver(lane: Lane, inbox: Inbox, number: int) -> list:
-    """Send this pulse, and read until it has come."""
+    """Send this keep-alive, and read until it arrives."""
     received, end, sent = [], time.monotonic() + SECONDS, False
     while KeepAlive("engine", number) not in received:
         assert time.monotonic() < end
@@ -67,8 +67,8 @@ def await_refusal(inbox: Inbox, count: int = 1) -> None:
         assert not inbox.wait(0.01), inbox.receive()
 
 
-def test_a_retired_key_admits_no_new_lane(context, folder, tmp_path, inbox):
-    """Its former lane goes on; who comes with it later is refused and counted."""
+def test_a_retired_key_is_refused_for_new_connections(context, folder, tmp_path, inbox):
+    """A lane that is connected with it continues. Later connections are refused and counted."""
     shutil.copytree(folder, tmp_path / "former")
     old = lane_of(context, inbox, tmp_path / "former")
     deliver(old, inbox, 0)
@@ -86,7 +86,7 @@ def test_a_retired_key_admits_no_new_lane(context, folder, tmp_path, inbox):
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://10.0.0.1:5", "ipc://@everybody", "dns://engines:5"])
-def test_an_address_that_others_can_reach_needs_keys_or_insecure_ring(context, folder, address):
+def test_a_reachable_address_needs_keys_or_insecure_ring(context, folder, address):
     with pytest.raises(InsecureError, match="--insecure-ring"):
         Security().check(address)
     Security(insecure=True).check(address)
@@ -119,13 +119,13 @@ def test_keys_of_a_role_that_never_sends_here_are_refused(context, folder, inbox
     lane.close()
 
 
-def test_unknown_keys_are_refused_and_counted_and_affect_no_lane(context, tmp_path, folder, inbox):
+def test_unknown_keys_are_refused_and_counted_without_effect_on_lanes(context, tmp_path, folder, inbox):
     (tmp_path / "other").mkdir()
     for role in ROLES:
         generate(tmp_path / "other", role)
     strangers = [context.socket(zmq.PUSH) for _ in range(2)]
     ours, theirs = Keys(folder, "engine"), Keys(tmp_path / "other", "engine")
-    # One without keys, one with a key that nobody knows, one who takes us for somebody else.
+    # A lane without keys, one with an unknown key, and one that expects another key of the receiver.
     for number, server in ((1, ours.public("detok")[0]), (0, None)):
         if server is not None:
             strangers[number].set(zmq.CURVE_SERVERKEY, server)
@@ -159,7 +159,7 @@ def test_bytes_that_are_not_zeromq_have_no_effect(context, folder):
     inbox.close()
 
 
-def test_a_new_key_of_the_sender_is_taken_up_by_new_lanes(context, folder, inbox):
+def test_a_new_key_of_the_sender_is_used_by_new_lanes(context, folder, inbox):
     lane = lane_of(context, inbox, folder)
     deliver(lane, inbox, 0)
     generate(folder, "engine")
@@ -174,7 +174,7 @@ def test_a_new_key_of_the_sender_is_taken_up_by_new_lanes(context, folder, inbox
         each.close()
 
 
-def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inbox):
+def test_a_new_key_of_the_receiver_is_used_by_both_ends(context, folder, inbox):
     lane = lane_of(context, inbox, folder)
     deliver(lane, inbox, 0)
     address = inbox.address
@@ -187,7 +187,7 @@ def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inb
         time.sleep(0.001)
     assert deliver(lane, inbox, 1) == [KeepAlive("engine", 1)]
     assert inbox.address == address
-    # Without the former key, too.
+    # Also without the former key.
     retire(folder, "detok")
     later = lane_of(context, inbox, folder)
     deliver(later, inbox, 2)
@@ -195,7 +195,7 @@ def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inb
     later.close()
 
 
-def test_a_receiver_that_is_gone_while_its_key_changes_may_live(context, folder, address):
+def test_a_receiver_that_does_not_listen_while_its_key_changes_is_not_refused(context, folder, address):
     inbox = Inbox(context, address, ToDetokenizer, security=Security(Keys(folder, "detok")))
     lane = Lane(context, inbox.address, security=Security(Keys(folder, "engine")).to("detok"), watched=True)
     deliver(lane, inbox, 0)
@@ -208,7 +208,7 @@ def test_a_receiver_that_is_gone_while_its_key_changes_may_live(context, folder,
     lane.close()
 
 
-def test_a_lane_that_knows_the_new_key_reaches_a_peer_without_it(context, folder, tmp_path):
+def test_a_lane_with_the_new_key_reaches_a_peer_with_the_former_key(context, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "there")
     inbox = Inbox(context, f"ipc://{tmp_path}/i", ToDetokenizer, security=Security(Keys(tmp_path / "there", "detok")))
     generate(folder, "detok")
@@ -218,7 +218,7 @@ def test_a_lane_that_knows_the_new_key_reaches_a_peer_without_it(context, folder
     inbox.close()
 
 
-def test_frames_on_their_way_when_keys_changed_show_as_a_gap(context, folder, inbox):
+def test_frames_in_transit_during_a_key_change_show_as_a_gap(context, folder, inbox):
     lane = lane_of(context, inbox, folder)
     deliver(lane, inbox, 0)
     sent = 1
@@ -235,18 +235,18 @@ def test_frames_on_their_way_when_keys_changed_show_as_a_gap(context, folder, in
     sent = lane.sent
     received += deliver(lane, inbox, sent)
     missed = sum(found.missed for found in received if isinstance(found, Gap))
-    pulses = [found.engine_epoch for found in received if isinstance(found, KeepAlive)]
-    assert pulses == sorted(set(pulses))
-    assert len(pulses) + missed == sent
+    numbers = [found.engine_epoch for found in received if isinstance(found, KeepAlive)]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) + missed == sent
     lane.close()
 
 
-def test_a_context_has_room_for_one_inbox_with_keys(context, folder, inbox):
+def test_a_context_allows_only_one_inbox_with_keys(context, folder, inbox):
     with pytest.raises(zmq.ZMQError):
         Inbox(context, "tcp://127.0.0.1:*", ToDetokenizer, security=Security(Keys(folder, "detok")))
 
 
-def test_after_an_inbox_there_can_be_another(context, folder, tmp_path):
+def test_an_inbox_can_be_opened_after_another_was_closed(context, folder, tmp_path):
     for _ in range(3):
         security = Security(Keys(folder, "detok"))
         inbox = Inbox(context, f"ipc://{tmp_path}/again", ToDetokenizer, security=security)

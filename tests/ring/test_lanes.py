@@ -35,11 +35,11 @@ def inbox(context, address):
     inbox.close()
 
 
-def pulse(number: int) -> KeepAlive:
+def keep_alive(number: int) -> KeepAlive:
     return KeepAlive("engine", number)
 
 
-def take(inbox: Inbox, count: int, seconds: float = 60.0) -> list:
+def receive_from(inbox: Inbox, count: int, seconds: float = 60.0) -> list:
     received = []
     end = time.monotonic() + seconds
     while len(received) < count and time.monotonic() < end:
@@ -51,18 +51,18 @@ def take(inbox: Inbox, count: int, seconds: float = 60.0) -> list:
 def test_messages_arrive_in_order(context, inbox):
     lane = connected(Lane(context, inbox.address, security=INSECURE))
     for number in range(50):
-        assert lane.send(pulse(number))
-    assert take(inbox, 50) == [pulse(number) for number in range(50)]
+        assert lane.send(keep_alive(number))
+    assert receive_from(inbox, 50) == [keep_alive(number) for number in range(50)]
     lane.close()
 
 
-def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address):
+def test_a_watched_lane_detects_that_its_receiver_closes_and_returns(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
     lane = connected(Lane(context, inbox.address, security=INSECURE, watched=True))
     other = connected(Lane(context, inbox.address, security=INSECURE))
-    assert lane.send(pulse(0))
-    assert other.send(pulse(0))
-    take(inbox, 2)
+    assert lane.send(keep_alive(0))
+    assert other.send(keep_alive(0))
+    receive_from(inbox, 2)
     assert not lane.hung_up()
     assert lane.refused_at is None
     inbox.close()
@@ -77,7 +77,7 @@ def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address
         each.close()
 
 
-def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context, tmp_path):
+def test_a_watched_lane_that_was_never_connected_has_not_hung_up(context, tmp_path):
     lane = Lane(context, f"ipc://{tmp_path}/nobody", watched=True)
     time.sleep(0.2)
     assert not lane.hung_up()
@@ -85,7 +85,7 @@ def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context
     lane.close()
 
 
-def test_a_receiver_that_only_the_way_was_cut_to_is_not_refused(context, tmp_path):
+def test_a_receiver_behind_a_cut_connection_is_not_refused(context, tmp_path):
     inbox = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer)
     with Wire(tmp_path / "wire", tmp_path / "inbox") as wire:
         lane = connected(Lane(context, f"ipc://{tmp_path}/wire", watched=True))
@@ -99,99 +99,99 @@ def test_a_receiver_that_only_the_way_was_cut_to_is_not_refused(context, tmp_pat
     inbox.close()
 
 
-def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
+def test_a_slow_consumer_makes_the_lane_full_without_loss(context, inbox):
     lane = connected(Lane(context, inbox.address, capacity=8, security=INSECURE))
     sent = refused = 0
     received = []
     while sent < 5000:
-        if lane.send(pulse(sent)):
+        if lane.send(keep_alive(sent)):
             sent += 1
         else:
             refused += 1
             inbox.wait(0.1)
             received += inbox.receive(limit=3)
-    received += take(inbox, sent - len(received))
+    received += receive_from(inbox, sent - len(received))
     assert refused > 0
-    assert received == [pulse(number) for number in range(sent)]
+    assert received == [keep_alive(number) for number in range(sent)]
     lane.close()
 
 
-def test_a_lane_is_full_until_its_receiver_is_there_and_then_loses_nothing(context, tmp_path):
+def test_a_lane_is_full_until_its_receiver_listens_and_loses_nothing(context, tmp_path):
     address = f"ipc://{tmp_path}/later"
     lane = Lane(context, address)
-    assert not lane.send(pulse(0))
+    assert not lane.send(keep_alive(0))
     inbox = Inbox(context, address, ToDetokenizer)
     number, end = 0, time.monotonic() + 60
     while number < 4:
         assert time.monotonic() < end
-        number += lane.send(pulse(number))
-    assert take(inbox, 4) == [pulse(number) for number in range(4)]
+        number += lane.send(keep_alive(number))
+    assert receive_from(inbox, 4) == [keep_alive(number) for number in range(4)]
     lane.close()
     inbox.close()
 
 
-def test_a_lane_is_full_once_its_receiver_has_gone(context, address):
+def test_a_lane_is_full_after_its_receiver_closed(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
     lane = connected(Lane(context, inbox.address, security=INSECURE))
-    assert lane.send(pulse(0))
-    assert take(inbox, 1) == [pulse(0)]
+    assert lane.send(keep_alive(0))
+    assert receive_from(inbox, 1) == [keep_alive(0)]
     inbox.close()
     until(lambda: not lane.ready())
-    assert not lane.send(pulse(1))
+    assert not lane.send(keep_alive(1))
     lane.close()
 
 
-def test_what_a_lane_held_when_its_connection_ended_shows_as_a_gap(context, tmp_path):
-    """The receiver lives; only the way to it was cut."""
+def test_messages_queued_when_a_connection_ends_show_as_a_gap(context, tmp_path):
+    """The receiver is alive. Only the connection to it was cut."""
     inbox = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer, capacity=1)
     with Wire(tmp_path / "wire", tmp_path / "inbox") as wire:
         lane = connected(Lane(context, f"ipc://{tmp_path}/wire"))
-        assert lane.send(pulse(0))
-        assert take(inbox, 1) == [pulse(0)]
+        assert lane.send(keep_alive(0))
+        assert receive_from(inbox, 1) == [keep_alive(0)]
         wire.hold()
         while lane.send(Hello("router", "x" * 200)):
             pass
         held = lane.sent - 1
         wire.cut()
         # On a busy machine the dying connection may accept one more message, which is then lost with it.
-        received, pulses = [], 0
-        while pulse(1) not in received and pulses < 10:
-            until(lambda: lane.ready() and lane.send(pulse(1)))
-            pulses += 1
-            received += take(inbox, 2, 10.0)
-    assert pulse(1) in received
+        received, attempts = [], 0
+        while keep_alive(1) not in received and attempts < 10:
+            until(lambda: lane.ready() and lane.send(keep_alive(1)))
+            attempts += 1
+            received += receive_from(inbox, 2, 10.0)
+    assert keep_alive(1) in received
     gap = next(each for each in received if isinstance(each, Gap))
     assert gap.lane_known
-    assert 0 < gap.missed <= held + pulses - 1
-    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held + pulses - 1
+    assert 0 < gap.missed <= held + attempts - 1
+    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held + attempts - 1
     lane.close()
     inbox.close()
 
 
 def test_a_lost_frame_shows_as_a_gap(context, inbox):
     lane = connected(Lane(context, inbox.address, security=INSECURE))
-    lane.send(pulse(0))
+    lane.send(keep_alive(0))
     lane.sent += 2
-    lane.send(pulse(3))
-    assert take(inbox, 3) == [pulse(0), Gap(lane.epoch, 2), pulse(3)]
+    lane.send(keep_alive(3))
+    assert receive_from(inbox, 3) == [keep_alive(0), Gap(lane.epoch, 2), keep_alive(3)]
     assert inbox.gaps == 1
     lane.close()
 
 
-def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context, tmp_path):
+def test_a_restarted_receiver_reports_frames_of_its_predecessor_as_a_gap(context, tmp_path):
     address = f"ipc://{tmp_path}/inbox"
     first = Inbox(context, address, ToDetokenizer)
     lane = connected(Lane(context, address))
-    lane.send(pulse(0))
-    assert take(first, 1) == [pulse(0)]
+    lane.send(keep_alive(0))
+    assert receive_from(first, 1) == [keep_alive(0)]
     first.close()
     second = Inbox(context, address, ToDetokenizer)
     number, end = 1, time.monotonic() + 60
     received = []
     while not received:
         assert time.monotonic() < end
-        number += lane.send(pulse(number))
-        received = take(second, 2, 0.05)
+        number += lane.send(keep_alive(number))
+        received = receive_from(second, 2, 0.05)
     gap, first_seen = received[:2]
     assert gap == Gap(lane.epoch, first_seen.engine_epoch, lane_known=False)
     assert second.gaps == 0
@@ -201,34 +201,34 @@ def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context
 
 def test_repeated_numbers_are_dropped(context, inbox):
     lane = connected(Lane(context, inbox.address, security=INSECURE))
-    lane.send(pulse(0))
-    lane.send(pulse(1))
+    lane.send(keep_alive(0))
+    lane.send(keep_alive(1))
     lane.sent = 0
-    lane.send(pulse(99))
+    lane.send(keep_alive(99))
     lane.sent = 2
-    lane.send(pulse(2))
-    assert take(inbox, 3) == [pulse(0), pulse(1), pulse(2)]
+    lane.send(keep_alive(2))
+    assert receive_from(inbox, 3) == [keep_alive(0), keep_alive(1), keep_alive(2)]
     assert inbox.malformed == 1
     lane.close()
 
 
 def test_hostile_frames_are_dropped_and_counted(context, inbox):
-    hostile = [b"", b"x", os.urandom(100), MAGIC, HEADER.pack(MAGIC, VERSION + 1, 1, 0) + b"\xc0"]
-    hostile.append(HEADER.pack(MAGIC, VERSION, 1, MAX_FRAME_NUMBER + 1) + msgspec.msgpack.encode(pulse(0)))
-    hostile += [HEADER.pack(MAGIC, VERSION, 1, 0) + body for body in (b"", b"\xc1", b"\x91" * 5000, os.urandom(64))]
-    stranger = context.socket(zmq.PUSH)
-    stranger.connect(inbox.address)
-    for frame in hostile:
-        stranger.send(frame)
+    frames = [b"", b"x", os.urandom(100), MAGIC, HEADER.pack(MAGIC, VERSION + 1, 1, 0) + b"\xc0"]
+    frames.append(HEADER.pack(MAGIC, VERSION, 1, MAX_FRAME_NUMBER + 1) + msgspec.msgpack.encode(keep_alive(0)))
+    frames += [HEADER.pack(MAGIC, VERSION, 1, 0) + body for body in (b"", b"\xc1", b"\x91" * 5000, os.urandom(64))]
+    raw_socket = context.socket(zmq.PUSH)
+    raw_socket.connect(inbox.address)
+    for frame in frames:
+        raw_socket.send(frame)
     lane = connected(Lane(context, inbox.address, security=INSECURE))
     end = time.monotonic() + 60
     received = []
-    while inbox.malformed < len(hostile) and time.monotonic() < end:
-        received += take(inbox, 1, 0.1)
+    while inbox.malformed < len(frames) and time.monotonic() < end:
+        received += receive_from(inbox, 1, 0.1)
     assert lane.send(Hello("router", "ipc:///r"))
-    assert received + take(inbox, 1) == [Hello("router", "ipc:///r")]
-    assert inbox.malformed == len(hostile)
-    stranger.close(linger=0)
+    assert received + receive_from(inbox, 1) == [Hello("router", "ipc:///r")]
+    assert inbox.malformed == len(frames)
+    raw_socket.close(linger=0)
     lane.close()
 
 
@@ -240,13 +240,13 @@ def test_closing_an_inbox_removes_its_ipc_file(context, tmp_path):
 
 
 def test_malformed_frames_count_against_the_limit(context, inbox):
-    stranger = context.socket(zmq.PUSH)
-    stranger.connect(inbox.address)
+    raw_socket = context.socket(zmq.PUSH)
+    raw_socket.connect(inbox.address)
     lane = connected(Lane(context, inbox.address, security=INSECURE))
     for _ in range(20):
-        stranger.send(b"rubbish")
-    lane.send(pulse(0))
-    received, looks, end = [], 0, time.monotonic() + 60
+        raw_socket.send(b"rubbish")
+    lane.send(keep_alive(0))
+    received, calls, end = [], 0, time.monotonic() + 60
     while not received or inbox.malformed < 20:
         assert time.monotonic() < end
         inbox.wait(0.05)
@@ -255,10 +255,10 @@ def test_malformed_frames_count_against_the_limit(context, inbox):
         taken = inbox.malformed + len(received) - before
         assert taken <= 3
         assert taken or not waiting
-        looks += 1
-    assert looks >= 7
-    assert received == [pulse(0)]
-    stranger.close(linger=0)
+        calls += 1
+    assert calls >= 7
+    assert received == [keep_alive(0)]
+    raw_socket.close(linger=0)
     lane.close()
 
 

@@ -1,4 +1,4 @@
-"""Pictures of any kind, and hostile ones."""
+"""Pictures of all formats, and malformed or malicious ones."""
 
 import contextlib
 import struct
@@ -22,7 +22,7 @@ def encoded(form: str, mode: str = "RGB", size: tuple[int, int] = (9, 7), **opti
 
 
 def png(width: int, height: int) -> bytes:
-    """Its header promises this size; there are few data."""
+    """A file whose header claims this size, with little data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -49,7 +49,7 @@ def test_every_mode_becomes_rgb(form, mode):
     assert (found.mode, found.size) == ("RGB", (9, 7))
 
 
-def test_it_is_turned_upright():
+def test_a_picture_is_rotated_upright():
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     assert open_picture(encoded("JPEG", exif=exif)).size == (7, 9)
@@ -57,15 +57,15 @@ def test_it_is_turned_upright():
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(10))
-def test_the_size_by_the_header(form, orientation):
+def test_the_upright_size_is_read_from_the_header(form, orientation):
     exif = PIL.Image.Exif()
     exif[0x0112] = orientation
     data = encoded(form, exif=exif)
     assert upright_size(data) == open_picture(data).size == ((7, 9) if 5 <= orientation <= 8 else (9, 7))
 
 
-def test_an_orientation_behind_the_pixels_does_not_count():
-    """The header could not tell the size."""
+def test_an_orientation_after_the_pixels_is_ignored():
+    """Otherwise the size could not be read from the header."""
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     parts = dict(chunks(encoded("PNG", exif=exif)))
@@ -75,7 +75,7 @@ def test_an_orientation_behind_the_pixels_does_not_count():
 
 
 def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Of a PNG, by name."""
+    """The chunks of a PNG file by name."""
     found, at = [], 8
     while at < len(data):
         end = at + 12 + int.from_bytes(data[at : at + 4])
@@ -84,7 +84,7 @@ def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def test_the_first_picture_of_several_counts():
+def test_the_first_of_several_pictures_is_used():
     frames = [PIL.Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     file = BytesIO()
     frames[0].save(file, "PNG", save_all=True, append_images=frames[1:])
@@ -92,13 +92,13 @@ def test_the_first_picture_of_several_counts():
 
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", encoded("GIF", "P"), encoded("BMP"), encoded("TIFF"), b"<svg/>"])
-def test_other_formats(data):
+def test_other_formats_are_refused(data):
     with pytest.raises(PictureError, match="is not a PNG, JPEG or WebP image"):
         open_picture(data)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_truncated_ones(form):
+def test_truncated_pictures_are_refused(form):
     data = encoded(form, size=(64, 64))
     for size in range(20, len(data) - 2, len(data) // 9):
         with pytest.raises(PictureError):
@@ -106,7 +106,7 @@ def test_truncated_ones(form):
 
 
 @pytest.mark.parametrize("size", [(MAX_PIXELS + 1, 1), (4097, 4096), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
-def test_bombs_are_refused_before_they_are_decoded(size):
+def test_decompression_bombs_are_refused_before_decoding(size):
     with pytest.raises(PictureError, match=r"pixels, at most|is broken"):
         open_picture(png(*size))
 
@@ -116,7 +116,7 @@ SAMPLES = {form: encoded(form) for form in ("PNG", "JPEG", "WEBP")}
 
 @examples(200)
 @given(st.sampled_from(sorted(SAMPLES)), st.data())
-def test_bytes_that_were_changed_raise_nothing_else(form, data):
+def test_corrupted_pictures_raise_only_picture_errors(form, data):
     found = bytearray(SAMPLES[form])
     for _ in range(data.draw(st.integers(1, 4))):
         found[data.draw(st.integers(0, len(found) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""Whether a port can be listened on."""
+"""Checks that a port can be listened on."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +30,8 @@ def test_a_port_in_use_is_named_with_the_remedy(taken, host) -> None:
     )
 
 
-def test_a_grpc_server_that_shares_its_port_is_found() -> None:
-    """gRPC sets SO_REUSEPORT: a second gRPC server would bind the port too, and get some of the connections."""
+def test_a_grpc_server_that_shares_its_port_is_detected() -> None:
+    """gRPC sets SO_REUSEPORT, so a second gRPC server could bind the port and would receive some connections."""
     server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 1)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -41,7 +41,7 @@ def test_a_grpc_server_that_shares_its_port_is_found() -> None:
         server.stop(None).wait()
 
 
-def test_all_of_them_are_one_line(taken) -> None:
+def test_all_problems_are_reported_in_one_line(taken) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]
         said = refusal(
@@ -53,18 +53,18 @@ def test_all_of_them_are_one_line(taken) -> None:
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
-def test_an_interface_that_is_not_here(taken, host) -> None:
+def test_an_address_of_another_machine_is_refused(taken, host) -> None:
     said = refusal(Port("port", host, taken))
     assert said.startswith(f"port {taken} on {host} cannot be used: ")
     assert "choose another" not in said
 
 
-def test_free_ports_any_port_and_one_that_was_just_closed() -> None:
+def test_free_ports_any_port_and_a_recently_closed_port_are_accepted() -> None:
     number = free_ports(1)
     with socket.create_server(("127.0.0.1", number)) as server:
         client = socket.create_connection(("127.0.0.1", number))
         accepted, _ = server.accept()
-    # The side that closes first stays in TIME_WAIT.
+    # The side that closes first remains in TIME_WAIT.
     accepted.close()
     client.close()
     check_ports([Port("port", "127.0.0.1", number), Port("admin_port", "127.0.0.1", 0)])

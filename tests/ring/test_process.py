@@ -1,4 +1,4 @@
-"""How a service ends that cannot start."""
+"""The exit of a service that cannot start."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def command(ending: object) -> list[str]:
     return [sys.executable, "-c", CODE.format(ending=ending)]
 
 
-def test_the_reason_is_a_line_of_the_log() -> None:
+def test_the_reason_is_a_json_log_line() -> None:
     done = subprocess.run(command("no model"), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     line = json.loads(done.stderr)
@@ -30,7 +30,7 @@ def test_the_reason_is_a_line_of_the_log() -> None:
     assert line["error"] == "no model"
 
 
-def test_a_person_reads_text() -> None:
+def test_a_terminal_shows_plain_text() -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(command("no model"), stderr=slave)
     os.close(slave)
@@ -38,7 +38,7 @@ def test_a_person_reads_text() -> None:
     assert process.wait(60) == 1
 
 
-def test_other_endings_stay_as_they_are() -> None:
+def test_other_exit_statuses_are_not_changed() -> None:
     for ending in (0, 2):
         done = subprocess.run(command(ending), capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (ending, "")

@@ -16,7 +16,7 @@ def test_parts_join_to_the_whole(rows, top, start):
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 12, row_bytes(0) * (PART_ROWS + 1)])
-def test_other_sizes_are_refused(size):
+def test_invalid_sizes_are_refused(size):
     message = msgspec.msgpack.encode([1, 0, 0, 0, bytes(size)])
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(message, type=PromptLogprobs)

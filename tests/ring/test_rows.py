@@ -1,4 +1,4 @@
-"""Rows survive their columns and bytes; columns that disagree are refused."""
+"""Rows survive conversion to columns and bytes. Columns of different lengths are refused."""
 
 import math
 

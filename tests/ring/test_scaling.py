@@ -1,4 +1,4 @@
-"""The grid of an image: that of transformers' processor, from the size alone."""
+"""The grid of an image, computed from its size, is that of transformers' processor."""
 
 import pytest
 from hypothesis import assume, given
@@ -13,7 +13,7 @@ PUBLISHED = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels"
 
 @examples(500)
 @given(st.integers(1, 6000), st.integers(1, 6000), st.sampled_from([(28, 3136, 1003520), (8, 256, 1920), (6, 1, 36)]))
-def test_it_is_that_of_transformers(width, height, numbers):
+def test_the_grid_is_that_of_transformers(width, height, numbers):
     assume(max(width, height) <= 200 * min(width, height))
     scaling = Scaling(*numbers)
     lines, columns = (side // scaling.cell for side in smart_resize(height, width, *numbers))
@@ -48,12 +48,12 @@ def test_names_of_newer_files():
         ({"max_pixels": 783, "min_pixels": 1}, {}, "allow no image"),
     ],
 )
-def test_what_is_not_supported_is_named(processor, tower, reason):
+def test_unsupported_values_are_named(processor, tower, reason):
     with pytest.raises(ValueError, match=reason):
         Scaling.of(processor, tower)
 
 
-def test_images_too_long():
+def test_images_with_an_extreme_ratio_are_refused():
     scaling = Scaling(28, 3136, 1003520)
     assert scaling.grid(200, 1).rows > 1
     with pytest.raises(ScalingError, match="201 x 1 pixels: one side may be at most 200 times as long"):

@@ -1,4 +1,4 @@
-"""Who listens at the path of an ipc socket, and who may not."""
+"""The exclusive right to listen at the path of an ipc socket."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from sluice.ring.socket_file import ListenError, SocketFile
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.lanes import connected, until
 
-PULSE = KeepAlive("engine", 1)
+KEEP_ALIVE = KeepAlive("engine", 1)
 HOLD = """
 import sys, time, zmq
 from sluice.ring.inbox import Inbox
@@ -45,7 +45,7 @@ def path(tmp_path) -> Path:
 
 @pytest.fixture
 def other(path):
-    """Another process that listens there."""
+    """Another process that listens at the path."""
     child = subprocess.Popen([sys.executable, "-c", HOLD, f"ipc://{path}"], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     yield child
@@ -60,13 +60,13 @@ def inbox_at(context, path: Path | str) -> Inbox:
 def arrives(context, inbox: Inbox) -> bool:
     lane = connected(Lane(context, inbox.address))
     try:
-        return lane.send(PULSE) and inbox.wait(60) and inbox.receive() == [PULSE]
+        return lane.send(KEEP_ALIVE) and inbox.wait(60) and inbox.receive() == [KEEP_ALIVE]
     finally:
         lane.close()
 
 
 @pytest.mark.process
-def test_a_path_where_another_process_listens_is_refused_and_left_alone(context, path, other):
+def test_a_path_where_another_process_listens_is_refused_and_not_changed(context, path, other):
     before = path.stat()
     with pytest.raises(ListenError, match=rf"^cannot listen on ipc://{path}: process {other.pid} listens there$"):
         inbox_at(context, path)
@@ -74,7 +74,7 @@ def test_a_path_where_another_process_listens_is_refused_and_left_alone(context,
     connected(Lane(context, f"ipc://{path}")).close()
 
 
-def test_two_inboxes_of_one_process_cannot_share_a_path_either(context, path):
+def test_two_inboxes_of_one_process_cannot_share_a_path(context, path):
     first = inbox_at(context, path)
     with pytest.raises(ListenError, match=f"process {os.getpid()} listens there"):
         inbox_at(context, path)
@@ -83,7 +83,7 @@ def test_two_inboxes_of_one_process_cannot_share_a_path_either(context, path):
 
 
 @pytest.mark.process
-def test_what_a_killed_process_left_behind_does_not_matter(context, path, other):
+def test_files_of_a_killed_process_are_replaced(context, path, other):
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert path.exists()
@@ -120,8 +120,8 @@ def test_a_port_in_use(context):
     inbox.close()
 
 
-def test_an_inbox_leaves_the_socket_of_another_alone(context, path):
-    """Its own file was removed, and the lock's with it; another took the path."""
+def test_an_inbox_does_not_remove_the_socket_of_another(context, path):
+    """The inbox's file and lock file were removed, and another inbox uses the path now."""
     first = inbox_at(context, path)
     path.unlink()
     path.with_name("inbox.lock").unlink()
@@ -134,10 +134,10 @@ def test_an_inbox_leaves_the_socket_of_another_alone(context, path):
     assert list(path.parent.iterdir()) == []
 
 
-def test_the_socket_of_a_program_without_a_lock_is_left_alone(context, path):
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(str(path))
-        stranger.listen()
+def test_the_socket_of_a_program_without_a_lock_is_not_replaced(context, path):
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(path))
+        foreign.listen()
         with pytest.raises(ListenError, match="another process listens there"):
             inbox_at(context, path)
     inbox = inbox_at(context, path)
@@ -145,7 +145,7 @@ def test_the_socket_of_a_program_without_a_lock_is_left_alone(context, path):
     inbox.close()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(context, path):
+def test_a_file_that_is_not_a_socket_is_not_replaced(context, path):
     path.write_text("a user's")
     with pytest.raises(ListenError, match="the file there is not a socket"):
         inbox_at(context, path)
@@ -159,8 +159,8 @@ def test_a_path_that_is_too_long_is_refused(context, path):
     assert list(path.parent.iterdir()) == []
 
 
-def test_one_at_a_time_has_the_right_to_a_path(path):
-    """Files of locks come and go while others want them."""
+def test_only_one_process_at_a_time_owns_a_path(path):
+    """Lock files are removed and created while other processes open them."""
     inside, most = [0], [0]
     guard = threading.Lock()
 
@@ -189,8 +189,8 @@ def test_one_at_a_time_has_the_right_to_a_path(path):
     assert not path.with_name("inbox.lock").exists()
 
 
-def test_a_lock_whose_file_was_removed_meanwhile_is_worth_nothing(path, monkeypatch):
-    """By the former owner, between the opening of the file and the lock on it."""
+def test_a_lock_on_a_removed_file_is_not_used(path, monkeypatch):
+    """The former owner removes the file between its opening and the lock on it."""
     removed = []
 
     def flock(file, operation):

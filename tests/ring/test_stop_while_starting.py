@@ -1,4 +1,4 @@
-"""SIGTERM while a service starts or loads: it ends with status 0, and its ranks with it. Also as process 1."""
+"""SIGTERM while a service starts or loads: it exits with status 0, and so do its ranks. Also as process 1."""
 
 import json
 import os
@@ -19,7 +19,8 @@ from tests.fakes.processes import LIMIT, is_alive, wait_until
 pytestmark = pytest.mark.process
 
 SECONDS = (0.0, 0.1, 0.5, 1.0, 2.0)
-"""After the start. The first ones also wait for the handler: before, the kernel drops what is sent to process 1."""
+"""Times of the signal after the start, but not before the handler is installed: until then, the kernel drops signals
+to process 1."""
 UNSHARE = ("unshare", "--pid", "--fork")
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
@@ -29,7 +30,7 @@ exit_on_signals()
 pathlib.Path({marker!r}).touch()
 hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
 """
-"""One call into a library that takes minutes, and that no signal interrupts."""
+"""A program with one call into a library that takes minutes and that no signal interrupts."""
 
 
 def command(module: str, folder: Path, *flags: str) -> list[str]:
@@ -47,7 +48,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
 def children(pid: int) -> list[int]:
     found: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may end meanwhile.
+        # A thread may have ended meanwhile.
         with suppress(OSError):
             found += map(int, tasks.read_text().split())
     return found
@@ -67,7 +68,7 @@ def can_unshare() -> bool:
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the permission to unshare --pid")
 @pytest.mark.parametrize("module", ["router", "detok_service", "engine_worker"])
-def test_process_1_ends_at_any_time_of_its_start(tmp_path: Path, module: str) -> None:
+def test_process_1_exits_at_any_time_during_its_start(tmp_path: Path, module: str) -> None:
     started = []
     for seconds in SECONDS:
         (tmp_path / str(seconds)).mkdir()
@@ -93,7 +94,7 @@ def test_ranks_end_with_the_engine(tmp_path: Path, seconds: float) -> None:
 
 
 def test_a_rank_that_waits_for_the_others_ends(tmp_path: Path) -> None:
-    """Started by torchrun, on another machine than rank 0, which never comes."""
+    """Started by torchrun on another machine than rank 0, which never starts."""
     with socket.create_server(("127.0.0.1", 0)) as unanswered:
         others = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unanswered.getsockname()[1])}
@@ -104,7 +105,7 @@ def test_a_rank_that_waits_for_the_others_ends(tmp_path: Path) -> None:
             assert rank.wait(LIMIT) == 0
 
 
-def test_a_call_into_a_library_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_long_call_into_a_library_does_not_delay_the_exit(tmp_path: Path) -> None:
     marker = tmp_path / "calling"
     process = start(sys.executable, "-c", BLOCKED.format(marker=str(marker)))
     assert wait_until(marker.exists)
@@ -112,7 +113,7 @@ def test_a_call_into_a_library_is_not_waited_for(tmp_path: Path) -> None:
     assert process.wait(LIMIT) == 0
 
 
-def test_the_log_says_why_it_ended(tmp_path: Path) -> None:
+def test_the_reason_of_the_exit_is_logged(tmp_path: Path) -> None:
     marker = tmp_path / "calling"
     command = [sys.executable, "-c", BLOCKED.format(marker=str(marker))]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -123,8 +124,8 @@ def test_the_log_says_why_it_ended(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_signal_to_a_forked_child_is_its_own() -> None:
-    """As a library's may be, while a service loads."""
+def test_a_signal_to_a_forked_child_does_not_end_the_parent() -> None:
+    """Libraries may fork children while a service loads."""
     code = """
 from sluice.ring.process import exit_on_signals
 import os, signal, time
@@ -143,7 +144,7 @@ raise SystemExit(7 if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else 
     assert start(sys.executable, "-c", code).wait(60) == 7
 
 
-def test_a_service_s_own_handler_takes_over() -> None:
+def test_a_handler_of_the_service_replaces_the_exit() -> None:
     code = """
 from sluice.ring.process import exit_on_signals, on_stop_signal
 import os, signal, time

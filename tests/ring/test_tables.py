@@ -1,4 +1,4 @@
-"""Tables in block hashes: what is equal is shared, what is not never is, whatever precedes it."""
+"""Tables in block hashes: hashes are equal if and only if tokens and rows are equal."""
 
 from itertools import accumulate, takewhile
 
@@ -30,7 +30,7 @@ def chain(prompt, given_tables, extra_ids=()) -> list[bytes]:
 
 
 def content(prompt, given_tables) -> list:
-    """What the positions hold: a token, or a row."""
+    """The content of each position: a token or a row."""
     joined = [row for each in given_tables for row in each]
     return [token if token < VOCABULARY else joined[(token - VOCABULARY) % len(joined)] for token in prompt]
 
@@ -53,18 +53,18 @@ def test_equal_hashes_are_equal_rows(one, other, its, others, data):
 
 @examples(300)
 @given(ids, tables, tables, ids)
-def test_equal_tables_share_and_so_does_the_text_before_others(text, its, others, tail):
+def test_prefixes_are_shared_for_equal_tables_and_for_text_before_other_tables(text, its, others, tail):
     text = [token % VOCABULARY for token in text]
     its_tail = within([VOCABULARY, *tail], its)
     assert chain([*text, *its_tail], its) == chain([*text, *its_tail], [list(each) for each in its])
-    # As far as there is no row, also where there are no tables at all.
+    # Up to the first row, prefixes are shared with prompts without tables too.
     whole = len(text) // SIZE
     mine, plain = chain([*text, *its_tail], its), block_chain(ROOT, text, SIZE)
     assert mine[:whole] == plain == chain([*text, *within(tail, others)], others)[:whole]
 
 
-def test_the_same_ids_of_other_rows_differ():
-    """A table that begins elsewhere among the tables, another type of the same bytes, another shape of them."""
+def test_equal_ids_of_different_rows_have_different_hashes():
+    """Another position among the tables, and another dtype or shape of the same bytes."""
     prompt = [1, 2, 3, VOCABULARY + 2]
     found = [
         chain(prompt, [[b"a", b"a"], [b"a", b"b"]]),
@@ -77,13 +77,13 @@ def test_the_same_ids_of_other_rows_differ():
     assert len(digests | {Table.of(1, 2, "float16", b"aaaa").digest, Table.of(1, 1, "float32", b"aaaa").digest}) == 4
 
 
-def test_extra_ids_separate_from_their_token_on():
+def test_extra_ids_separate_prompts_from_their_token_on():
     prompt, its = [VOCABULARY, 1, 2, 3] + [5] * 8, [[b"a"]]
     plain, zeros = chain(prompt, its), chain(prompt, its, [0] * 12)
     assert plain == zeros
     other = chain(prompt, its, [0] * 5 + [7] + [0] * 6)
     assert [a == b for a, b in zip(plain, other, strict=True)] == [True, False, False]
-    # Tokens that were generated have none, so the prompt may go on with them.
+    # Generated tokens have no extra ids, so a later prompt may continue with them.
     assert chain([*prompt, 6, 6, 6, 6], its, [0] * 5 + [7] + [0] * 10)[:3] == other
 
 
@@ -99,7 +99,7 @@ def test_sizes_and_bounds():
     assert half.intact
 
 
-def test_rows_are_where_the_ids_say():
+def test_ids_refer_to_the_rows_of_all_tables():
     found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
     assert [each.first for each in found.placed] == [0, 2] == list(accumulate([0, 2]))
     assert found.occur([1, VOCABULARY])
@@ -109,8 +109,8 @@ def test_rows_are_where_the_ids_say():
 
 @examples(300)
 @given(st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 2), max_size=4))
-def test_prompts_share_up_to_the_first_image_that_differs(its, others):
-    """Of three rows each, behind a text of five tokens."""
+def test_prompts_share_prefixes_up_to_the_first_different_image(its, others):
+    """The images have three rows each and follow a text of five tokens."""
 
     def images_chain(contents: list[int]) -> list[bytes]:
         virtual = VirtualTokens.of(VOCABULARY, PromptTables(images=tuple(Image.of(3, bytes([c])) for c in contents)))

@@ -17,7 +17,7 @@ class Entry(msgspec.Struct):
 
 
 @pytest.mark.parametrize("as_view", [False, True])
-def test_a_file_of_the_package(as_view):
+def test_a_file_written_by_safetensors_is_read(as_view):
     tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.float16)}
     data = save(tensors, metadata={"format": "pt"})
     entries, start = split(memoryview(data) if as_view else data, LIMIT)
@@ -29,7 +29,7 @@ def test_a_file_of_the_package(as_view):
         assert data[start + begin : start + end] == tensor.tobytes()
 
 
-def test_a_header_may_have_so_many_bytes_and_no_more():
+def test_the_size_of_the_header_is_limited():
     data = save({"a": np.zeros(1, np.float32)})
     size = int.from_bytes(data[:LENGTH_BYTES], "little")
     assert split(data, size).start == LENGTH_BYTES + size
@@ -40,7 +40,7 @@ def test_a_header_may_have_so_many_bytes_and_no_more():
 
 
 @given(st.binary(max_size=64) | st.binary(max_size=32).map(lambda data: len(data).to_bytes(8, "little") + data))
-def test_any_bytes_are_a_file_or_refused(data):
+def test_arbitrary_bytes_are_parsed_or_refused(data):
     message = ""
     try:
         start = split(data, LIMIT).start

@@ -1,4 +1,4 @@
-"""Rows of tensors: cutting, bounded parts, and messages that are refused."""
+"""Rows of tensors: slices, bounded parts, and invalid messages."""
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ def test_parts_are_bounded_and_join_to_the_whole(rows, width):
     assert len(found) <= -(-len(whole.data) // PART_BYTES) * 2
 
 
-def test_a_message_there_and_back():
+def test_a_message_survives_a_round_trip():
     batch = TensorBatch("engine", 7, [tensor_rows(0, 3), tensor_rows(5, 6, "context_logits", context=True)])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=TensorBatch) == batch
 
@@ -47,19 +47,19 @@ def test_a_message_there_and_back():
         ([1 << 40, 1 << 40], "uint8", 1),
     ],
 )
-def test_other_sizes_are_refused(shape, dtype, size):
+def test_invalid_sizes_are_refused(shape, dtype, size):
     message = msgspec.msgpack.encode([1, 0, 0, "t", False, 0, shape, dtype, bytes(size)])
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(message, type=TensorRows)
 
 
-def test_a_request_names_a_bounded_number_of_tensors():
+def test_the_number_of_tensors_in_a_request_is_limited():
     most = {"output": ["t"] * (MAX_NAMES + 2)}
     assert msgspec.convert(most, TensorParams)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"output": ["t"] * (MAX_NAMES + 3)}, TensorParams)
 
 
-def test_nothing_wanted_is_false():
+def test_params_without_tensors_are_false():
     assert not TensorParams(context_rows=3, output_rows={0: 1})
     assert TensorParams(("context_logits",))

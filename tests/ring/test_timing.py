@@ -1,4 +1,4 @@
-"""The inequalities between intervals of different services. A test fails where one is changed without the others."""
+"""The inequalities between intervals of different services."""
 
 import pytest
 
@@ -39,17 +39,17 @@ def test_a_silence_spans_several_intervals():
     assert Plan(model="m", name="n").freeze_timeout >= 4 * TOUCH_SECONDS
 
 
-def test_a_connection_that_ended_is_a_hint_that_shortens_the_silence():
+def test_an_ended_connection_shortens_the_timeout():
     assert 2 * HEARTBEAT_SECONDS <= HUNG_UP_SECONDS < default(RouterSettings, "peer_timeout")
 
 
-def test_a_death_is_noticed_sooner_than_a_heartbeat_could_be_missed():
-    # The first attempt to connect again, and the look after it; the rest is for a busy machine.
+def test_a_death_is_detected_sooner_than_a_missed_heartbeat():
+    # The first attempt to reconnect and the check after it. The rest is a margin for busy machines.
     assert 2 * (RECONNECT_SECONDS + WATCH_SECONDS) <= DEATH_SECONDS < HEARTBEAT_SECONDS
 
 
 def test_a_router_recovers_its_streams_before_peers_end_them():
-    # An engine or a detokenizer that a router lost only for a moment must still know the router when it is back.
+    # An engine or detokenizer that loses its router for a moment must still know it when it returns.
     assert default(RouterSettings, "peer_timeout") + HELLO_SECONDS < ROUTER_SILENCE_SECONDS
     # Rows may be dropped only after the router has moved their streams to another lane.
     assert LANE_FORGET_SECONDS > CUT_OFF_SECONDS + KEEP_ALIVE_SECONDS + HEARTBEAT_SECONDS
@@ -62,7 +62,7 @@ def test_a_lane_that_is_cut_off_outlives_one_that_is_idle():
 
 
 def test_a_detokenizer_waits_longer_for_an_engine_than_a_step_may_take():
-    # Keep-alives come from the step loop. What counts as dead elsewhere is restarted before a detokenizer gives up.
+    # The step loop sends keep-alives. A frozen engine is restarted before a detokenizer considers it lost.
     assert default(EngineSettings, "rank_timeout") < ENGINE_SILENCE_SECONDS
     assert default(EngineSettings, "live_stall") < ENGINE_SILENCE_SECONDS
     assert Plan(model="m", name="n").freeze_timeout < ENGINE_SILENCE_SECONDS
@@ -71,12 +71,12 @@ def test_a_detokenizer_waits_longer_for_an_engine_than_a_step_may_take():
 
 
 @pytest.mark.parametrize("settings", [EngineSettings, DetokenizerSettings])
-def test_a_drain_is_noticed_before_it_times_out(settings):
+def test_a_drain_is_detected_before_it_times_out(settings):
     assert 2 * HEARTBEAT_SECONDS <= DRAIN_NOTICE_SECONDS < default(settings, "drain_timeout")
-    # A router that died does not hold a drain up to the end.
+    # A router that has died does not delay a drain until its timeout.
     assert default(settings, "drain_timeout") > DRAINING_ROUTER_SILENCE_SECONDS
 
 
 def test_blocks_are_reported_within_a_hello_and_a_few_heartbeats():
-    # The hello says how far the router has read, the next heartbeat brings what is new; both may be lost once.
+    # The hello contains what the router knows, the next heartbeat the changes. Both may be lost once.
     assert CACHE_REPORT_SECONDS >= 2 * (HELLO_SECONDS + HEARTBEAT_SECONDS)

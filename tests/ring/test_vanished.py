@@ -1,6 +1,6 @@
-"""A machine that vanishes says nothing: the lane to its name must find the name's new address by itself.
+"""A machine vanishes without closing its connections: the lane to its name must find the name's new address.
 
-Two network namespaces are the machines, a third one is the sender's, with a hosts file of its own.
+Two network namespaces represent the machines, a third one the sender's machine, with a separate hosts file.
 """
 
 import os
@@ -60,7 +60,7 @@ def missing() -> str | None:
 
 
 class Network:
-    """A sender's machine with a bridge, and others on it."""
+    """The sender's machine with a bridge, to which other machines are attached."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -75,7 +75,7 @@ class Network:
         self.name_peer("10.99.0.2")
 
     def machine(self, number: int) -> str:
-        """At 10.99.0.NUMBER."""
+        """A machine at 10.99.0.NUMBER."""
         name = self._add(f"peer{number}")
         ip("-n", self.sender, "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
         ip("-n", self.sender, "link", "set", f"to{number}", "master", "bridge", "up")
@@ -121,5 +121,5 @@ def test_a_lane_to_a_name_finds_its_new_address(network: Network, tmp_path: Path
     assert wait_until(grows(logs[0]))
     ip("-n", machines[0], "link", "set", "eth0", "down")
     network.name_peer("10.99.0.3")
-    # By itself the kernel gives a connection up after a quarter of an hour.
+    # Without TCP_MAXRT, the kernel would close the connection after a quarter of an hour.
     assert wait_until(grows(logs[1]))

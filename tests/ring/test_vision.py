@@ -1,4 +1,4 @@
-"""config.json of models that see: the decoder's part, and how many tokens an image takes."""
+"""config.json of vision-language models: the decoder's part, and the number of tokens of an image."""
 
 import json
 
@@ -87,7 +87,7 @@ QWEN2_VL_2B = {
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     "vocab_size": 151936,
 }
-"""As published; so is its processor."""
+"""As published, like its processor below."""
 QWEN2_PROCESSOR = {
     "min_pixels": 3136,
     "max_pixels": 12845056,
@@ -136,7 +136,7 @@ def test_rows_of_an_image(raw, rows):
         (changed(text_config=None), "text_config is None"),
     ],
 )
-def test_what_is_not_supported_is_named(raw, reason):
+def test_unsupported_values_are_named(raw, reason):
     with pytest.raises(VisionError, match=reason):
         split_config(raw, {})
 
@@ -152,7 +152,7 @@ def test_qwen2_vl_as_published():
     assert config.heads.head_dim == 128
 
 
-def test_newer_files_have_the_decoder_in_a_part_of_its_own():
+def test_newer_files_have_a_separate_part_for_the_decoder():
     flat, _ = split_config(QWEN2_VL_2B, QWEN2_PROCESSOR)
     outside = ("architectures", "image_token_id", "vision_config", "model_type", "torch_dtype")
     text = {name: value for name, value in QWEN2_VL_2B.items() if name not in outside}
@@ -174,13 +174,13 @@ def test_newer_files_have_the_decoder_in_a_part_of_its_own():
         ({"text_config": 3}, "text_config is 3"),
     ],
 )
-def test_what_qwen2_vl_does_not_support_is_named(raw, reason):
+def test_unsupported_values_of_qwen2_vl_are_named(raw, reason):
     with pytest.raises(VisionError, match=reason):
         split_config(QWEN2_VL_2B | raw, QWEN2_PROCESSOR)
 
 
 @pytest.mark.parametrize("sections", [[16, 24], [16, 24, 25], "16", [-1, 41, 24]])
-def test_sections_that_do_not_fit_the_heads(sections):
+def test_sections_that_do_not_match_the_heads_are_refused(sections):
     scaling = {"type": "mrope", "mrope_section": sections}
     decoder, _ = split_config(QWEN2_VL_2B | {"rope_scaling": scaling}, QWEN2_PROCESSOR)
     with pytest.raises(CheckpointError, match="mrope_section must be three numbers whose sum is 64"):
@@ -197,7 +197,7 @@ def test_the_processor_is_read_from_where_transformers_looks(tmp_path):
     assert open_checkpoint(str(tmp_path)).vision.rows == 10
 
 
-def test_other_models_have_no_images(tmp_path):
+def test_text_only_models_do_not_accept_images(tmp_path):
     raw = json.loads((tiny_model.path() / "config.json").read_text())
     assert split_config(raw, {}) == (raw, None)
     assert open_checkpoint(str(tiny_model.path())).vision is None

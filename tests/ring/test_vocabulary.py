@@ -23,7 +23,7 @@ SPLIT = Regex(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+")
 
 
 def byte_level_bpe(split: bool, sequence: bool = False) -> Tokenizer:
-    """GPT-2's kind, or Llama 3's and Qwen's, whose pre-tokenizer is a sequence."""
+    """A tokenizer like GPT-2's, or like Llama 3's and Qwen's, whose pre-tokenizer is a sequence."""
     tokenizer = Tokenizer(models.BPE())
     parts = [pre_tokenizers.Split(SPLIT, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     tokenizer.pre_tokenizer = (
@@ -36,7 +36,7 @@ def byte_level_bpe(split: bool, sequence: bool = False) -> Tokenizer:
 
 
 def sentencepiece_bpe(prefix_space: bool) -> Tokenizer:
-    """Llama 2's and Mistral's kind, or Gemma's, which has no space before the first word."""
+    """A tokenizer like Llama 2's and Mistral's, or like Gemma's, which adds no space before the first word."""
     trained = Tokenizer(models.BPE())
     replace = normalizers.Replace(" ", "▁")
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if prefix_space else replace
@@ -55,7 +55,7 @@ def sentencepiece_bpe(prefix_space: bool) -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """T5's kind."""
+    """A tokenizer like T5's."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -67,7 +67,7 @@ def unigram() -> Tokenizer:
 
 
 def wordpiece(cleanup: bool) -> Tokenizer:
-    """BERT's kind."""
+    """A tokenizer like BERT's."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"]))
@@ -105,13 +105,13 @@ def built(family: str) -> tuple[Tokenizer, Vocabulary]:
 
 @cache
 def anchor(family: str) -> int:
-    """A token of a letter, before others, so that they are inside a text."""
+    """A token of one letter, which precedes other tokens so that they are not at the start of a text."""
     tokenizer, _ = built(family)
     return next(found for token in ("e", "a") if (found := tokenizer.token_to_id(token)) is not None)
 
 
 def inside(family: str, ids: list[int]) -> str:
-    """What these tokens add to a text, by the library."""
+    """The text that these tokens add to a text, according to the library."""
     tokenizer, _ = built(family)
     before = tokenizer.decode([anchor(family)], skip_special_tokens=False)
     text = tokenizer.decode([anchor(family), *ids], skip_special_tokens=False)
@@ -181,13 +181,13 @@ def test_ids_without_a_token_have_no_bytes(family):
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_where_neighbours_decide_tokens_have_no_bytes(kind):
+def test_tokens_whose_text_depends_on_neighbours_have_no_bytes(kind):
     vocabulary = Vocabulary(WINDOWS[kind]())
     assert vocabulary.reading.family == "window"
     assert {vocabulary.bytes_of(token) for token in vocabulary.tokens} == {b""}
 
 
-def test_a_sequence_in_a_sequence_is_spread_out():
+def test_nested_sequences_are_flattened():
     tokenizer = EVERY["Llama 2"]()
     stages = [decoders.Replace("▁", " "), decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])]
     tokenizer.decoder = decoders.Sequence(stages)

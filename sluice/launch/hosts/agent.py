@@ -25,9 +25,10 @@ KILL_SECONDS = 5.0
 PORT_POLL_SECONDS = 0.2
 LOOPBACK = "127.0.0.1"
 HOSTS = {"port": "host", "admin_port": "admin_host", "metrics_port": "metrics_host"}
-"""By setting of a port, the setting of the host that it is on."""
+"""For each setting of a port, the setting of the host to listen on."""
 LISTS: Mapping[Role, str] = {"engine": "engines", "detok": "detokenizers"}
-"""By role, the router's setting for the addresses of its peers, which is also the name of the file that lists them."""
+"""For each role, the router's setting for the addresses of these peers, which is also the name of the file with them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
